@@ -3,7 +3,7 @@
 #   docker build --target operator -t dlion-operator .
 #
 # Every package comes from requirements.lock, its hash checked. Stages are ordered so that what
-# changes most comes last: a change of sources makes anew one layer of a few megabytes.
+# changes most comes last: a change of sources rebuilds one layer of a few megabytes.
 # TENSORFLOW=gpu gives a worker that computes on NVIDIA's GPUs (x86-64).
 
 FROM debian:bookworm-slim AS python

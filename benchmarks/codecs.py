@@ -22,7 +22,7 @@ from dlion_worker.codecs import (
     HEADER_BYTES,
     Coding,
     IndexCodec,
-    Selected,
+    SelectedEntries,
     ValueCodec,
     decode_gradient,
     encode_selected,
@@ -68,14 +68,14 @@ def print_values(value_D: NDArray[np.float32], repeat: int, codings: list[Coding
         )
 
 
-def selected_of(value_D: NDArray[np.float32], density: float) -> Selected:
+def selected_of(value_D: NDArray[np.float32], density: float) -> SelectedEntries:
     """So many of its largest entries."""
     kept = max(1, int(density * value_D.size))
     magnitude_D = np.abs(value_D)
     cut = np.partition(magnitude_D, value_D.size - kept)[value_D.size - kept]
     kept = int((magnitude_D >= cut).sum())
     cut_L = np.array([cut], np.float32).view(np.uint32)
-    return Selected(value_D, np.array([value_D.size]), cut_L, kept, float(magnitude_D.max()))
+    return SelectedEntries(value_D, np.array([value_D.size]), cut_L, kept, float(magnitude_D.max()))
 
 
 def print_positions(value_D: NDArray[np.float32], repeat: int) -> None:

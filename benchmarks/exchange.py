@@ -20,9 +20,9 @@ from typing import Any
 
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import Exchange, ExchangeConfig, LinkUp, StateSnapshot, framing
+from dlion_worker.exchange import LinkUp, PeerExchange, PeerExchangeConfig, StateSnapshot, framing
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 
 JOB = JobKey("default", "benchmark", "1")
@@ -71,8 +71,8 @@ def worker(rank: int, case: Case, pipe: Connection) -> None:
         pipe.send(key.csr_pem())
         proof = WorkerCredentials(key, *pipe.recv())
     events: queue.Queue[Any] = queue.Queue()
-    config = ExchangeConfig(JOB, me, 1, proof)
-    exchange = Exchange(config, events.put, lambda _: StateSnapshot(0, 0, b"none"))
+    config = PeerExchangeConfig(JOB, me, 1, proof)
+    exchange = PeerExchange(config, events.put, lambda _: StateSnapshot(0, 0, b"none"))
     exchange.start()
     pipe.send(Member(me, 1, MemberState.READY, exchange.address))
     exchange.set_members(pipe.recv())
@@ -93,14 +93,14 @@ def worker(rank: int, case: Case, pipe: Connection) -> None:
     exchange.close()
 
 
-def send(exchange: Exchange, case: Case, count: int) -> None:
+def send(exchange: PeerExchange, case: Case, count: int) -> None:
     """Keeps the link busy until everything is acknowledged."""
     payload = os.urandom(case.message_bytes)
     if case.budget_bytes is not None:
         exchange.set_budgets({Rank(1): case.budget_bytes})
     sent = 0
     while True:
-        state = exchange.link_states()[Rank(1)]
+        state = exchange.link_counters()[Rank(1)]
         waiting = sent * case.message_bytes - state.acknowledged_total
         while sent < count and waiting < QUEUED_MESSAGES * case.message_bytes:
             sent += 1
@@ -114,7 +114,7 @@ def send(exchange: Exchange, case: Case, count: int) -> None:
 def measure(case: Case) -> tuple[float, float, float]:
     """Seconds, sender's CPU seconds, receiver's CPU seconds."""
     context = multiprocessing.get_context("spawn")
-    authorities = {site: Authority(site) for site in SITES}
+    authorities = {site: CertificateAuthority(site) for site in SITES}
     bundles = {site: authority.bundle_pem for site, authority in authorities.items()}
     pipes, processes = [], []
     for rank in (0, 1):

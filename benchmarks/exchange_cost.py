@@ -68,7 +68,7 @@ print(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE
 class Sidecars:
     """What the sidecars took, looked at from outside."""
 
-    most_bytes: float = 0.0
+    max_bytes: float = 0.0
     began: dict[int, tuple[float, float]] = field(default_factory=dict)
     cores: dict[int, float] = field(default_factory=dict)
 
@@ -80,7 +80,7 @@ class Sidecars:
             if reading is None:
                 continue
             cpu_s, resident = reading
-            self.most_bytes = max(self.most_bytes, resident)
+            self.max_bytes = max(self.max_bytes, resident)
             before_s, before_cpu_s = self.began.setdefault(rank, (now_s, cpu_s))
             if now_s > before_s:
                 self.cores[rank] = (cpu_s - before_cpu_s) / (now_s - before_s)
@@ -204,7 +204,7 @@ def _cost(run: LocalRun, sidecars: Sidecars, plain: int) -> Cost:
     return Cost(
         per_iteration_s=mean,
         ratio=exchange_s / mean["gradient"],
-        sidecar_bytes=sidecars.most_bytes,
+        sidecar_bytes=sidecars.max_bytes,
         sidecar_cores=max(sidecars.cores.values()),
         trainer_bytes=max(step["resident_bytes"] for steps in by_rank for step in steps),
         plain_bytes=plain,

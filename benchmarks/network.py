@@ -21,8 +21,8 @@ from pathlib import Path
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import BYTES_PER_MBIT, Environment, load_environment
-from dlion_worker.local.imposed import ImposedEnvironment
-from dlion_worker.local.measuring import Comparison, Quantity, Transfer
+from dlion_worker.local.emulation import EmulatedEnvironment
+from dlion_worker.local.measurement import Comparison, Quantity, TransferMeasurement
 
 BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
@@ -37,7 +37,7 @@ def workers_for(environment: Environment) -> tuple[WorkerIdentity, ...]:
     )
 
 
-def show_links(imposed: ImposedEnvironment, seconds: float) -> None:
+def show_links(imposed: EmulatedEnvironment, seconds: float) -> None:
     """A line per link: asked for, carried, the most in any second."""
     count = len(imposed.plan.workers)
     ring = [(Rank(k), Rank((k + 1) % count)) for k in range(count)]
@@ -55,7 +55,7 @@ def show_links(imposed: ImposedEnvironment, seconds: float) -> None:
         print(f"  worker 0's interface sent {sent / took_s / BYTES_PER_MBIT:.2f} Mbit/s")
 
 
-def link_line(imposed: ImposedEnvironment, one: Transfer) -> str:
+def link_line(imposed: EmulatedEnvironment, one: TransferMeasurement) -> str:
     """One link's figures."""
     asked = imposed.plan.initial.link_bytes_per_s(one.sender, one.receiver) / BYTES_PER_MBIT
     carried = one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT
@@ -64,7 +64,7 @@ def link_line(imposed: ImposedEnvironment, one: Transfer) -> str:
     return f"{name:>8} {asked:9.1f} {carried:9.2f} {carried / asked:6.3f} {most:11.2f}"
 
 
-def show_quotas(imposed: ImposedEnvironment, seconds: float) -> None:
+def show_quotas(imposed: EmulatedEnvironment, seconds: float) -> None:
     """A line per worker: quota, CPU used by a process that would use a whole core."""
     ranks = [worker.rank for worker in imposed.plan.workers]
     burning = [
@@ -76,7 +76,7 @@ def show_quotas(imposed: ImposedEnvironment, seconds: float) -> None:
     try:
         time.sleep(1.0)
         for rank in ranks:
-            imposed.impose_quota(rank)
+            imposed.apply_quota(rank)
         time.sleep(seconds)
         compared = imposed.requested_and_measured()
     finally:
@@ -108,14 +108,14 @@ def main() -> None:
     plan = environment.plan(workers_for(environment), cores, duration_s=3600)
     with (
         tempfile.TemporaryDirectory() as folder,
-        ImposedEnvironment(
+        EmulatedEnvironment(
             plan,
             run_id="benchmark",
             work_dir=Path(folder),
             privileged=False if options.unprivileged else None,
         ) as imposed,
     ):
-        print(f"{environment.name}: links by {imposed.link_means}, CPU by {imposed.cpu_means}")
+        print(f"{environment.name}: links by {imposed.link_backend}, CPU by {imposed.cpu_backend}")
         show_links(imposed, options.seconds)
         show_quotas(imposed, options.seconds)
 

@@ -19,16 +19,16 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_worker.codecs import (
     GradientPart,
-    Selected,
+    SelectedEntries,
     ValueCodec,
     decode_gradient,
     encode_selected,
     encode_whole,
-    kept_that_fit,
+    max_kept_entries,
 )
+from dlion_worker.policies.gradient_selectors import MaxN
 from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.selection import Magnitudes
-from dlion_worker.policies.sending import MaxN
+from dlion_worker.policies.magnitudes import Magnitudes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,14 +75,14 @@ def naive(
         peak_L = np.array([ratio_D[where].max() for where in layout.slices()])
         for where, peak in zip(layout.slices(), peak_L, strict=True):
             ratio_D[where] /= peak
-        kept = kept_that_fit(budget, layout.size, codec)
+        kept = max_kept_entries(budget, layout.size, codec)
         threshold = np.sort(ratio_D)[layout.size - kept]
         kept = int(np.count_nonzero(ratio_D >= threshold))
         cut_L = [
             np.abs(gradient_D[where])[ratio_D[where] >= threshold].min().view(np.uint32)
             for where in layout.slices()
         ]
-        selected = Selected(gradient_D, end_L, np.array(cut_L), kept, float(peak_L.max()))
+        selected = SelectedEntries(gradient_D, end_L, np.array(cut_L), kept, float(peak_L.max()))
         sizes.append(len(encode_selected(selected, codec)))
     return sizes
 

@@ -36,7 +36,7 @@ import yaml
 from local_runs import commit
 
 from dlion_cli.manifests import apply_set, load_manifest
-from dlion_worker.environments.model import Environment, Machine
+from dlion_worker.environments.model import Environment, EnvironmentMachine
 from dlion_worker.results.description import describe
 from dlion_worker.results.folder import ResultFolder
 from dlion_worker.training import threads
@@ -222,8 +222,8 @@ def _profiled(run: Callable[[], Any], path: Path | None) -> Any:
 
 def _watch_all(watch: Stopwatch) -> None:
     from dlion_worker import policies
-    from dlion_worker.sidecar.director import Director
-    from dlion_worker.simulation import ending, links, network, run, trace
+    from dlion_worker.sidecar.resource_controller import ResourceController
+    from dlion_worker.simulation import final_models, links, network, run, trace
     from dlion_worker.trainer.replica import LocalReplica
     from dlion_worker.trainer.reporting import Reporter
     from dlion_worker.training.datasets import BatchStream
@@ -239,15 +239,16 @@ def _watch_all(watch: Stopwatch) -> None:
     policies.build_for = build_for
     watch.watch(Future, "result", "waiting for gradients")
     watch.watch(LocalReplica, "descend add replace mix", "weights: optimizer, mixing")
-    watch.watch(network.Network, "_settle _replan _through begin", "network: rates")
+    rates = "_settle _replan _complete_transfers begin"
+    watch.watch(network.VirtualNetwork, rates, "network: rates")
     watch.watch(links.VirtualLink, "room_bytes push take_delivery state", "links")
-    watch.watch(Director, "handle heard", "sidecars: directives")
+    watch.watch(ResourceController, "handle heard", "sidecars: directives")
     watch.watch(trace.Trace, "take", "records: written and hashed")
     watch.watch(Reporter, "links", "records: made")
     watch.watch(BatchStream, "next", "batches")
     watch.watch(Evaluator, "evaluate_some", "evaluation between steps")
-    watch.watch(run.Simulation, "_put_together _worker", "set up")
-    watch.watch(ending.VirtualFinale, "run", "end")
+    watch.watch(run.Simulation, "_build _worker", "set up")
+    watch.watch(final_models.FinalModels, "run", "end")
 
 
 def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> float:
@@ -292,7 +293,7 @@ def _plan(workers: Any, count: int) -> Plan:
     """Cores and rates of hetero-sys-a, over and over."""
     kinds = [(24.0, 50.0), (24.0, 50.0), (12.0, 35.0), (12.0, 35.0), (4.0, 20.0), (4.0, 20.0)]
     chosen = [kinds[k % len(kinds)] for k in range(count)]
-    machines = tuple(Machine(cores=cores, mbit_per_s=rate) for cores, rate in chosen)
+    machines = tuple(EnvironmentMachine(cores=cores, mbit_per_s=rate) for cores, rate in chosen)
     return Environment(name="benchmark", workers=machines).plan(workers, machine_cores=None)
 
 

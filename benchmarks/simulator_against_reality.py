@@ -32,7 +32,7 @@ from dlion_api.names import Rank
 from dlion_cli.manifests import apply_set
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import EVENTS
-from dlion_worker.results.replayed import RunFigures, figures_of
+from dlion_worker.results.replay_comparison import RunFigures, replay_figures
 
 QUOTAS = (0.6, 0.45, 0.25, 0.2)
 MBIT_PER_S = (50, 35, 20, 20)
@@ -120,7 +120,7 @@ def _side(folder: Path) -> Side:
     began_s = min(line["time_s"] for line in lines if line.get("reason") == "TrainingStarted")
     reached_s = json.loads((folder / "summary.json").read_text())["target"]["time_s"]
     return Side(
-        figures_of(read_events(folder / EVENTS), ranks),
+        replay_figures(read_events(folder / EVENTS), ranks),
         statistics.median(line["wall_s"] for line in lines if line["kind"] == "step"),
         None if reached_s is None else reached_s - began_s,
     )

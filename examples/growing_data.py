@@ -13,7 +13,7 @@ LATE_CLASS = 9
 
 
 def main() -> None:
-    """Writes what is there at the start, or with --late what comes later, at one worker alone."""
+    """Write the first files, or with --late the later ones, at one worker alone."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--late", action="store_true", help="add the digit 9 at plant-b")
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
-    """Writes samples; under another name first, so that nobody reads half of them."""
+    """Write samples, under another name first, so that no worker reads half of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".writing")
     with fresh.open("wb") as file:

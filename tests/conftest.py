@@ -20,6 +20,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from example_counts import examples
+from time_budgets import TimeBudgets, budgets
+
 REAL_PROCESSES = ("local", "cluster")
 """Folders here whose tests start processes of the project."""
 MOST_BY_THEMSELVES = 3
@@ -43,8 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["DLION_TEST_PATIENCE"] = str(config.getoption("--patience"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples(100))
     hypothesis.settings.load_profile("untimed")
+    config.pluginmanager.register(TimeBudgets(budgets()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

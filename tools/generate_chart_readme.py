@@ -1,7 +1,7 @@
-"""Writes helm/dlion/README.md from the comments of values.yaml; `--check` only compares.
+"""Generates helm/dlion/README.md from the comments in values.yaml; `--check` only compares.
 
-A value's text is the comment on the lines right above it; a mapping of which no part has one is
-shown whole.
+A value's text is the comment directly above it. A mapping without comments on its parts has one
+row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Unknown values are refused (`values.schema.json`).
 
 @dataclass(frozen=True)
 class Value:
-    """One line of the table."""
+    """One row of the table."""
 
     path: str
     default: str
@@ -48,7 +48,7 @@ class Value:
 
 
 def values(source: str) -> list[Value]:
-    """Every value that has a comment of its own. Raises: ValueError naming one that has none."""
+    """Every value with a comment. Raises: ValueError for a value without one."""
     root = yaml.compose(source, Loader=yaml.SafeLoader)
     assert root is not None
     return list(_below(root, "", source.splitlines()))
@@ -69,7 +69,7 @@ def _below(node: yaml.Node, path: str, lines: list[str]) -> Iterator[Value]:
 
 
 def _is_divided(node: yaml.Node, lines: list[str]) -> bool:
-    """Whether the parts of a mapping have comments of their own."""
+    """Whether parts of a mapping have their own comments."""
     return (
         isinstance(node, yaml.MappingNode)
         and not node.flow_style
@@ -78,15 +78,14 @@ def _is_divided(node: yaml.Node, lines: list[str]) -> bool:
 
 
 def _comment(lines: list[str], line: int) -> str:
-    found: list[str] = []
+    parts: list[str] = []
     while line > 0 and lines[line - 1].lstrip().startswith("#"):
         line -= 1
-        found.insert(0, lines[line].lstrip().removeprefix("#").strip())
-    return " ".join(found)
+        parts.insert(0, lines[line].lstrip().removeprefix("#").strip())
+    return " ".join(parts)
 
 
 def text() -> str:
-    """The file's contents."""
     rows = (
         [f"`{each.path}`", f"`{each.default}`", each.text]
         for each in values((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -96,7 +95,7 @@ def text() -> str:
 
 
 def main() -> int:
-    """Writes or compares; 1 when the file is not what the values say."""
+    """Write or compare; return 1 if the file is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     if not parser.parse_args().check:

@@ -1,6 +1,7 @@
-"""Writes crds/dlionjob.yaml and the chart's template of it from the manifest's and status' model.
+"""Generates crds/dlionjob.yaml and the chart's template of it from the model; `--check` only
+compares.
 
-`--check` only compares. The template differs by what `crds.enabled` and `crds.keep` ask for.
+The template adds the conditions `crds.enabled` and `crds.keep`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import yaml
 from dlion_api.document import schema
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_api.spec import Job
-from dlion_api.status import FRESH, Status
+from dlion_api.status import INITIAL_STATUS, Status
 
 TARGET = Path(__file__).parent.parent / "crds" / "dlionjob.yaml"
 HEAD = "# Made by tools/generate_crd.py from dlion_api.spec and dlion_api.status; do not edit.\n"
@@ -43,7 +44,7 @@ COLUMNS = (
 
 
 def root_schema() -> dict[str, Any]:
-    """The schema of a whole object: of its metadata a CRD may bound the name only."""
+    """The schema of the whole object. Of the metadata, a CRD may constrain only the name."""
     root = schema(Job)
     name = root["properties"]["metadata"]["properties"]["name"]
     root["description"] = Job.__doc__
@@ -51,13 +52,13 @@ def root_schema() -> dict[str, Any]:
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
         "metadata": {"type": "object", "properties": {"name": without_description(name)}},
-        "status": schema(Status) | {"default": FRESH},
+        "status": schema(Status) | {"default": INITIAL_STATUS},
     }
     return root
 
 
 def without_description(node: dict[str, Any]) -> dict[str, Any]:
-    """The same schema; metadata may not be described in a CRD."""
+    """A CRD may not describe metadata."""
     return {key: value for key, value in node.items() if key != "description"}
 
 
@@ -94,22 +95,24 @@ def definition() -> dict[str, Any]:
 
 
 class _Plain(yaml.SafeDumper):
-    """YAML without anchors, which `kubectl` reads but people do not."""
+    """YAML without anchors, for readability."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
         return True
 
 
 def text() -> str:
-    """The file's contents."""
+    """The content of the definition."""
     return HEAD + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
 
 
 def template() -> str:
-    """The same as the chart's template. Raises: ValueError where Helm would read code in it."""
+    """The content of the chart's template. Raises: ValueError if Helm would interpret a part as
+    code.
+    """
     plain = text()
     if "{{" in plain:
-        raise ValueError("the definition holds '{{', which Helm takes for code: escape it")
+        raise ValueError("the definition contains '{{', which Helm interprets as code: escape it")
     name = definition()["metadata"]["name"]
     before, named, after = plain.partition(_NAMED.format(name=name))
     assert named, "the definition has more metadata than a name"
@@ -118,7 +121,7 @@ def template() -> str:
 
 
 def main() -> int:
-    """Writes or compares; 1 when a file is not what the model says."""
+    """Write or compare; return 1 if a file is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
@@ -129,7 +132,7 @@ def main() -> int:
         elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
             stale.append(path)
     for path in stale:
-        print(f"{path} is not what the model says: run tools/generate_crd.py", file=sys.stderr)
+        print(f"{path} is out of date: run tools/generate_crd.py", file=sys.stderr)
     return int(bool(stale))
 
 

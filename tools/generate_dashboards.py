@@ -1,7 +1,6 @@
-"""Writes the chart's Grafana dashboards from the tables below; `--check` only compares.
+"""Generates the chart's Grafana dashboards from the tables below; `--check` only compares.
 
-A dashboard is mostly form; what matters of it is here: which question a panel answers, by which
-query, in which unit. Tests hold every query against docs/metrics.md.
+Each panel has a title, a query and a unit. Tests compare every query with docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ COLUMNS, WIDTH, HEIGHT = 3, 8, 8
 
 @dataclass(frozen=True)
 class Panel:
-    """One question and its answer over time."""
+    """One chart over time."""
 
     title: str
     query: str
@@ -34,7 +33,7 @@ TRAINING = (
     Panel("State", f"dlion_job_state{{{OURS}}} == 1", "{{namespace}}/{{job}} {{state}}"),
     Panel("Progress", f"dlion_job_progress_ratio{{{OURS}}}", "{{namespace}}/{{job}}",
           "percentunit"),
-    Panel("Workers missing",
+    Panel("Missing workers",
           f"dlion_job_expected_workers{{{OURS}}} - dlion_job_ready_workers{{{OURS}}}",
           "{{namespace}}/{{job}}"),
     Panel("Steps per second",
@@ -43,7 +42,7 @@ TRAINING = (
     Panel("Samples per second",
           f"sum by (namespace, job, site) (rate(dlion_samples_total{{{OURS}}}[$__rate_interval]))",
           "{{job}} {{site}}", stacked=True),
-    Panel("Time of an iteration, without waiting", f"dlion_iteration_own_seconds{{{OURS}}}",
+    Panel("Iteration time without waiting", f"dlion_iteration_own_seconds{{{OURS}}}",
           "{{site}} {{pod}}", "s"),
     Panel("Batch shares", f"dlion_local_batch_samples{{{OURS}}}", "{{site}} {{pod}}",
           stacked=True),
@@ -54,24 +53,24 @@ TRAINING = (
     Panel("Bandwidth between sites",
           f"sum by (site, peer_site) (dlion_link_bandwidth_bytes_per_second{{{OURS}}})",
           "{{site}} to {{peer_site}}", "Bps"),
-    Panel("Bytes that links carry in an iteration",
+    Panel("Link budget per iteration",
           f"sum by (site, peer_site) (dlion_link_budget_bytes{{{OURS}}})",
           "{{site}} to {{peer_site}}", "bytes"),
-    Panel("Part of the time that the quota holds a trainer",
+    Panel("Fraction of time that trainers are throttled",
           f"rate(dlion_trainer_throttled_seconds_total{{{OURS}}}[$__rate_interval])",
           "{{site}} {{pod}}", "percentunit"),
-    Panel("Cores that trainers use",
+    Panel("CPU cores used by trainers",
           f"rate(dlion_trainer_cpu_seconds_total{{{OURS}}}[$__rate_interval])",
           "{{site}} {{pod}}"),
-    Panel("Time that some task waits for a CPU", f"dlion_node_cpu_pressure_ratio{{{OURS}}}",
+    Panel("CPU pressure of nodes", f"dlion_node_cpu_pressure_ratio{{{OURS}}}",
           "{{site}} {{pod}}", "percentunit"),
-    Panel("Temperature", f"dlion_node_temperature_celsius{{{OURS}}}", "{{site}} {{pod}}",
+    Panel("Temperature of nodes", f"dlion_node_temperature_celsius{{{OURS}}}", "{{site}} {{pod}}",
           "celsius"),
-    Panel("Memory left on the machine", f"dlion_node_memory_available_bytes{{{OURS}}}",
+    Panel("Available memory of nodes", f"dlion_node_memory_available_bytes{{{OURS}}}",
           "{{site}} {{pod}}", "bytes"),
-    Panel("Trainers away", f"sum by (site) (1 - dlion_trainer_connected_count{{{OURS}}})",
+    Panel("Disconnected trainers", f"sum by (site) (1 - dlion_trainer_connected_count{{{OURS}}})",
           "{{site}}"),
-    Panel("Measurements refused",
+    Panel("Rejected measurements",
           f"sum by (site) (rate(dlion_refused_measurements_total{{{OURS}}}[$__rate_interval]))",
           "{{site}}"),
 )  # fmt: skip
@@ -80,15 +79,15 @@ OPERATOR = (
     Panel("Reconciles per second",
           "sum by (result) (rate(dlion_operator_reconciles_total[$__rate_interval]))",
           "{{result}}"),
-    Panel("Time of a reconcile (95 of 100)",
+    Panel("Reconcile time (95th percentile)",
           "histogram_quantile(0.95,"
           " sum by (le) (rate(dlion_operator_reconcile_seconds_bucket[$__rate_interval])))",
           "95 %", "s"),
-    Panel("Errors of the API server per second",
+    Panel("API server errors per second",
           "sum by (code) (rate(dlion_operator_api_errors_total[$__rate_interval]))", "{{code}}"),
-    Panel("Age of what is watched", "dlion_operator_watch_age_seconds", "{{pod}}", "s"),
-    Panel("Lag of the event loop", "dlion_operator_loop_lag_seconds", "{{pod}}", "s"),
-    Panel("Refusals of the coordinator per second",
+    Panel("Age of watches", "dlion_operator_watch_age_seconds", "{{pod}}", "s"),
+    Panel("Event loop lag", "dlion_operator_loop_lag_seconds", "{{pod}}", "s"),
+    Panel("Coordinator rejections per second",
           "sum by (reason) (rate(dlion_coordinator_refusals_total[$__rate_interval]))",
           "{{reason}}"),
 )  # fmt: skip
@@ -115,12 +114,12 @@ def dashboard(name: str) -> dict[str, Any]:
 
 
 def source() -> dict[str, Any]:
-    """The choice of a Prometheus."""
+    """The variable for the Prometheus data source."""
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
 
 
 def choice(label: str) -> dict[str, Any]:
-    """The choice of values of one label; all at first."""
+    """The variable for values of one label; all by default."""
     return {
         "name": label,
         "type": "query",
@@ -135,7 +134,7 @@ def choice(label: str) -> dict[str, Any]:
 
 
 def drawn(panel: Panel, place: int) -> dict[str, Any]:
-    """Grafana's model of the panel at that place, counted row by row."""
+    """Grafana's model of the panel; places are counted row by row."""
     row, column = divmod(place, COLUMNS)
     custom: dict[str, Any] = {"fillOpacity": 10, "showPoints": "never"}
     if panel.stacked:
@@ -163,12 +162,11 @@ def drawn(panel: Panel, place: int) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """The file's contents."""
     return json.dumps(dashboard(name), indent=1) + "\n"
 
 
 def main() -> int:
-    """Writes or compares; 1 when a file is not what the tables say."""
+    """Write or compare; return 1 if a file is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
@@ -180,7 +178,7 @@ def main() -> int:
         elif not path.is_file() or path.read_text(encoding="utf-8") != text(name):
             stale.append(path.name)
     for name in stale:
-        print(f"{name} is not what its table says: run tools/{Path(__file__).name}",
+        print(f"{name} is out of date: run tools/{Path(__file__).name}",
               file=sys.stderr)  # fmt: skip
     return int(bool(stale))
 

@@ -1,8 +1,7 @@
-"""Writes the kustomize bases in config/ from the chart, with helm; `--check` only compares.
+"""Generates the kustomize bases in config/ from the chart with helm; `--check` only compares.
 
-Two bases: an operator that watches all namespaces, and one that watches its own alone. The
-settings are a file of their own, made into a ConfigMap by kustomize: an overlay replaces it, and
-the operator is started anew by the ConfigMap's name.
+One base watches all namespaces, the other only its own. Kustomize turns the settings file into a
+ConfigMap, with a hash in its name. So an overlay with other settings restarts the operator.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ NAMESPACE = "dlion-system"
 CONFIG = "dlion-operator"
 BASES: dict[str, tuple[str, ...]] = {
     "cluster": (),
-    "namespaced": ("--set", f"namespaces={{{NAMESPACE}}}"),  # and no definition: Roles do for it
+    "namespaced": (
+        "--set",
+        f"namespaces={{{NAMESPACE}}}",
+    ),  # without the CRD, which needs a ClusterRole
 }
 CHOSEN = ("--set", "site.name=site-a", "--set", "crds.enabled=false", "--kube-version", "1.34.0")
 KUSTOMIZATION = f"""\
@@ -42,7 +44,7 @@ WITH_CRD = KUSTOMIZATION.replace("resources:\n", "resources:\n- ../../crds\n")
 
 
 def files(helm: str, base: str) -> dict[str, str]:
-    """The contents of a base by file name. Raises: CalledProcessError where helm fails."""
+    """The content of a base by file name. Raises: CalledProcessError if helm fails."""
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
             [helm, "template", "dlion", str(ROOT / "helm" / "dlion"), "--namespace", NAMESPACE,
@@ -66,14 +68,14 @@ def files(helm: str, base: str) -> dict[str, str]:
 
 
 def _is_helms(document: dict[str, Any]) -> bool:
-    """Helm's test, and the ConfigMap that kustomize makes."""
+    """Whether it is Helm's test, or the ConfigMap that kustomize generates."""
     if document["kind"] == "ConfigMap":
         return bool(document["metadata"]["name"] == CONFIG)
     return "helm.sh/hook" in document["metadata"].get("annotations", {})
 
 
 def _plain(document: dict[str, Any]) -> dict[str, Any]:
-    """Without what says that Helm made it."""
+    """The object without Helm's labels and annotations."""
     for metadata in (document["metadata"], *_template(document)):
         labels = metadata["labels"]
         labels.pop("helm.sh/chart")
@@ -89,10 +91,10 @@ def _template(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Writes or compares; 1 when a file is not what the chart says."""
+    """Write or compare; return 1 if a file is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
-    parser.add_argument("--helm", default=shutil.which("helm"), help="the program")
+    parser.add_argument("--helm", default=shutil.which("helm"), help="path of helm")
     arguments = parser.parse_args()
     if arguments.helm is None:
         parser.error("no helm command on the PATH: give one with --helm")
@@ -106,7 +108,7 @@ def main() -> int:
             elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
                 stale.append(path)
     for path in stale:
-        print(f"{path} is not what the chart says: run tools/{Path(__file__).name}",
+        print(f"{path} is out of date: run tools/{Path(__file__).name}",
               file=sys.stderr)  # fmt: skip
     return int(bool(stale))
 

@@ -1,4 +1,4 @@
-"""Writes docs/manifest.md from the manifest's model; `--check` only compares."""
+"""Generates docs/manifest.md from the manifest's model; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TARGET = Path(__file__).parent.parent / "docs" / "manifest.md"
 HEAD = f"""<!-- Made by tools/generate_manifest_reference.py from dlion_api.spec; do not edit. -->
 # The manifest: `{KIND}` ({API_VERSION})
 
-Every field, with its type, what it may be, and what it is when left out. The same text comes from
-`dlion explain [FIELD]` and, on a cluster, `kubectl explain dlionjob.spec`. `dlion validate FILE`
-says everything that is wrong with a file at once. The same manifest is applied at every site;
-fields marked *may differ* are left out of the hash by which the sites compare their manifests.
+Every field with its type, allowed values and default. `dlion explain [FIELD]` and, on a cluster,
+`kubectl explain dlionjob.spec` print the same text. `dlion validate FILE` reports all problems of
+a file at once. Apply the same manifest at every site; the hash by which sites compare their
+manifests excludes fields marked *may differ*.
 
 """
 
 
 def sections(explanation: Explanation) -> list[str]:
     """One section for each object, in the manifest's order."""
-    found = [section(explanation)] if explanation.children else []
-    return found + [text for child in explanation.children for text in sections(child)]
+    own = [section(explanation)] if explanation.children else []
+    return own + [text for child in explanation.children for text in sections(child)]
 
 
 def section(explanation: Explanation) -> str:
@@ -39,14 +39,14 @@ def section(explanation: Explanation) -> str:
 
 
 def row(field: Explanation) -> str:
-    """One line of a table."""
+    """One row of a table."""
     differ = "" if field.hashed else " *May differ.*"
     cells = [f"`{field.name}`", field.type, field.allowed, default(field), field.doc + differ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def default(field: Explanation) -> str:
-    """The default; an object's is shown where its fields are."""
+    """The default; an object's is shown with its fields."""
     if field.required:
         return "**required**"
     if field.default is None or isinstance(field.default, dict):
@@ -55,7 +55,7 @@ def default(field: Explanation) -> str:
 
 
 def main() -> int:
-    """Writes or compares; 1 when the file is not what the model says."""
+    """Write or compare; return 1 if the file is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     text = HEAD + "\n".join(sections(explain(Job)))

@@ -1,4 +1,4 @@
-"""Generates `dlion_api.wire` from `api/proto`; with `--check` says whether it is up to date."""
+"""Generates `dlion_api.wire` from `api/proto`; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGET = ROOT / "api" / "dlion_api" / "wire"
 
 
 def generate(out: Path) -> None:
-    """Writes messages, stubs and type information for every `.proto` below `out`."""
+    """Write messages, stubs and type information for every `.proto` below `out`."""
     sources = sorted(str(path) for path in PROTO.rglob("*.proto"))
     # protoc-gen-mypy is found beside this interpreter, wherever the virtual environment is.
     plugin = Path(sys.executable).parent / "protoc-gen-mypy"
@@ -48,7 +48,7 @@ def main() -> None:
                 or not filecmp.cmp(path, TARGET / path.name, shallow=False)
             ]
             if stale:
-                sys.exit(f"{', '.join(stale)}: not what api/proto generates; run `make generate`")
+                sys.exit(f"{', '.join(stale)}: out of date: run `make generate`")
             return
         TARGET.mkdir(exist_ok=True)
         for path in fresh:

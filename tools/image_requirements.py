@@ -1,8 +1,7 @@
-"""Prints the part of requirements.lock that one image installs, line for line with its hashes.
+"""Prints the part of requirements.lock that an image installs, with hashes.
 
-Run by the Dockerfile while an image is built, so it needs nothing but Python: no index is asked and
-nothing is resolved. What an extra needs is found by the notes `# via` that the lock keeps beside
-each package; markers stay, so that the installer picks what is for its platform.
+Run by the Dockerfile, so it needs only Python and no package index. It finds the packages of an
+extra by the `# via` comments in the lock. Environment markers are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _ROOT = "dlion"
 
 @dataclass(frozen=True)
 class Entry:
-    """One package at one version; a package may have several, told apart by their markers."""
+    """One package at one version; a package may have several entries with different markers."""
 
     name: str
     lines: list[str] = field(default_factory=list)
@@ -29,20 +28,20 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """The requirement and its hashes, without the notes."""
+        """The requirement and its hashes, without comments."""
         return "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
 
 
 def name_of(requirement: str) -> str:
-    """The name in its normal form: `PyYAML>=6` is `pyyaml`."""
-    found = _NAME.match(requirement.strip())
-    if found is None:
-        raise ValueError(f"{requirement!r} is no requirement: it has to begin with a name")
-    return re.sub(r"[-_.]+", "-", found.group()).lower()
+    """The normalized name: `PyYAML>=6` is `pyyaml`."""
+    match = _NAME.match(requirement.strip())
+    if match is None:
+        raise ValueError(f"{requirement!r} is no requirement: it must begin with a name")
+    return re.sub(r"[-_.]+", "-", match.group()).lower()
 
 
 def entries_of(lock: str) -> list[Entry]:
-    """Every package that the lock names. Raises: ValueError where one has no hash."""
+    """Every package of the lock. Raises: ValueError for one without a hash."""
     entries: list[Entry] = []
     for line in lock.splitlines():
         if line and not line.startswith((" ", "#")):
@@ -58,7 +57,7 @@ def entries_of(lock: str) -> list[Entry]:
 
 
 def merged(entries: list[Entry], others: list[Entry]) -> list[Entry]:
-    """Both, where what `others` names is as they have it (one more note of who needs it apart)."""
+    """Both; entries of `others` replace those of the same name and keep their `needed_by`."""
     replaced = {entry.name for entry in others}
     for entry in others:
         for same in entries:
@@ -68,22 +67,24 @@ def merged(entries: list[Entry], others: list[Entry]) -> list[Entry]:
 
 
 def roots_of(pyproject: str, extras: list[str]) -> set[str]:
-    """What the project and these extras ask for. Raises: ValueError naming the extras there are."""
+    """Direct requirements of project and extras. Raises: ValueError for unknown extras."""
     project = tomllib.loads(pyproject)["project"]
     known = project["optional-dependencies"]
     if unknown := sorted(set(extras) - set(known)):
         raise ValueError(f"no extra {', '.join(unknown)} in pyproject.toml; it has: "
                          f"{', '.join(sorted(known))}")  # fmt: skip
-    asked = [*project["dependencies"], *(line for extra in extras for line in known[extra])]
-    return {name_of(line) for line in asked}
+    requirements = [*project["dependencies"], *(line for extra in extras for line in known[extra])]
+    return {name_of(line) for line in requirements}
 
 
 def chosen(entries: list[Entry], roots: set[str], omitted: set[str]) -> list[Entry]:
-    """The entries of those roots and of all that they need, but for `omitted` and what only they
-    need. Raises: ValueError where the lock lacks a root, or has nothing by an omitted name."""
+    """The entries of the roots and their dependencies, without `omitted` and theirs.
+
+    Raises: ValueError if the lock lacks a root or an omitted package.
+    """
     known = {entry.name for entry in entries}
-    if strange := sorted((roots | omitted) - known):
-        raise ValueError(f"not in the lock: {', '.join(strange)}; `make lock` brings it up to date")
+    if missing := sorted((roots | omitted) - known):
+        raise ValueError(f"not in the lock: {', '.join(missing)}; run `make lock`")
     wanted = roots - omitted
     while more := {
         entry.name for entry in entries if entry.needed_by & wanted and entry.name != _ROOT
@@ -93,15 +94,18 @@ def chosen(entries: list[Entry], roots: set[str], omitted: set[str]) -> list[Ent
 
 
 def main() -> int:
-    """Exit code: 2 with a message where the lock or the options do not fit."""
+    """Print the requirements. The exit code is 2 if lock and options do not match."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--extra", action="append", default=[], help="of pyproject.toml; repeatable"
+        "--extra", action="append", default=[], help="extra of pyproject.toml; repeatable"
     )
-    parser.add_argument("--omit", action="append", default=[], help="leave out; repeatable")
+    parser.add_argument("--omit", action="append", default=[], help="package to omit; repeatable")
     parser.add_argument("--project", type=Path, default=Path("pyproject.toml"))
     parser.add_argument(
-        "--lock", type=Path, action="append", help="repeatable: a later one goes before an earlier"
+        "--lock",
+        type=Path,
+        action="append",
+        help="repeatable; a later lock overrides an earlier one",
     )
     options = parser.parse_args()
     try:

@@ -1,11 +1,10 @@
-"""Flips the central line of each policy, rule and lossy codec; says whether its tests notice.
+"""Checks that the tests of each policy, rule and lossy codec detect a change of its central line.
 
     python tools/mutate_policies.py [POLICY ...]
 
-Each line is changed in a copy of `dlion_worker`, and the tests named with it are run on that copy:
-once as it is, where they must pass, and once for each change, where they must fail.
-Exit code 1 where a change goes unnoticed, where the tests fail without it and so tell nothing, or
-where a line is no longer there: a policy that was rewritten needs its line here rewritten, too.
+Changes one line in a copy of `dlion_worker` and runs its tests, which must pass without the change
+and fail with it. The exit code is 1 if a change is not detected, if the tests fail without it, or
+if the line is missing. After rewriting a policy, update its line here.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "dlion_worker"
-TESTS_FAILED, LONGEST_S = 1, 300
+TESTS_FAILED, TIMEOUT_S = 1, 300
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A line of a policy, what it becomes, and the tests that must fail then."""
+    """A line of a policy, its replacement, and the tests that must then fail."""
 
     module: str
     before: str
@@ -48,25 +47,25 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "tests/property/test_clusters.py",
     ),
     "clustered, agreement": Mutation(
-        "sidecar/groups.py",
+        "sidecar/grouping.py",
         "if grouping <= self.held:",
         "if grouping.version < self.held.version:",
         "tests/property/test_clusters.py",
     ),
     "folding": Mutation(
-        "policies/folding.py",
-        "self._hold_besides(theirs, then)",
+        "policies/partition_merge.py",
+        "self._samples.merge(theirs, then, self._min_samples)",
         "pass",
         "tests/property/test_folding.py",
     ),
     "full": Mutation(
-        "policies/combining.py",
+        "policies/aggregation.py",
         "weight = np.float32(contribution.local_batch_size / divisor)",
         "weight = np.float32(1 / divisor)",
         "tests/unit/policies/test_machine.py",
     ),
     "dlion": Mutation(
-        "policies/selection.py",
+        "policies/magnitudes.py",
         "cut_L = self._cuts(np.float32(threshold))",
         "cut_L = self._cuts(np.float32(threshold / 2))",
         "tests/property/test_selection.py",
@@ -84,13 +83,13 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "tests/unit/policies/test_machine.py",
     ),
     "dlion-published": Mutation(
-        "policies/combining.py",
+        "policies/aggregation.py",
         "return len(local_batch_sizes) * local_batch_sizes[own]",
         "return sum(local_batch_sizes.values())",
         "tests/unit/policies/test_machine.py",
     ),
     "selective propagation": Mutation(
-        "policies/selective.py",
+        "policies/selective_propagation.py",
         "key=lambda peer: (-score(peer), self._turn(peer))",
         "key=lambda peer: (score(peer), self._turn(peer))",
         "tests/property/test_selective.py",
@@ -108,15 +107,15 @@ CENTRAL_LINES: dict[str, Mutation] = {
         "tests/unit/training/test_optimizer.py",
     ),
     "folding, with whom": Mutation(
-        "policies/folding.py",
-        "peer = min(missed, key=lambda one: self._said[one].lost)",
+        "policies/partition_merge.py",
+        "peer = min(missed, key=lambda one: self._vectors[one].lost)",
         "peer = missed[0]",
         "tests/property/test_folding.py",
     ),
     "folding, of one moment": Mutation(
-        "policies/folding.py",
-        "asked.after(message.iteration)",
-        "asked.after(0)",
+        "policies/partition_merge.py",
+        "pull.snapshot_after(message.iteration)",
+        "pull.snapshot_after(0)",
         "tests/property/test_folding.py",
     ),
     "knowledge transfer": Mutation(
@@ -133,12 +132,12 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "none": Mutation(
         "policies/gradient_policies.py",
-        "gradient_machine(context, Alone())",
+        "gradient_machine(context, NoExchange())",
         "gradient_machine(context, WholeGradient(context.coding))",
         "tests/unit/policies/test_machine.py",
     ),
     "even batches": Mutation(
-        "sidecar/director.py",
+        "sidecar/resource_controller.py",
         'weighted=job.spec.batching.policy != "even"',
         "weighted=True",
         "tests/unit/sidecar/test_director.py",
@@ -199,8 +198,8 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "hop": Mutation(
         "policies/hop.py",
-        "np.float32(counts[rank] / total) * found[rank][1]",
-        "np.float32(1 / len(found)) * found[rank][1]",
+        "np.float32(counts[rank] / total) * weights_of[rank][1]",
+        "np.float32(1 / len(weights_of)) * weights_of[rank][1]",
         "tests/property/test_hop.py",
     ),
     "adpsgd": Mutation(
@@ -241,8 +240,8 @@ CENTRAL_LINES: dict[str, Mutation] = {
     ),
     "eventgrad": Mutation(
         "policies/eventgrad.py",
-        "fired_L: Chosen = change_L >= self.threshold_L",
-        "fired_L: Chosen = change_L < self.threshold_L",
+        "fired_L: VariableMask = change_L >= self.threshold_L",
+        "fired_L: VariableMask = change_L < self.threshold_L",
         "tests/property/test_eventgrad.py",
     ),
     "goodput": Mutation(
@@ -279,7 +278,7 @@ CENTRAL_LINES: dict[str, Mutation] = {
 
 
 def main() -> int:
-    """Prints a line for each policy."""
+    """Print the result of each mutation."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("policies", nargs="*", metavar="POLICY", help=", ".join(CENTRAL_LINES))
     names = parser.parse_args().policies or list(CENTRAL_LINES)
@@ -291,7 +290,7 @@ def main() -> int:
         shutil.copytree(ROOT / "worker" / PACKAGE, copy / PACKAGE, symlinks=True)
         unchanged: dict[str, str] = {}
         for name in names:
-            verdict = tried(copy, CENTRAL_LINES[name], unchanged)
+            verdict = evaluate(copy, CENTRAL_LINES[name], unchanged)
             line = CENTRAL_LINES[name].after.partition("\n")[0]
             print(f"{name:26} {line[:60]:62} {verdict}", flush=True)
             if not verdict.startswith("caught"):
@@ -300,29 +299,28 @@ def main() -> int:
     return 1 if survived else 0
 
 
-def tried(copy: Path, mutation: Mutation, unchanged: dict[str, str]) -> str:
-    """What came of it: caught by which test, or why not.
+def evaluate(copy: Path, mutation: Mutation, unchanged: dict[str, str]) -> str:
+    """The result: the test that failed, or why the mutation was not detected.
 
-    `unchanged` keeps what is wrong with a file of tests before anything is changed (nothing: they
-    pass), so that each is run only once for that.
+    `unchanged` caches the problem of each test file without a change (empty if it passes).
     """
     path = copy / PACKAGE / mutation.module
     text = path.read_text()
     if text.count(mutation.before) != 1:
-        return f"NOT TRIED: the line is there {text.count(mutation.before)} times, not once"
+        return f"NOT RUN: the line occurs {text.count(mutation.before)} times, not once"
     if mutation.tests not in unchanged:
-        unchanged[mutation.tests] = _wrong_unchanged(_tested(copy, mutation.tests))
+        unchanged[mutation.tests] = _baseline_problem(_run_tests(copy, mutation.tests))
     if wrong := unchanged[mutation.tests]:
         return f"NOT JUDGED: {wrong}"
     path.write_text(text.replace(mutation.before, mutation.after))
     try:
-        return _verdict(_tested(copy, mutation.tests))
+        return _verdict(_run_tests(copy, mutation.tests))
     finally:
         path.write_text(text)
 
 
-def _tested(copy: Path, tests: str) -> subprocess.CompletedProcess[str] | None:
-    """What pytest says of these tests with that copy; None where it does not end."""
+def _run_tests(copy: Path, tests: str) -> subprocess.CompletedProcess[str] | None:
+    """Run these tests on that copy; None after a time-out."""
     sources = [copy, *(ROOT / name for name in ("api", "operator", "cli"))]
     paths = os.pathsep.join(map(str, sources))
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
@@ -333,15 +331,15 @@ def _tested(copy: Path, tests: str) -> subprocess.CompletedProcess[str] | None:
             env={**os.environ, "PYTHONPATH": paths},
             capture_output=True,
             text=True,
-            timeout=LONGEST_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
         return None
 
 
-def _wrong_unchanged(run: subprocess.CompletedProcess[str] | None) -> str:
-    """Why the tests cannot be believed; nothing where they pass."""
+def _baseline_problem(run: subprocess.CompletedProcess[str] | None) -> str:
+    """Why the tests are unusable without the change; empty if they pass."""
     if run is None:
         return "the tests do not end without the change either"
     if run.returncode == 0:
@@ -359,7 +357,7 @@ def _verdict(run: subprocess.CompletedProcess[str] | None) -> str:
 
 
 def _failed(run: subprocess.CompletedProcess[str]) -> list[str]:
-    """Names of the tests that failed."""
+    """The names of the failed tests."""
     lines = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
     return [line.split(" - ")[0].rpartition("::")[2] for line in lines]
 

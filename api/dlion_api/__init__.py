@@ -1,8 +1,8 @@
-"""The contract of DLion: every name that crosses a process boundary.
+"""DLion's public contract: everything that crosses a process boundary.
 
-What goes in: the manifest's model, status and conditions, membership, measurement records, names,
-exit codes, errors, and the generated protobuf (`wire`). What stays out: behaviour. Anything that
-does I/O, knows Kubernetes, TensorFlow or gRPC, or is used by one process alone lives elsewhere.
+Contents: the manifest's model, status and conditions, membership, measurement records, names, exit
+codes, errors, and the generated protobuf (`wire`). No behaviour: anything that does I/O, depends on
+Kubernetes, TensorFlow or gRPC, or is used by one process only belongs elsewhere.
 
-Called by the operator, the worker and the command line; imports the standard library only.
+Used by the operator, the worker and the command line; imports the standard library only.
 """

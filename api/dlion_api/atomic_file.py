@@ -1,7 +1,6 @@
-"""Files that are either the old or the new one, never half of each.
+"""Replace a file atomically.
 
-Called by whoever keeps small state on disk (worker configuration, membership, counters). Not for
-logs, which grow by appending.
+For small state on disk (worker configuration, membership, counters); not for logs.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Replaces `path` whole: a reader, or a crash at any moment, sees old or new content.
+    """Replace `path` so that a reader, also after a crash, finds the old or the new content.
 
-    The content is on the disk before the name points to it, and the name before this returns.
+    Syncs the content before the rename, and the folder before it returns.
 
     Raises:
-        OSError: the disk is full, or the folder is missing or not writable; the old file stands.
+        OSError: The disk is full, or the folder is missing or not writable. The old file stays.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

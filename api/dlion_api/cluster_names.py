@@ -1,7 +1,7 @@
-"""What a job's objects in a cluster are called, labelled and mounted as.
+"""Names, labels and mount paths of a job's objects in a cluster.
 
-Made by the operator, found again by the command line, read in the pods. Lengths are bounded by
-`dlion_api.spec.bounds`, so that each pod's hostname and every label stay within 63 characters.
+Used by the operator, the command line and the pods. `dlion_api.spec.bounds` limits lengths so that
+every pod's hostname and every label stay within 63 characters.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 
 SPEC_HASH_ANNOTATION: Final = f"{GROUP}/spec-hash"
 MANIFEST_ANNOTATION: Final = f"{GROUP}/manifest-digest"
-"""Of the manifest that a Job was made from (`dlion_operator.corrections`)."""
+"""Digest of the manifest that a Job was made from (`dlion_operator.manifest_changes`)."""
 WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
-"""How many workers a Job was made with: ranks stand for a whole run, whatever is scaled."""
+"""Number of workers that a Job was created with: scaling must not change a run's ranks."""
 ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"
-"""The same of all groups of all sites, as JSON, where ranks are counted and follow from it."""
+"""The same for all groups of all sites, as JSON, if ranks are counted."""
 AUTHORITIES_ANNOTATION: Final = f"{GROUP}/authorities"
-"""Of a run's Jobs, where its job names an authority: by which the workers of each site are known,
-as JSON. Public certificates, never a key."""
+"""On a run's Jobs, if its job names authorities: each site's CA bundle, as JSON; no keys."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Of the DLionJob; passed on to its Jobs, which Kueue then starts."""
+"""Copied from the DLionJob to its Jobs, which Kueue then starts."""
 
 TRAINER_CONTAINER: Final = "trainer"
 SIDECAR_CONTAINER: Final = "sidecar"
 KEEPER_CONTAINER: Final = "keeper"
-HOLDING_BACK_SIGTERM: Final = ("env", "--block-signal=TERM")
-"""Before a container's command (GNU coreutils): a process 1 never gets a signal that it does not
-handle yet, unless the signal is blocked; it unblocks this one when it handles it."""
+BLOCK_SIGTERM_COMMAND: Final = ("env", "--block-signal=TERM")
+"""Prefix of a container's command (GNU coreutils). The kernel drops a signal to PID 1 without a
+handler, unless it is blocked; the process unblocks SIGTERM once it has a handler."""
 
 EXCHANGE: Final = "exchange"
 MEASURING: Final = "measuring"
-"""Names of a worker's ports in its Services."""
+"""Port names of a worker's Services."""
 EXCHANGE_PORT: Final = 7440
 MEASURING_PORT: Final = 7441
 KEEPER_PORT: Final = 7442
@@ -57,33 +56,33 @@ COORDINATOR_PORT: Final = 7443
 FEDERATION_PORT: Final = 8446
 """Where the operators of other sites connect."""
 METRICS_PORT: Final = 9440
-"""Of sidecar and operator."""
+"""Metrics port of sidecar and operator."""
 HEALTH_PORT: Final = 9441
-"""Of the operator: /livez and /readyz."""
+"""The operator's /livez and /readyz."""
 
 TOKEN_AUDIENCE: Final = f"coordinator.{GROUP}"
-"""Of the service account token that a pod proves itself with."""
+"""Audience of pods' service account tokens."""
 
 POD_CONFIG_KEY: Final = "pod.json"
 AUTHORITY_KEY: Final = "ca.pem"
 """Keys of the run's ConfigMap."""
 
 BUNDLE_KEY: Final = "ca.crt"
-"""Key of the ConfigMap in which an operator shows its authority's certificates: in its own
-namespace, of the same name as the authority's Secret, where nobody finds the key as well."""
+"""Key of the ConfigMap with the certificates of an operator's authority. It has the name and
+namespace of the authority's Secret, but no private key."""
 
 CONFIG_DIR: Final = "/etc/dlion"
-"""The run's ConfigMap, in every container."""
+"""Mount of the run's ConfigMap, in every container."""
 PROGRAM_DIR: Final = "/etc/dlion-program"
-"""The ConfigMap of `trainer.program.configMap`, in the trainer and the keeper."""
+"""Mount of `trainer.program.configMap`, in trainer and keeper."""
 TOKEN_DIR: Final = "/var/run/secrets/dlion"  # noqa: S105 - a path
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 SHARED_DIR: Final = "/run/dlion"
-"""An emptyDir that trainer and sidecar share: the sidecar's socket, both configurations."""
+"""An emptyDir that trainer and sidecar share: the sidecar's socket and both configurations."""
 STATE_DIR: Final = "/var/lib/dlion"
-"""An emptyDir in a worker: checkpoint, results, data. In the keeper the site's claim."""
+"""In a worker an emptyDir with checkpoint, results and data; in the keeper the site's claim."""
 DATA_DIR: Final = "/data"
-"""Relative paths of data sets are taken from here; a pod template mounts it."""
+"""Base of relative data set paths; a pod template mounts it."""
 
 GROUP_VARIABLE: Final = "DLION_GROUP"
 INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
@@ -92,15 +91,16 @@ POD_IP_VARIABLE: Final = "DLION_POD_IP"
 
 
 def run_hash(job: JobKey) -> str:
-    """Six hexadecimal digits for the job's name and run, the end of its objects' names.
+    """Return the six hexadecimal digits that end the names of a run's objects.
 
-    The job's name is in it, so that group `b-c` of job `a` and group `c` of job `a-b` differ.
+    The hash includes the job's name, so that group `b-c` of job `a` and group `c` of job `a-b`
+    differ.
     """
     return hashlib.sha256(f"{job.name}#{job.run_id}".encode()).hexdigest()[:6]
 
 
 def run_name(job: JobKey) -> str:
-    """The run's headless Service and ConfigMap.
+    """Return the name of the run's headless Service and ConfigMap.
 
     >>> run_name(JobKey("default", "cifar10", "1"))
     'cifar10-77a4cb'
@@ -109,33 +109,32 @@ def run_name(job: JobKey) -> str:
 
 
 def group_job_name(job: JobKey, group: str) -> str:
-    """The Indexed Job of one group of this site; its pods are called `<this>-<index>-<random>`."""
+    """Return the name of a group's Indexed Job; its pods are `<this>-<index>-<random>`."""
     return f"{job.name}-{group}-{run_hash(job)}"
 
 
 def worker_service_name(job: JobKey, group: str, index: int) -> str:
-    """The Service by which other sites reach one worker, where it is exposed."""
+    """Return the name of the Service that exposes one worker to other sites."""
     return f"{group_job_name(job, group)}-{index}"
 
 
 def keeper_name(job: JobKey) -> str:
-    """The keeper's Deployment and Service."""
+    """Return the name of the keeper's Deployment and Service."""
     return f"{run_name(job)}-keeper"
 
 
 def keeper_claim_name(job: JobKey) -> str:
-    """The keeper's claim, where the operator makes one; it outlives the run, not the job."""
+    """Return the name of the keeper's volume claim, which outlives the run but not the job."""
     return f"{job.name}-keeper"
 
 
 def authority_name(job: JobKey) -> str:
-    """The Certificate of the authority that cert-manager makes for a job, and its Secret; for all
-    of its runs."""
+    """Return the name of a job's cert-manager Certificate and Secret, for all of its runs."""
     return f"{job.name}-authority"
 
 
 def run_labels(job: JobKey, site: str) -> dict[str, str]:
-    """Labels of everything that belongs to that run at that site."""
+    """Return the labels of all objects of that run at that site."""
     return {
         NAME_LABEL: NAME,
         MANAGED_BY_LABEL: MANAGER,

@@ -1,8 +1,8 @@
-"""How far replicas have drifted apart, from the short sketches of their weights in their records.
+"""Measure how far replicas have drifted apart, from sketches of their weights.
 
-Fed with every evaluation: by the operator for a job's status, by a result folder's tally for the
-summary. The trainer makes the sketches (a random projection that keeps distances, the same on every
-worker); nothing is known here of models or files.
+The operator feeds it each evaluation record for a job's status, and a result folder's tally for
+the summary. The trainer makes the sketches: a random projection that preserves distances, the same
+on every worker.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
 
-_LONGEST_WAIT = 16
-"""Evaluations of the others after which a silent replica is left out."""
+_MAX_SKETCHES = 16
+"""Sketches kept per replica. A replica older than all of another's is left out."""
 
 
 def drift(sketches: Sequence[Sequence[float]], norms: Sequence[float]) -> float:
-    """Largest ‖w_i - w_j‖ over pairs, divided by the mean ‖w‖; 0 with fewer than two replicas.
+    """Return the largest ‖w_i - w_j‖ over pairs, divided by the mean ‖w‖.
 
-    Sketches are of one length. NaN where a replica is not finite.
+    0 with fewer than two replicas; NaN if a replica is not finite. All sketches have one length.
     """
     if len(sketches) < 2 or (scale := sum(norms) / len(norms)) <= 0:
         return 0.0
-    # `math.dist` makes tuples of whatever else it gets, each time.
+    # `math.dist` would convert anything else to tuples at each call.
     placed = [tuple(sketch) for sketch in sketches]
     apart = [math.dist(one, other) for one, other in itertools.combinations(placed, 2)]
     return math.nan if any(map(math.isnan, apart)) else max(apart) / scale
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a replica was."""
+class _SketchPoint:
+    """A replica's sketch at one time."""
 
     time_s: float
     sketch: array[float]
@@ -44,23 +44,23 @@ class _Place:
 
 
 class DriftMeter:
-    """Drift at *equal times* while evaluations come in, each replica at its own pace.
+    """Computes drift at *equal times* although replicas evaluate at different times.
 
-    Whenever the slowest replica has evaluated, the sketches of the others are interpolated to its
+    When the slowest replica has evaluated, the sketches of the others are interpolated to its
     time. Comparing them at unequal times would count the training in between as drift. Keeps up to
-    16 sketches of a replica, of 8 bytes an entry.
+    16 sketches per replica, with 8 bytes per entry.
     """
 
     def __init__(self) -> None:
-        self._recent: dict[Rank, deque[_Place]] = {}
+        self._recent: dict[Rank, deque[_SketchPoint]] = {}
         self._last_s = -math.inf
 
     def add(self, record: EvaluationRecord) -> tuple[float, float] | None:
-        """(time, drift) when this evaluation completes a comparison, else None."""
+        """Return (time, drift) if this evaluation completes a comparison, else None."""
         if not record.sketch:
             return None
-        place = _Place(record.time_s, array("d", record.sketch), record.weights_norm)
-        recent = self._recent.setdefault(record.rank, deque(maxlen=_LONGEST_WAIT))
+        place = _SketchPoint(record.time_s, array("d", record.sketch), record.weights_norm)
+        recent = self._recent.setdefault(record.rank, deque(maxlen=_MAX_SKETCHES))
         if recent and (place.time_s < recent[-1].time_s or _size_differs(recent[-1], place)):
             recent.clear()  # another clock, or another model
         elif recent and place.time_s == recent[-1].time_s:
@@ -77,19 +77,19 @@ class DriftMeter:
         self._last_s = time_s
         return time_s, drift([p.sketch for p in comparable], [p.norm for p in comparable])
 
-    def _present(self) -> Mapping[Rank, deque[_Place]]:
-        """Replicas that still evaluate: not silent for as long as another's memory reaches."""
-        full = [r[0].time_s for r in self._recent.values() if len(r) == _LONGEST_WAIT]
+    def _present(self) -> Mapping[Rank, deque[_SketchPoint]]:
+        """Return replicas that still evaluate: newer than the oldest sketch of a full history."""
+        full = [r[0].time_s for r in self._recent.values() if len(r) == _MAX_SKETCHES]
         oldest_s = min(full, default=-math.inf)
         return {rank: r for rank, r in self._recent.items() if r[-1].time_s >= oldest_s}
 
 
-def _size_differs(one: _Place, other: _Place) -> bool:
+def _size_differs(one: _SketchPoint, other: _SketchPoint) -> bool:
     return len(one.sketch) != len(other.sketch)
 
 
-def _at(places: Sequence[_Place], time_s: float) -> _Place | None:
-    """One replica at that time; None when it had not evaluated by then."""
+def _at(places: Sequence[_SketchPoint], time_s: float) -> _SketchPoint | None:
+    """Interpolate a replica to that time; None if it had not evaluated by then."""
     later = next((i for i, place in enumerate(places) if place.time_s >= time_s), None)
     if later is None or (later == 0 and places[0].time_s > time_s):
         return None
@@ -98,7 +98,7 @@ def _at(places: Sequence[_Place], time_s: float) -> _Place | None:
     span_s = after.time_s - before.time_s
     share = (time_s - before.time_s) / span_s if span_s > 0 else 1.0
     between = (_between(a, b, share) for a, b in zip(before.sketch, after.sketch, strict=True))
-    return _Place(time_s, array("d", between), _between(before.norm, after.norm, share))
+    return _SketchPoint(time_s, array("d", between), _between(before.norm, after.norm, share))
 
 
 def _between(before: float, after: float, share: float) -> float:

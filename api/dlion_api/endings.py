@@ -1,7 +1,6 @@
-"""How a run ends: which reasons are a stop rule of the manifest, and what a worker reports of it.
+"""How a run ends: stop reasons from the manifest's stop rules, and a worker's final report.
 
-Trainers, the simulator, `dlion run` and the operator judge an end by these same functions.
-Standard library only; no I/O.
+Shared by trainers, the simulator, `dlion run` and the operator. No I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
 
 
 def stop_rule_met(rule: str, value: float) -> str:
-    """The stop reason of a run whose stop rule is met.
+    """Return the stop reason for a stop rule that is met.
 
     >>> stop_rule_met("maxSteps", 100)
     'maxSteps 100 reached'
@@ -34,7 +33,7 @@ def stop_rule_met(rule: str, value: float) -> str:
 
 
 def own_reason(reason: str) -> str:
-    """A stop reason without the worker that it came from.
+    """Return a stop reason without the prefix of the worker that it came from.
 
     >>> own_reason("worker 2: maxSteps 60 reached")
     'maxSteps 60 reached'
@@ -43,7 +42,7 @@ def own_reason(reason: str) -> str:
 
 
 def is_stop_rule(reason: str) -> bool:
-    """Whether a stop reason says that a stop rule of the manifest is met.
+    """Whether the stop reason is a stop rule of the manifest that is met.
 
     Any other reason (a failure, a deadline, a signal) ends a run early.
 
@@ -57,10 +56,10 @@ def is_stop_rule(reason: str) -> bool:
 
 @dataclass(frozen=True)
 class EndReport:
-    """What a worker reports when it ends in order.
+    """What a worker reports when it ends cleanly.
 
-    In a cluster it is the termination message of the trainer's container, so that an operator that
-    starts later reads it from the pod's status.
+    In a cluster it is the termination message of the trainer's container, so that a restarted
+    operator can read it from the pod's status.
     """
 
     stop_reason: str
@@ -68,18 +67,18 @@ class EndReport:
     iteration: int
     """The last iteration of this worker."""
     ranks: tuple[Rank, ...] = ()
-    """Replicas that the site's model holds. Empty: this worker did not save the model."""
+    """Replicas in the site's model. Empty: this worker did not save the model."""
     missing: tuple[Rank, ...] = ()
-    """Replicas that had joined the run and that the model lacks."""
+    """Replicas that had joined the run but are not in the model."""
 
     def to_json(self) -> str:
-        """One line; well under the 4,096 bytes of a termination message for 500 workers."""
+        """Return one line of JSON; with 500 workers it fits a termination message (4,096 bytes)."""
         reason = self.stop_reason[:MAX_REASON_LENGTH]
         return json.dumps({**asdict(self), "stop_reason": reason}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> EndReport | None:
-        """The report in that text; None where it holds none. The text may be a user's log."""
+        """Parse a report; None if the text, which may be a user's log, is none."""
         try:
             values = json.loads(text)
             return cls(

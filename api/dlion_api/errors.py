@@ -1,7 +1,6 @@
-"""The one tree of errors. Who raises what decides whether a retry helps.
+"""The hierarchy of errors. The class determines whether a retry can help.
 
-Every message says what happened, to which object, the value given, the values allowed, and what
-to do about it.
+Messages state what happened, to which object, the given and the allowed values, and what to do.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from dataclasses import dataclass
 
 
 class DLionError(Exception):
-    """Anything that DLion itself reports."""
+    """Base class of DLion's errors."""
 
 
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a document.
 
-    `path` is dotted with indices (`spec.sites[0].groups[1].workers`), `value` is the value given
-    as the user would read it, `allowed` the values that would do, `advice` what to do next.
-    `line` counts from 1, and is None where the text is not at hand.
+    `path` is dotted with indices (`spec.sites[0].groups[1].workers`). `value` is the given value in
+    the user's notation, `allowed` the allowed values, `advice` what to do next. `line` counts from
+    1; None: unknown.
     """
 
     path: str
@@ -43,7 +42,7 @@ class Problem:
 
 
 class SpecError(DLionError):
-    """A document that no retry will make right; carries *all* of its problems at once."""
+    """A document is invalid; carries *all* of its problems. A retry does not help."""
 
     def __init__(self, problems: Sequence[Problem], *, source: str = "") -> None:
         self.problems = tuple(problems)
@@ -56,28 +55,28 @@ class SpecError(DLionError):
 
 
 class ContractError(DLionError):
-    """A peer, a sidecar or a file said something that the protocol does not allow: refuse it."""
+    """A peer, a sidecar or a file violates the protocol: refuse it."""
 
 
 class UnavailableError(DLionError):
-    """Something is not there just now: a retry may help."""
+    """Something is unavailable now: a retry may help."""
 
 
 class AbsentError(UnavailableError):
-    """An object that is named is not in the cluster, or its kind is not known there."""
+    """A named object is not in the cluster, or its kind is unknown there."""
 
 
 class DeniedError(DLionError):
-    """The cluster knows what was asked for and refuses it: rights, credentials, a conflict."""
+    """The cluster refuses the request: missing rights, invalid credentials, a conflict."""
 
 
 class ProgramError(DLionError):
-    """The user's own model or data program raised, or did not keep to its protocol."""
+    """The user's model or data program raised or violated its protocol."""
 
 
 class DataError(DLionError):
-    """A data set is missing, corrupt or not what the manifest says."""
+    """A data set is missing, corrupt or not as the manifest declares it."""
 
 
 class DivergedError(DLionError):
-    """Loss, gradient or weights are no longer finite: no restart of a worker helps."""
+    """Loss, gradient or weights are no longer finite: a restart does not help."""

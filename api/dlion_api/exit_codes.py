@@ -10,28 +10,28 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a process says when it ends."""
+    """Exit code of a process."""
 
     OK = 0
     FAILED = 1  # an unexpected error: a defect of ours; restarted
-    USAGE = 2  # wrong flags; the message says which are right
+    USAGE = 2  # wrong flags; the message names the valid ones
     SPEC = 65  # the manifest, environment or a message is wrong; no restart helps
     DATA = 66  # data missing or corrupt
     PROGRAM = 67  # the user's program raised or broke its protocol
     UNAVAILABLE = 69  # a peer or the coordinator is not there; restarted
-    MODEL_LOST = 73  # in a pod: the keeper did not get the site's model
+    MODEL_LOST = 73  # in a pod: the keeper did not receive the site's model
     STORAGE = 74  # disk full or not writable
     DIVERGED = 75  # loss or weights are no longer finite
     RESTARTS = 76  # a pod's trainer ended more often than maxRestarts allows
-    DENIED = 77  # the cluster refuses it: a right is missing, credentials, or a conflict
-    ENDED_EARLY = 79  # the run ended in order before its stop rule was met
+    DENIED = 77  # the cluster refuses it: missing rights, credentials, a conflict
+    ENDED_EARLY = 79  # the run ended cleanly before its stop rule was met
     PARTIAL = 80  # the stop rule was met, and the saved model lacks a replica
     DEADLINE = 124  # the run took longer than the manifest's activeDeadlineSeconds
-    INTERRUPTED = 130  # SIGINT, SIGTERM or SIGHUP; everything was put in order first
+    INTERRUPTED = 130  # SIGINT, SIGTERM or SIGHUP, after a clean shutdown
 
     @property
     def fatal(self) -> bool:
-        """Whether a restart cannot help, so that the supervisor ends instead."""
+        """Whether a restart cannot help, so that the supervisor exits too."""
         return self in _FATAL
 
 

@@ -1,8 +1,8 @@
-"""What trainer and sidecar tell each other over their Unix socket.
+"""Records that trainer and sidecar exchange over their Unix socket.
 
 Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, `Peers`,
 `StreamRefusals`. Sidecar to trainer: `MeasuringEndpoint`, `MeasuringRefused`, `Directive`.
-`local_messages` gives their form on the socket.
+`sidecar_protocol` encodes them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dlion_api.names import Rank
 
 @dataclass(frozen=True)
 class SpeedProbe:
-    """Gradients that the trainer computed before its first step, to be measured and thrown away.
+    """Timing of gradients that the trainer computed before its first step and discarded.
 
-    `compute_s` is their wall time, `cpu_s` the process's CPU seconds and `throttled_s` the time
-    that its quota held it meanwhile (0 where the machine does not tell); `quota_cores` is the
-    quota all along. `largest_batch`: samples of the largest batch in them.
+    `compute_s` is wall time, `cpu_s` the process's CPU time, `throttled_s` the time throttled by
+    the quota (0 if the machine does not report it), `quota_cores` the unchanged quota.
+    `largest_batch` is in samples.
     """
 
     samples: int
@@ -34,7 +34,7 @@ class SpeedProbe:
 
 @dataclass(frozen=True)
 class GradientNorms:
-    """Squared norms of one iteration: of this worker's gradient, and of all workers' mean."""
+    """Squared norms of this worker's gradient and of all workers' mean, in one iteration."""
 
     own_square: float
     own_samples: int
@@ -44,11 +44,11 @@ class GradientNorms:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One local step, as the trainer saw it.
+    """Timing of one local step, measured by the trainer.
 
-    `compute_s` is wall time in the gradient alone; `wall_s` from the start of this step to the
-    start of the next, exchange and waiting included; `cpu_s` the process's CPU seconds meanwhile.
-    Sent once per iteration, after that iteration's `LinkDelivery` records.
+    `compute_s` is the wall time of the gradient. `wall_s` lasts from this step's start to the
+    next one's, including exchange and waiting; `cpu_s` is the process's CPU time in it. Sent once
+    per iteration, after its `LinkDelivery` records.
     """
 
     iteration: int
@@ -57,26 +57,25 @@ class StepTiming:
     wall_s: float
     cpu_s: float
     compute_cpu_s: float | None = None
-    """The process's CPU seconds of this iteration, less what exchanging took of them: what it would
-    take without peers; None where that is not known (`cpu_s` stands in for it)."""
+    """CPU seconds of this iteration without the exchange; None: unknown, `cpu_s` is used."""
     waited_s: float | None = None
-    """Of `wall_s`, what synchronisation held this worker; None where that is not known (the link
-    budgets then follow `compute_s` alone)."""
+    """Part of `wall_s` spent waiting for synchronisation; None: unknown, link budgets then follow
+    `compute_s` only."""
     exchanged_bytes: int | None = None
-    """Sent to and received from all peers in this iteration; None where that is not known."""
+    """Sent to and received from all peers in this iteration; None: unknown."""
     quota_changed: bool = False
-    """The trainer's CPU quota changed while the step went on: it is a measure of neither."""
+    """The trainer's CPU quota changed during the step, so it measures neither quota."""
     norms: GradientNorms | None = None
-    """Under batching policy `goodput`, where the iteration had an update."""
+    """With batching policy `goodput`, if the iteration had an update."""
 
 
 @dataclass(frozen=True)
 class LinkDelivery:
     """Bytes that one peer has acknowledged since the last report on that link.
 
-    `receiver_busy_s` is the time the *receiver* saw pass between back-to-back frames carrying
-    `busy_bytes` (the sender had more to send all along): their quotient is the link's rate.
-    Both are 0 where nothing was back-to-back. `unacknowledged_bytes` is what is under way now.
+    `receiver_busy_s` is the time between back-to-back frames with `busy_bytes`, measured by the
+    *receiver* while the sender always had more to send. Their quotient is the link's rate; both
+    are 0 without back-to-back frames. `unacknowledged_bytes` are in flight now.
     """
 
     peer: Rank
@@ -88,11 +87,11 @@ class LinkDelivery:
 
 @dataclass(frozen=True)
 class CpuAllowance:
-    """The trainer's own quota and use: in a pod the sidecar cannot see another container's.
+    """The trainer's CPU quota and use, which a sidecar in another container cannot read.
 
-    `cpu_s` and `throttled_s` are sums since the trainer began; `throttled_s` is 0 where the
-    machine does not tell. Sent at the start and again after some iterations, and with the first
-    step at whose end the quota is another one.
+    `cpu_s` and `throttled_s` are sums since the trainer started; `throttled_s` is 0 if the machine
+    does not report it. Sent at the start, periodically, and after a step in which the quota
+    changed.
     """
 
     quota_cores: float | None
@@ -102,19 +101,19 @@ class CpuAllowance:
 
 @dataclass(frozen=True)
 class Peers:
-    """The membership as the trainer has it, with the training set's size, for the sidecar."""
+    """The trainer's membership and training set size, for the sidecar."""
 
     membership: Membership
     training_set_samples: int
     own_samples: int = 0
-    """Of those, this worker's; 0: not told."""
+    """This worker's part of them; 0: unknown."""
     trust: str = ""
-    """By which authorities they are known (`dlion_api.trust`); empty: by none, or not told."""
+    """Fingerprint of the members' CA bundles (`dlion_api.trust`); empty: none or unknown."""
 
 
 @dataclass(frozen=True)
 class RefusalCount:
-    """How often a worker refused callers for a reason, or (`dialled`) was refused itself."""
+    """How often a worker refused callers for a reason or, if `dialled`, was refused itself."""
 
     kind: str
     """A `dlion_api.refusals.PeerRefusal`."""
@@ -124,27 +123,27 @@ class RefusalCount:
 
 @dataclass(frozen=True)
 class StreamRefusals:
-    """All that was refused at the exchange since the trainer began, for the sidecar's metrics."""
+    """All refusals of the exchange since the trainer started, for the sidecar's metrics."""
 
     counts: tuple[RefusalCount, ...]
 
 
 @dataclass(frozen=True)
 class MeasuringRefused:
-    """What the sidecar refused, or was refused, in words for the run's events."""
+    """A message for the run's events about a refusal by or of the sidecar."""
 
     words: str
 
 
 @dataclass(frozen=True)
 class MeasuringEndpoint:
-    """Where this sidecar answers its peers' probes, for the trainer to announce."""
+    """Where this sidecar answers peers' probes; the trainer announces it."""
 
     address: str
 
 
 class CapacitySource(StrEnum):
-    """How a capacity was found."""
+    """How a capacity was determined."""
 
     UNKNOWN = "Unknown"  # nothing measured yet: an even share
     RATE = "Rate"  # samples divided by wall time over at least a second
@@ -153,8 +152,11 @@ class CapacitySource(StrEnum):
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """One worker's estimates of the true gradient's squared norm and of the trace of a single
-    sample's covariance, without bias: either may be negative. They count by `weight`, 0 to 1."""
+    """One worker's unbiased estimates of the gradient noise scale; either may be negative.
+
+    `square` estimates the true gradient's squared norm, `variance` the trace of a single sample's
+    covariance. `weight` is from 0 to 1.
+    """
 
     square: float
     variance: float
@@ -163,33 +165,32 @@ class GradientNoise:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """A global batch that a sidecar has chosen under batching policy `goodput`."""
+    """A global batch size that a sidecar chose with batching policy `goodput`."""
 
     period: int
-    """The how many-th choice of the run it is, from 1 on."""
+    """Number of this choice in the run, from 1."""
     decider: Rank
-    """Whose sidecar made it."""
+    """The worker with the sidecar that made it."""
     size: int
-    """Samples of an iteration, over all workers."""
+    """Samples per iteration over all workers."""
 
 
 @dataclass(frozen=True, order=True)
 class Grouping:
-    """Workers in groups, with a gateway each (`exchange.topology: clustered`).
+    """Workers in groups, each with a gateway (`exchange.topology: clustered`).
 
-    Of two that are told the larger counts, everywhere: versions first, what is left decides
-    between two of one version. So whoever has heard the same ones holds the same one, in
-    whatever order they came.
+    Of two groupings the larger one is used, ordered by version and then by the other fields. So
+    workers that received the same groupings use the same one, in whatever order these arrived.
     """
 
     version: int
-    """0: by sites, as the manifest has them; each later one has the next number."""
+    """0: groups by site; each later grouping has the next number."""
     decider: Rank
-    """Whose sidecar made it."""
+    """The worker with the sidecar that made it."""
     groups: tuple[tuple[Rank, ...], ...]
     """All workers of the job, each once; members in order, groups by their first member."""
     gateways: tuple[Rank, ...]
-    """Of each group, the member that is linked with the other groups' gateways."""
+    """Each group's member that has links with the other gateways."""
 
 
 @dataclass(frozen=True)
@@ -202,36 +203,36 @@ class Capacity:
     source: CapacitySource
     iteration: int
     training_set_samples: int = 0
-    """All workers' samples as that worker counts them: where the data grows, as if all had as many
-    as it has itself, so that the mean over workers is right. 0: not told."""
+    """All workers' samples as that worker counts them; 0: unknown. With growing data it is its own
+    number times the number of workers, so that the mean over workers is right."""
     own_samples: int = 0
-    """Samples that this worker trains on; 0: not told."""
+    """Samples that this worker trains on; 0: unknown."""
     noise: GradientNoise | None = None
-    """Under batching policy `goodput`; None: not known."""
+    """With batching policy `goodput`; None: unknown."""
     exchange_s: float = 0.0
-    """Of an iteration, what is not computing, waiting included; 0: not told."""
+    """Time per iteration that is not computing, including waiting; 0: unknown."""
     batch_choice: BatchChoice | None = None
-    """The one that its sidecar holds, under batching policy `goodput`."""
+    """Its sidecar's current choice, with batching policy `goodput`."""
     link_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
-    """What that worker's link to each other one carries, by probes; only where groups go by it."""
+    """Probed rate of its link to each other worker, if groups depend on it."""
     grouping: Grouping | None = None
-    """The one that its sidecar holds, where there are groups."""
+    """Its sidecar's current grouping, if there are groups."""
 
 
 @dataclass(frozen=True)
 class Directive:
-    """What the sidecar tells its trainer to do from the next step on, and why."""
+    """The sidecar's instruction to its trainer from the next step on, with its reason."""
 
     version: int
     local_batch_size: int
     global_batch_size: int
     budget_bytes: Mapping[Rank, int] = field(default_factory=dict)
-    """Bytes per iteration for each link; a link that is not named has no budget yet: unbounded."""
+    """Bytes per iteration for each link; a link without an entry is unlimited."""
     capacities: Mapping[Rank, float] = field(default_factory=dict)
-    """Samples per second of every worker, as known here."""
+    """Known samples per second of each worker."""
     bandwidth_bytes_per_s: Mapping[Rank, float] = field(default_factory=dict)
     reason: str = ""
     grouping: Grouping | None = None
-    """Who is linked with whom from now on, where groups decide that."""
+    """The new grouping, if the topology uses groups."""
     training_set_samples: int = 0
-    """Of all workers together, as each has told its own; 0: not all have told yet."""
+    """Sum of the samples that all workers reported; 0: some have not reported yet."""

@@ -1,4 +1,4 @@
-"""Who takes part in a run, as the coordinator streams it to its workers."""
+"""The members of a run, as the coordinator streams them to workers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dlion_api.names import JobKey, Rank, WorkerIdentity
 
 
 class MemberState(StrEnum):
-    """What the coordinator knows of a member."""
+    """State of a member at the coordinator."""
 
-    READY = "Ready"  # has joined, its links may be dialled
-    LOST = "Lost"  # its stream broke; it may come back as a new incarnation
-    FINISHED = "Finished"  # it ended its run in order
+    READY = "Ready"  # joined; peers may connect to it
+    LOST = "Lost"  # its stream broke; it may return as a new incarnation
+    FINISHED = "Finished"  # it ended its run cleanly
 
 
 @dataclass(frozen=True)
 class Member:
-    """One worker of the run, in its latest incarnation (every start is a new one)."""
+    """One worker of the run, in its latest incarnation; each start is a new one."""
 
     identity: WorkerIdentity
     incarnation: int
@@ -37,9 +37,9 @@ class Membership:
     members: tuple[Member, ...] = ()
 
     def member(self, rank: Rank) -> Member | None:
-        """The member of that rank, if it has ever joined."""
+        """Return the member of that rank, if it has ever joined."""
         return next((m for m in self.members if m.identity.rank == rank), None)
 
     def ready(self) -> tuple[Member, ...]:
-        """Members whose links may be dialled."""
+        """Return the members that peers may connect to."""
         return tuple(m for m in self.members if m.state is MemberState.READY)

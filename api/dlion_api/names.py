@@ -1,4 +1,4 @@
-"""Names that identify a job, a run, a site and a worker, and how they are spelt on the wire."""
+"""Identities of jobs, runs, sites and workers, and their forms on the wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 Rank = NewType("Rank", int)
-"""A worker's number in the job, from 0, over all sites in the manifest's order."""
+"""A worker's number in the job, counted from 0 over all sites."""
 
 SiteName = NewType("SiteName", str)
 
@@ -17,12 +17,12 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DLionJob"
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""RFC 1123 label, to be used with `fullmatch`."""
+"""RFC 1123 label; use with `fullmatch`."""
 
 
 @dataclass(frozen=True, order=True)
 class JobKey:
-    """A run of a job, the same at every site (UIDs differ per cluster)."""
+    """A run of a job, equal at every site, unlike UIDs."""
 
     namespace: str
     name: str
@@ -34,7 +34,7 @@ class JobKey:
 
 @dataclass(frozen=True, order=True)
 class WorkerIdentity:
-    """Who a worker is, whatever its incarnation."""
+    """Identity of a worker, independent of its incarnation."""
 
     rank: Rank
     site: SiteName
@@ -51,14 +51,14 @@ class WorkerIdentity:
         return f"{self.site}/{self.group}-{self.index}"
 
     def spiffe_id(self, job: JobKey) -> str:
-        """URI subject alternative name of this worker's certificate."""
+        """Return the URI subject alternative name of this worker's certificate."""
         return (
             f"spiffe://{self.site}/ns/{job.namespace}/job/{job.name}/run/{job.run_id}"
             f"/group/{self.group}/worker/{self.index}"
         )
 
     def dns_name(self, job: JobKey) -> str:
-        """DNS subject alternative name, which a gRPC client can verify (it cannot read URIs).
+        """Return the DNS subject alternative name; gRPC clients cannot verify URIs.
 
         >>> worker = WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0)
         >>> worker.dns_name(JobKey("default", "cifar10", "1"))
@@ -69,7 +69,7 @@ class WorkerIdentity:
         )
 
     def measuring_dns_name(self, job: JobKey) -> str:
-        """Another one, for the measuring port: a gateway tells a worker's two by their names.
+        """Return the DNS name for the measuring port: a gateway routes to the two ports by name.
 
         >>> worker = WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0)
         >>> worker.measuring_dns_name(JobKey("default", "cifar10", "1"))
@@ -80,7 +80,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, order=True)
 class KeeperIdentity:
-    """Who a site's keeper of a run is."""
+    """Identity of a site's keeper."""
 
     site: SiteName
 
@@ -90,11 +90,11 @@ class KeeperIdentity:
         return f"{self.site}/keeper"
 
     def spiffe_id(self, job: JobKey) -> str:
-        """URI subject alternative name of the keeper's certificate."""
+        """Return the URI subject alternative name of the keeper's certificate."""
         return f"spiffe://{self.site}/ns/{job.namespace}/job/{job.name}/run/{job.run_id}/keeper"
 
     def dns_name(self, job: JobKey) -> str:
-        """DNS subject alternative name, by which a worker knows its site's keeper.
+        """Return the DNS subject alternative name that workers verify.
 
         >>> KeeperIdentity(SiteName("plant-b")).dns_name(JobKey("default", "cifar10", "1"))
         'keeper.1.cifar10.default.plant-b.dlion'
@@ -104,7 +104,7 @@ class KeeperIdentity:
 
 @dataclass(frozen=True, order=True)
 class OperatorIdentity:
-    """Who a site's operator is, towards the operators of other sites."""
+    """Identity of a site's operator towards other sites' operators."""
 
     site: SiteName
 
@@ -120,7 +120,7 @@ class OperatorIdentity:
 
     @property
     def dns_name(self) -> str:
-        """DNS subject alternative name, by which other sites' operators know it.
+        """DNS subject alternative name that other sites' operators verify.
 
         >>> OperatorIdentity(SiteName("plant-b")).dns_name
         'operator.plant-b.dlion'

@@ -1,7 +1,7 @@
-"""What the operator tells all pods of a run at a site, in one file of the run's ConfigMap.
+"""Configuration of all pods of a run at a site: one file in the run's ConfigMap.
 
-A pod makes its own worker's configuration (`dlion_api.worker_config`) from this, its group, its
-index and its address. Holds no secrets.
+A pod derives its worker's configuration (`dlion_api.worker_config`) from it and from its own group,
+index and address. Contains no secrets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dlion_api.worker_config import MAX_CONFIG_BYTES
 
 @dataclass(frozen=True)
 class PodConfig:
-    """The same for every pod of a run at one site."""
+    """Configuration shared by all pods of a run at one site."""
 
     job_document: Mapping[str, Any]
-    """The manifest, as `dlion_api.spec.load_job` takes it."""
+    """The manifest, for `dlion_api.spec.load_job`."""
     site: str
     coordinator_address: str
     """`host:port`."""
@@ -29,16 +29,16 @@ class PodConfig:
     """`host:port` of the site's keeper."""
 
     def to_json(self) -> str:
-        """The file's text; the same for the same content."""
+        """Return the file's text; deterministic."""
         return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def load(cls, path: Path | str) -> PodConfig:
-        """The configuration in that file.
+        """Load the configuration from a file.
 
         Raises:
-            SpecError: it is not what `to_json` writes; says all that is wrong.
-            OSError: it cannot be read.
+            SpecError: It is not an output of `to_json`; lists all problems.
+            OSError: The file cannot be read.
         """
         with Path(path).open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)

@@ -1,8 +1,8 @@
-"""What a worker tells the coordinator as it trains, and what `events.jsonl` holds a line of.
+"""Progress records that workers report to the coordinator; each is a line of `events.jsonl`.
 
-Each record becomes one JSON object with its kind (`record_to_json`, `record_from_json`). Times are
-seconds since the run began by the worker's own monotonic clock, set by what the coordinator says at
-joining; no wall clock is compared between machines.
+A record is one JSON object with its kind (`record_to_json`, `record_from_json`). Times are seconds
+since the run began, on the worker's monotonic clock, with the offset that the coordinator sends at
+joining. Wall clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class StepRecord:
     exchange_cpu_s: float
     """CPU seconds of select, encode, decode and apply in this iteration."""
     waited_s: float
-    """Of `wall_s`, held by synchronisation."""
+    """Part of `wall_s` spent waiting for synchronisation."""
     samples: int
     """This worker's samples since the run began."""
     weights_hash: str = ""
-    """Hash of the weights after this step; only where `--set trainer.hashWeights=true` asks."""
+    """Hash of the weights after this step, with `trainer.hashWeights`."""
     epochs: float | None = None
     """Passes of all workers over the job's training data so far, as this worker counts them; None:
-    not known."""
+    unknown."""
 
     @property
     def began_s(self) -> float:
-        """When it began, on the clock of `time_s`, which is when it was done."""
+        """Start of the step, on the same clock as its end, `time_s`."""
         return self.time_s - self.wall_s
 
 
 @dataclass(frozen=True)
 class LinkRecord:
-    """One link, one direction, since the last record of it."""
+    """One link in one direction, since its last record."""
 
     time_s: float
     rank: Rank
@@ -63,12 +63,12 @@ class LinkRecord:
     dropped_messages: int
     connected: bool
     remade_count: int = 0
-    """How often its stream has gone over to a new connection so far, without a break."""
+    """How often its stream has moved to a new connection without interruption."""
 
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One replica on the held-out split."""
+    """Evaluation of one replica on the held-out data."""
 
     time_s: float
     rank: Rank
@@ -79,14 +79,14 @@ class EvaluationRecord:
     evaluated_samples: int
     class_accuracy: tuple[float, ...] = ()
     sketch: tuple[float, ...] = ()
-    """A random projection of the weights (shared seed): the coordinator computes drift from it."""
+    """A random projection of the weights, with a shared seed, for `dlion_api.drift`."""
     weights_norm: float = 0.0
     final: bool = False
 
 
 @dataclass(frozen=True)
 class DirectiveRecord:
-    """What the sidecar told the trainer, and why."""
+    """A directive from the sidecar to its trainer, with its reason."""
 
     time_s: float
     rank: Rank
@@ -101,7 +101,7 @@ class DirectiveRecord:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """Something that happened, with a stable reason (as Kubernetes events have)."""
+    """An event with a stable reason, as in Kubernetes."""
 
     time_s: float
     rank: Rank

@@ -1,8 +1,7 @@
-"""Reasons of the events of a run. They are API: documented in docs/results.md, never renamed.
+"""Reasons of a run's events. They are API: documented in docs/results.md, never renamed.
 
-Written by the workers, the coordinator and the local runner into `EventRecord.reason`; read by
-the terminal's view and the report. A reader may meet reasons of a later version: there they are
-plain text.
+Workers, the coordinator and the local runner write them to `EventRecord.reason`; the terminal view
+and the report read them. A reader treats a later version's reasons as plain text.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Self
 
 
 class EventReason(StrEnum):
-    """Why there is an event; `meaning` is its line in docs/results.md.
+    """Reason of an event; `meaning` is its description in docs/results.md.
 
     >>> EventReason("WorkerLost") is EventReason.WORKER_LOST
     True
@@ -21,7 +20,7 @@ class EventReason(StrEnum):
     meaning: str
 
     def __new__(cls, value: str, meaning: str) -> Self:
-        """A reason, and what it means in one line."""
+        """Make a reason with its one-line description."""
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
@@ -31,70 +30,70 @@ class EventReason(StrEnum):
     TRAINER_IMPORTED = "TrainerImported", "a trainer process has imported TensorFlow"
     WORKER_READY = (
         "WorkerReady",
-        "a worker has joined and is ready to train; a new incarnation says it again",
+        "a worker has joined and is ready to train; once per incarnation",
     )
-    RESUMED = "Resumed", "a worker goes on from its own checkpoint"
+    RESUMED = "Resumed", "a worker continues from its own checkpoint"
     WORKER_REJOINED = "WorkerRejoined", "a worker took over a peer's state"
     PEERS_UNREACHED = (
         "PeersUnreached",
-        "a worker that waits has not been linked for a minute with others that have joined",
+        "a waiting worker has had no link to joined peers for a minute",
     )
-    TRAINING_STARTED = "TrainingStarted", "a worker began to train"
+    TRAINING_STARTED = "TrainingStarted", "a worker started to train"
     TRAINING_STOPPED = "TrainingStopped", "a worker stopped, with the condition that was met"
-    WORKER_LOST = "WorkerLost", "a worker's stream broke; it may come back"
-    WORKER_FAILED = "WorkerFailed", "a worker ended for good"
+    WORKER_LOST = "WorkerLost", "a worker's stream broke; it may return"
+    WORKER_FAILED = "WorkerFailed", "a worker failed permanently"
     TRAINER_ENDED = (
         "TrainerEnded",
-        "a trainer's process ended; its supervisor starts it again after a while",
+        "a trainer's process ended; its supervisor restarts it after a delay",
     )
     SIDECAR_ENDED = (
         "SidecarEnded",
-        "a sidecar ended; its worker trains on with the last directive while it is started again",
+        "a sidecar ended; its worker continues with the last directive until it is restarted",
     )
     EVALUATOR_ENDED = (
         "EvaluatorEnded",
-        "the evaluator that a local run's workers share ended; it is started again",
+        "the evaluator that a local run's workers share ended; it is restarted",
     )
 
     CERTIFICATE_RENEWED = (
         "CertificateRenewed",
-        "a worker has a new certificate; its connections are remade with it, and none breaks off",
+        "a worker has a new certificate; its connections are renewed without interruption",
     )
     CERTIFICATE_NOT_RENEWED = (
         "CertificateNotRenewed",
-        "the coordinator is away, or refuses to sign: connections stand, with the old certificate",
+        "the coordinator is unavailable or refuses to sign: the old certificate stays in use",
     )
 
     # ---- what workers do -------------------------------------------------------------------------
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
     FOLDED_TOGETHER = (
         "FoldedTogether",
-        "a worker met another at the mean of their weights, or took over some that hold all",
+        "two workers averaged their weights, or one took over weights that include all",
     )
     QUORUM_LOST = (
         "QuorumLost",
-        "too few sites (`minSites`) are joined with a worker's side: it holds still",
+        "too few sites (`minSites`) are connected with a worker: it pauses",
     )
-    QUORUM_BACK = "QuorumBack", "enough sites are joined again: the worker trains on"
+    QUORUM_BACK = "QuorumBack", "enough sites are connected again: the worker continues"
     MESSAGE_REFUSED = (
         "MessageRefused",
-        "a peer sent something that the protocol does not allow, or refuses this worker",
+        "a peer violated the protocol, or refuses this worker",
     )
-    EVALUATION_FAILED = "EvaluationFailed", "an evaluation raised; training goes on"
+    EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     RECORDS_DROPPED = (
         "RecordsDropped",
-        "a worker could not report everything: the coordinator was away too long",
+        "a worker dropped records: the coordinator was unavailable for too long",
     )
 
     # ---- what is kept ----------------------------------------------------------------------------
     CHECKPOINT_SAVED = "CheckpointSaved", "a worker saved its checkpoint"
     CHECKPOINT_FAILED = (
         "CheckpointFailed",
-        "a checkpoint could not be written (full disk); the last one stands, training goes on",
+        "a checkpoint could not be written (full disk); the last one stays, training continues",
     )
     CHECKPOINT_DAMAGED = (
         "CheckpointDamaged",
-        "a checkpoint cannot be read: it is set aside, and the worker takes a peer's state",
+        "a checkpoint cannot be read: it is moved aside, and the worker takes a peer's state",
     )
     CHECKPOINT_KEPT = "CheckpointKept", "the site's keeper has a worker's newest checkpoint"
     MODEL_KEPT = "ModelKept", "the site's keeper has the site's model"
@@ -104,7 +103,7 @@ class EventReason(StrEnum):
     )
     KEEP_FAILED = (
         "KeepFailed",
-        "the site's keeper refused a file, or a worker had to end before the keeper had it",
+        "the site's keeper refused a file, or a worker had to end before the upload was complete",
     )
     MODEL_SAVED = "ModelSaved", "a site's model was saved at the end of training"
     REPLICA_MISSING = (
@@ -113,11 +112,11 @@ class EventReason(StrEnum):
     )
     MODEL_PUBLISHED = (
         "ModelPublished",
-        "a site's model was written while training goes on (`stop.continuous`)",
+        "a site's model was written during training (`stop.continuous`)",
     )
     PUBLISH_FAILED = (
         "PublishFailed",
-        "such a model could not be written; the last one stands, training goes on",
+        "such a model could not be written; the last one stays, training continues",
     )
 
     # ---- data ------------------------------------------------------------------------------------
@@ -125,22 +124,22 @@ class EventReason(StrEnum):
         "NearDuplicatesLeftOut",
         "how many of a worker's samples `dropNearDuplicates` leaves out, at each trainer's start",
     )
-    DATA_ADDED = "DataAdded", "files of a watched folder were taken in"
-    DATA_CHANGED = "DataChanged", "files of a watched folder were taken in anew"
-    DATA_REMOVED = "DataRemoved", "files of a watched folder went, and their samples with them"
-    DATA_PENDING = "DataPending", "a file that grows, or cannot be read yet, is waited for"
-    DATA_SKIPPED = "DataSkipped", "a file that cannot be used was left out, with what is wrong"
+    DATA_ADDED = "DataAdded", "new files of a watched folder were loaded"
+    DATA_CHANGED = "DataChanged", "changed files of a watched folder were reloaded"
+    DATA_REMOVED = "DataRemoved", "files of a watched folder and their samples were removed"
+    DATA_PENDING = "DataPending", "the worker waits for a file that grows or is not readable yet"
+    DATA_SKIPPED = "DataSkipped", "an unusable file was skipped; the message gives the reason"
     DATA_UNAVAILABLE = (
         "DataUnavailable",
-        "the folder itself cannot be read; training goes on with what there is",
+        "the folder itself cannot be read; training continues with the loaded data",
     )
 
     # ---- the environment -------------------------------------------------------------------------
     ENVIRONMENT_CHANGED = (
         "EnvironmentChanged",
-        "the environment gave a worker other cores, rates or links, as its file says",
+        "the environment changed a worker's cores, rates or links, as its file specifies",
     )
     ENVIRONMENT_FAILED = (
         "EnvironmentFailed",
-        "what imposes the environment broke, or a change could not be imposed; the run ends",
+        "emulation of the environment failed, or a change could not be applied; the run ends",
     )

@@ -1,11 +1,11 @@
-"""Progress records as JSON: one line of `events.jsonl`, one entry of a report on the wire.
+"""Encode progress records as JSON: one line of `events.jsonl`, one entry of a report.
 
-Owns the form and its checks: a record that arrives is untrusted. Called by the worker's client,
-the coordinator and the result folder's reader. Does not decide where records go.
+Used by the worker's client, the coordinator and the result folder's reader. Incoming records are
+untrusted and fully checked.
 
-NaN and infinities: JSON has neither, so they are the texts "NaN", "Infinity" and "-Infinity",
-and they are allowed only where training can make them (`NON_FINITE_FIELDS`): a diverged loss, the
-accuracy of a class without samples. Anywhere else they are refused, going out and coming in.
+JSON has no NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity". They are
+allowed only in `NON_FINITE_FIELDS`, where training can produce them: a diverged loss, or the
+accuracy of a class without samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dlion_api.progress import (
 
 MAX_RECORD_BYTES = 64 * 1024
 MAX_ENTRIES = 4096
-"""Of a list or a map inside a record."""
+"""Limit for a list or map in a record."""
 MAX_TEXT_CHARACTERS = 4096
 MAX_INTEGER = 2**53
 """Above it other JSON readers lose digits."""
@@ -48,10 +48,10 @@ _KIND_NAMES = {record_type: kind for kind, record_type in KINDS.items()}
 
 
 def record_to_json(record: ProgressRecord) -> str:
-    """One line of JSON, `kind` first; NumPy scalars will do where numbers are due.
+    """Encode a record as one line of JSON, `kind` first. Accepts NumPy scalars as numbers.
 
     Raises:
-        ContractError: `record_from_json` would refuse it (a defect of the caller).
+        ContractError: `record_from_json` would refuse the result (a bug of the caller).
     """
     kind = _KIND_NAMES[type(record)]
     values: dict[str, object] = {"kind": kind}
@@ -72,17 +72,18 @@ def record_to_json(record: ProgressRecord) -> str:
 
 
 def record_from_json(text: str | bytes) -> ProgressRecord:
-    """The record in one line of JSON.
+    """Decode a record from one line of JSON.
 
     Raises:
-        ContractError: too long, not JSON, or a field unknown, missing, doubled or of a wrong type.
+        ContractError: Too long, not JSON, or a field is unknown, missing, repeated or of a wrong
+            type.
     """
     size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     if size > MAX_RECORD_BYTES:
         raise ContractError(f"record of {size} bytes; allowed: at most {MAX_RECORD_BYTES}")
     try:
         values = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:  # wrong UTF-8 and wrong JSON are ValueErrors
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
         raise ContractError(f"record is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ContractError(f"record is not an object (given: {type(values).__name__})")
@@ -117,7 +118,7 @@ def _decoded(kind: str, values: dict[str, Any]) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("a name occurs twice in an object")
     return values
 
 
@@ -127,7 +128,7 @@ def _constant(name: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class _Form:
-    """How one field is written and read; both raise ValueError or TypeError."""
+    """Encoder and decoder of one field; both raise ValueError or TypeError."""
 
     encode: Callable[[Any], object]
     decode: Callable[[Any], Any]
@@ -135,7 +136,7 @@ class _Form:
 
 
 def _integer(value: object) -> int:
-    # Any integer type will do going out (NumPy's too), but a bool is none.
+    # Outgoing values may be of any integer type, such as NumPy's, but not bool.
     if isinstance(value, bool):
         raise TypeError("not an integer")
     number = operator.index(value)  # type: ignore[arg-type]
@@ -154,7 +155,7 @@ def _text(value: object) -> str:
 
 
 def _cut_text(value: object) -> str:
-    """Text going out is cut rather than refused: a long message must not cost the record."""
+    """Truncate outgoing text: a long message must not lose the record."""
     if not isinstance(value, str):
         raise TypeError("not text")
     return value.encode(errors="replace").decode()[:MAX_TEXT_CHARACTERS]

@@ -1,6 +1,5 @@
-"""What whoever signs certificates and whoever bears them go by alike: how far they are
-backdated, when one is to be replaced, what a pod proves with its token, and whether two sets of
-authorities are the same."""
+"""Rules that issuers and owners of certificates share: backdating, renewal, pods' proofs and
+fingerprints of CA bundles."""
 
 from __future__ import annotations
 
@@ -10,33 +9,33 @@ from datetime import datetime, timedelta
 
 from dlion_api.names import SiteName
 
-BACKDATED = timedelta(minutes=10)
-"""How far `notBefore` lies back: the only allowance for clocks that differ between sites."""
+CLOCK_SKEW_ALLOWANCE = timedelta(minutes=10)
+"""How far `notBefore` is in the past: the only tolerance for clock skew between sites."""
 
-RENEWED_AT = 1 / 2
-"""Part of its life after which a worker's, a keeper's and a coordinator's certificate is replaced.
+RENEWAL_FRACTION = 1 / 2
+"""Fraction of its lifetime after which a certificate of worker, keeper or coordinator is renewed.
 
-A connection goes by two certificates and is remade with the newer one of whoever dials, while the
-other may be as old as that. At half of their lives neither ends before the connection does.
+A connection uses two certificates and is replaced when the client's is renewed; the server's may
+then be as old. With one half, neither expires before the connection is replaced.
 """
 
 
 def renewal_after(not_before: datetime, not_after: datetime) -> timedelta:
-    """How long after it was signed a certificate of these bounds is to be replaced.
+    """Return how long after its signing a certificate with these bounds is to be renewed.
 
     >>> signed = datetime(2026, 1, 1)
-    >>> renewal_after(signed - BACKDATED, signed + timedelta(hours=24))
+    >>> renewal_after(signed - CLOCK_SKEW_ALLOWANCE, signed + timedelta(hours=24))
     datetime.timedelta(seconds=43200)
     """
-    return (not_after - not_before - BACKDATED) * RENEWED_AT
+    return (not_after - not_before - CLOCK_SKEW_ALLOWANCE) * RENEWAL_FRACTION
 
 
 JOINING, FOLLOWING = "join", "follow"
-"""What a pod proves itself for, beside requests for certificates (called by their role)."""
+"""Uses of a pod's proof, besides certificate requests, whose use is their role."""
 
 
 def proof_statement(run: str, use: str, csr_pem: bytes, count: int) -> bytes:
-    """What a pod proves to have said: for what its token is, and for which key's certificate.
+    """Return the statement that a pod signs: its run, use, counter and certificate request.
 
     >>> proof_statement("default/digits#1", "trainer", b"-----BEGIN", 7)
     b'dlion.v1alpha1.PodProof\\x00default/digits#1\\x00trainer\\x007\\x00-----BEGIN'
@@ -45,10 +44,10 @@ def proof_statement(run: str, use: str, csr_pem: bytes, count: int) -> bytes:
     return head.encode() + csr_pem
 
 
-def trust_print(site_bundles_pem: Mapping[SiteName, bytes]) -> str:
-    """A fingerprint of these bundles by site; empty where there are none.
+def trust_fingerprint(site_bundles_pem: Mapping[SiteName, bytes]) -> str:
+    """Return a fingerprint of the sites' CA bundles; empty if there are none.
 
-    >>> trust_print({"a": b"1", "b": b"2"}) == trust_print({"b": b"2", "a": b"1"})
+    >>> trust_fingerprint({"a": b"1", "b": b"2"}) == trust_fingerprint({"b": b"2", "a": b"1"})
     True
     """
     if not site_bundles_pem:

@@ -1,7 +1,7 @@
-"""The one file that tells a worker's processes (supervisor, trainer, sidecar) who they are.
+"""Configuration file of a worker's processes (supervisor, trainer, sidecar).
 
-Written by the local runner, and by the operator into the pod; read by each process at its start.
-It holds paths and addresses, no secrets: the token stands in a file of its own.
+The local runner or the pod's setup writes it; each process reads it at its start. It contains paths
+and addresses but no secrets: the token is in a separate file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank
 
 COORDINATOR_DNS_NAME = "coordinator.dlion"
-"""The name on the coordinator's certificate, wherever it listens."""
+"""The name in the coordinator's certificate, at any address."""
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_SOCKET_PATH_BYTES = 107
-"""Linux' `sun_path` holds 108 with the closing zero."""
+"""Linux's `sun_path` has 108 bytes with the terminating zero."""
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 _LINK = re.compile(r"(0|[1-9][0-9]{0,8})/(exchange|measuring)")
@@ -31,67 +31,67 @@ _LINK = re.compile(r"(0|[1-9][0-9]{0,8})/(exchange|measuring)")
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What one worker's processes are told at their start."""
+    """Configuration of one worker's processes."""
 
     job_document: Mapping[str, Any]
-    """The manifest, as `dlion_api.spec.load_job` takes it."""
+    """The manifest, for `dlion_api.spec.load_job`."""
     rank: Rank
     coordinator_address: str
     """`host:port`."""
     authority_pem_path: str
-    """CA bundle that the coordinator's certificate is held against; empty: plain text, no TLS."""
+    """CA bundle that verifies the coordinator's certificate; empty: no TLS."""
     token_path: str
-    """File with the worker's token; read again for each call, since tokens are renewed."""
+    """File with the worker's token; read for each call, because tokens are renewed."""
     state_dir: str
-    """Outlives a process, not the worker: kept membership, incarnation counter, checkpoints."""
+    """Persists across restarts: stored membership, incarnation counter, checkpoints."""
     socket_path: str
     """The sidecar's Unix socket."""
     listen_host: str
     advertise_host: str
-    """The host that peers dial."""
+    """The host that peers connect to."""
     data_root: str
-    """Relative data set paths are taken from here."""
+    """Base of relative data set paths."""
     results_dir: str
     program_root: str = ""
-    """`program.file` and `program.module` are looked up here; empty: in the data root."""
+    """Base of `program.file` and `program.module`; empty: the data root."""
     snapshots_dir: str = ""
-    """Where the trainer puts snapshots for an evaluator; empty: it evaluates them itself."""
+    """Where the trainer writes snapshots for an evaluator; empty: it evaluates itself."""
     coordinator_dns_name: str = COORDINATOR_DNS_NAME
     exchange_port: int = 0
     """The port that the trainer listens on; 0: any free one."""
     measuring_port: int = 0
     """The same for the sidecar's probes."""
     cpu_quota_cores: float | None = None
-    """The hard quota, where the process itself cannot see it; None: ask the cgroup."""
+    """The hard CPU quota, if the process cannot read it; None: read the cgroup."""
     link_addresses: Mapping[str, str] = field(default_factory=dict)
-    """`<rank>/exchange` or `<rank>/measuring` → address to dial in place of the advertised one."""
+    """`<rank>/exchange` or `<rank>/measuring` → address to use instead of the advertised one."""
     start_time_monotonic_s: float | None = None
-    """`time.monotonic()` at which the run began, where all share one clock; None: the
-    coordinator says at joining."""
+    """`time.monotonic()` at the start of the run, if all share one clock; None: from the
+    coordinator."""
     resume: bool = False
     keeper_address: str = ""
-    """`host:port` of the site's keeper of checkpoints and models; empty: there is none."""
+    """`host:port` of the site's keeper of checkpoints and models; empty: none."""
 
     @property
     def program_dir(self) -> Path:
-        """The folder that the user's program is looked up in."""
+        """The folder of the user's program."""
         return Path(self.program_root or self.data_root)
 
     @property
     def proof_dir(self) -> Path:
-        """Where trainer and sidecar keep the key that proves whose token they show."""
+        """Where trainer and sidecar store the key for the proof of their token."""
         return Path(self.socket_path).parent
 
     def link_address(self, rank: Rank, service: Literal["exchange", "measuring"]) -> str | None:
-        """The address to dial for that peer in place of the advertised one, if there is one."""
+        """Return the address to use for that peer instead of the advertised one, if any."""
         return self.link_addresses.get(f"{rank}/{service}")
 
     def save(self, path: Path | str) -> None:
-        """Writes the file atomically, readable by its owner and group.
+        """Write the file atomically, readable by its owner and group.
 
         Raises:
-            SpecError: a value would not be accepted by `load`.
-            OSError: the file cannot be written.
+            SpecError: `load` would reject a value.
+            OSError: The file cannot be written.
         """
         problems = _problems(asdict(self))
         if problems:
@@ -101,11 +101,11 @@ class WorkerConfig:
 
     @classmethod
     def load(cls, path: Path | str) -> WorkerConfig:
-        """The configuration in that file.
+        """Load the configuration from a file.
 
         Raises:
-            SpecError: not JSON, or fields that are unknown, missing or wrong: all of them at once.
-            OSError: the file cannot be read.
+            SpecError: Not JSON, or unknown, missing or invalid fields; lists all of them.
+            OSError: The file cannot be read.
         """
         with Path(path).open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
@@ -122,7 +122,7 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
         raise SpecError([problem], source=source)
     try:
         values = json.loads(content)
-    except (ValueError, RecursionError) as error:  # ValueError covers wrong UTF-8 and wrong JSON
+    except (ValueError, RecursionError) as error:  # ValueError covers invalid UTF-8 and JSON
         raise SpecError([Problem("", f"is not JSON: {error}")], source=source) from error
     if not isinstance(values, dict):
         problem = Problem("", "is not an object", value=type(values).__name__)
@@ -231,4 +231,4 @@ _CHECKS: Mapping[str, Callable[[object], str]] = {
     "resume": _flag,
     "keeper_address": lambda value: "" if value == "" else _address(value),
 }
-"""For each field: nothing where the value will do, otherwise the values that would."""
+"""For each field, a function that returns the allowed values if the given one is invalid."""

@@ -19,7 +19,7 @@ from published import HERE, Comparison, environment
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_worker.environments import load_environment
-from dlion_worker.results.comparison import Figures, Row
+from dlion_worker.results.comparison import VariantRow, VariantRun
 
 FIGURES = HERE / "figures"
 """Holds a folder for each edition."""
@@ -34,7 +34,7 @@ class Piece:
 
     comparison: Comparison
     """With that environment alone."""
-    rows: tuple[Row, ...]
+    rows: tuple[VariantRow, ...]
     commit: str
     """At which it was run."""
     seeds: int
@@ -65,7 +65,7 @@ def recorded(edition: str, comparison: Comparison) -> Piece | None:
         return None
     place = path.stem
     rows = tuple(
-        Row(place, variant, rate, tuple(figures(run) for run in own))
+        VariantRow(place, variant, rate, tuple(figures(run) for run in own))
         for (variant, rate), own in groupby(
             runs, key=lambda run: (run.pop("variant"), run.pop("learningRate"))
         )
@@ -73,9 +73,9 @@ def recorded(edition: str, comparison: Comparison) -> Piece | None:
     return Piece(comparison, rows, head["commit"], head["seeds"])
 
 
-def figures(run: dict[str, Any]) -> Figures:
+def figures(run: dict[str, Any]) -> VariantRun:
     """Of one run, from its JSON."""
-    return Figures(**{**run, **{name: tuple(run[name]) for name in ("received_bytes", "curve")}})
+    return VariantRun(**{**run, **{name: tuple(run[name]) for name in ("received_bytes", "curve")}})
 
 
 def _asked(comparison: Comparison) -> str:

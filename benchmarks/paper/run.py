@@ -38,7 +38,7 @@ from reduced_edition import NETWORKS, Reduction
 
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.compare import COMPARISON, compare
-from dlion_worker.results.comparison import Row
+from dlion_worker.results.comparison import VariantRow
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from local_runs import commit
@@ -181,7 +181,7 @@ def _tell_time(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
         done = len(list(_folder(one, arguments).rglob("compared.json")))
         wall_s = core_s / min(arguments.jobs, len(os.sched_getaffinity(0)))
         total_s += wall_s
-        kept = f"; {done} runs are there already" if done else ""
+        kept = f"; {done} runs already exist" if done else ""
         print(f"  {one.name}: {wall_s / 3600:.2f} h, {cost.sample_s * 1e3:.2f} ms a sample{kept}")
     print(f"  together: {total_s / 3600:.1f} h", flush=True)
 
@@ -198,7 +198,7 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
         sys.exit(done.returncode)
     document = json.loads((_folder(comparison, arguments) / COMPARISON).read_text())
     rows = tuple(
-        Row(place, row["variant"], row["learningRate"], tuple(map(figures, row["runs"])))
+        VariantRow(place, row["variant"], row["learningRate"], tuple(map(figures, row["runs"])))
         for row in document["rows"]
     )
     piece = Piece(comparison, rows, arguments.commit, arguments.seeds)

@@ -36,7 +36,7 @@ from dlion_api.names import Rank  # noqa: E402
 from dlion_api.spec import load_job  # noqa: E402
 from dlion_worker.environments import load_environment  # noqa: E402
 from dlion_worker.local.namespaces import NamespaceNetwork  # noqa: E402
-from dlion_worker.results.curves import first_time_at  # noqa: E402
+from dlion_worker.results.curves import first_crossing_s  # noqa: E402
 
 MBIT_PER_S = (50, 35, 20, 20)
 GLOBAL_BATCH, LEARNING_RATE, MOMENTUM = 192, 0.02, 0.9
@@ -155,7 +155,7 @@ def _outcome(folder: Path, target: float) -> Mirrored:
     lines = _lines(folder)
     time_s = {line["step"]: line["time_s"] for line in lines if "time_s" in line}
     judged = [(float(o["step"]), float(o["accuracy"])) for o in lines if "accuracy" in o]
-    steps = first_time_at(np.array(judged), target) if judged else None
+    steps = first_crossing_s(np.array(judged), target) if judged else None
     timed = [step for step in time_s if step > FIRST_STEPS]
     seconds = None
     if steps is not None:

@@ -49,30 +49,30 @@ class Clocks:
 
 def _install() -> None:
     from dlion_worker.codecs.payload import GradientPart
-    from dlion_worker.exchange import exchange, framing, window
-    from dlion_worker.policies import combining, machine, selection, sending
+    from dlion_worker.exchange import exchange, framing, send_queue
+    from dlion_worker.policies import aggregation, gradient_exchange, gradient_selectors, magnitudes
     from dlion_worker.trainer import loop, replica, reporting
     from dlion_worker.training import model
 
     clocks = Clocks()
     clocks.wrap(model.FlatModel, "step", "gradient (its Python thread)")
-    clocks.wrap(selection.Magnitudes, "measure", "select")
-    clocks.wrap(selection.Magnitudes, "count", "select")
-    clocks.wrap(selection.Magnitudes, "largest", "select")
-    clocks.wrap(sending, "encode_selected", "encode")
-    clocks.wrap(sending, "encode_whole", "encode")
-    clocks.wrap(machine, "decode_gradient", "decode")
+    clocks.wrap(magnitudes.Magnitudes, "measure", "select")
+    clocks.wrap(magnitudes.Magnitudes, "count", "select")
+    clocks.wrap(magnitudes.Magnitudes, "largest", "select")
+    clocks.wrap(gradient_selectors, "encode_selected", "encode")
+    clocks.wrap(gradient_selectors, "encode_whole", "encode")
+    clocks.wrap(gradient_exchange, "decode_gradient", "decode")
     clocks.wrap(GradientPart, "add_to", "add")
-    clocks.wrap(machine, "descend", "add")
-    clocks.wrap(combining.ArrivedSum, "add", "add")
+    clocks.wrap(gradient_exchange, "descend", "add")
+    clocks.wrap(aggregation.ArrivedGradientSum, "add", "add")
     clocks.wrap(replica.LocalReplica, "descend", "optimizer")
     clocks.wrap(loop.TrainingLoop, "_handle", "policies, rest")
     clocks.wrap(loop.TrainingLoop, "_report", "reports to sidecar and coordinator")
-    clocks.wrap(exchange.Exchange, "cpu_s", "reading clocks")
-    clocks.wrap(window.Outbox, "next_frame", "cut into frames, checksum")
-    clocks.wrap(framing.Inbox, "parse", "parse frames")
-    clocks.wrap(framing.Inbox, "feed", "put together, checksum")
-    _watch(clocks, exchange.Exchange, reporting.Reporter)
+    clocks.wrap(exchange.PeerExchange, "cpu_s", "reading clocks")
+    clocks.wrap(send_queue.SendQueue, "next_frame", "cut into frames, checksum")
+    clocks.wrap(framing.StreamReceiver, "parse", "parse frames")
+    clocks.wrap(framing.StreamReceiver, "feed", "put together, checksum")
+    _watch(clocks, exchange.PeerExchange, reporting.Reporter)
 
 
 class Notes:
@@ -117,7 +117,7 @@ def _links(exchange: Any, write: Any) -> None:
     while True:
         time.sleep(_LINKS_S)
         now_s = time.monotonic()
-        for peer, state in exchange.link_states().items():
+        for peer, state in exchange.link_counters().items():
             write(
                 {
                     "kind": "link",

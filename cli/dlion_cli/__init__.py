@@ -1,1 +1,1 @@
-"""The `dlion` command: one module per subcommand; parts of the other packages are joined here."""
+"""The `dlion` command: one module per subcommand. It joins the parts of the other packages."""

@@ -1,6 +1,6 @@
-"""The `dlion` command: its subcommands by name, loaded when asked for.
+"""The `dlion` command. Each subcommand's module is imported only when it is used.
 
-`dlion --help`, `validate`, `explain` and `init` so need neither TensorFlow nor gRPC.
+So `dlion --help`, `validate`, `explain` and `init` need neither TensorFlow nor gRPC.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ COMMANDS: Final = {
     "run": ("dlion_cli.run:run", "Train a job on this machine."),
     "simulate": ("dlion_cli.simulate:simulate", "Train a job in virtual time."),
     "compare": ("dlion_cli.compare:compare", "Compare policies in simulated runs."),
-    "replay": ("dlion_cli.replay:replay", "Simulate a recorded run again, under other settings."),
-    "calibrate": ("dlion_cli.calibrate:calibrate", "Measure what a step costs on this machine."),
+    "replay": ("dlion_cli.replay:replay", "Simulate a recorded run again, with other settings."),
+    "calibrate": ("dlion_cli.calibrate:calibrate", "Measure the cost of a step on this machine."),
     "submit": ("dlion_cli.submit:submit", "Submit jobs to a cluster."),
-    "get": ("dlion_cli.get:get", "Show jobs of a cluster."),
-    "watch": ("dlion_cli.watch:watch", "Watch a job of a cluster train."),
-    "logs": ("dlion_cli.logs:logs", "Show what the workers of a job say."),
-    "fetch": ("dlion_cli.fetch:fetch", "Bring a job's model or results here."),
-    "suspend": ("dlion_cli.suspending:suspend", "Stop a job's workers and keep the job."),
-    "resume": ("dlion_cli.suspending:resume", "Start a suspended job's workers again."),
+    "get": ("dlion_cli.get:get", "Display the jobs of a cluster."),
+    "watch": ("dlion_cli.watch:watch", "Watch a job of a cluster until it ends."),
+    "logs": ("dlion_cli.logs:logs", "Print the logs of a job's workers."),
+    "fetch": ("dlion_cli.fetch:fetch", "Download a job's model or results."),
+    "suspend": ("dlion_cli.suspend_resume:suspend", "Stop a job's workers and keep the job."),
+    "resume": ("dlion_cli.suspend_resume:resume", "Restart the workers of a suspended job."),
     "delete": ("dlion_cli.delete:delete", "Delete jobs from a cluster."),
-    "trust": ("dlion_cli.trust:trust", "Exchange sites' public certificates."),
+    "trust": ("dlion_cli.trust:trust", "Print and verify sites' public certificates."),
     "preflight": ("dlion_cli.preflight:preflight", "Check several sites before a run."),
-    "report": ("dlion_cli.report:report", "Make report.html of a result folder."),
-    "validate": ("dlion_cli.validate:validate", "Check manifests."),
-    "explain": ("dlion_cli.explain:explain", "Say what a field of the manifest means."),
-    "init": ("dlion_cli.init:init", "Write a manifest and a program to start from."),
+    "report": ("dlion_cli.report:report", "Create an HTML report of result folders."),
+    "validate": ("dlion_cli.validate:validate", "Validate manifests and environments."),
+    "explain": ("dlion_cli.explain:explain", "Describe the fields of the manifest."),
+    "init": ("dlion_cli.init:init", "Create a manifest and a program template."),
 }
 
 
@@ -64,41 +64,42 @@ class LazyGroup(click.Group):
         formatter: click.HelpFormatter,
     ) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dlion", prog_name="dlion")
 def dlion() -> None:
-    """Decentralised training of deep models across the edge."""
+    """Train deep models decentrally, across micro-clouds at the edge."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns its exit code (`dlion_api.exit_codes`).
+    """Run the command and return its exit code (`dlion_api.exit_codes`).
 
-    Without `arguments` it is the process's: that ends with this code, whatever threads of gRPC and
-    TensorFlow still do. One that asks for the interpreter while that is taken down aborts.
+    Without `arguments` it reads `sys.argv`, and the process ends with this code.
     """
     if arguments is not None:
         return _run(arguments)
     codes: list[int] = []
-    atexit.register(_leave, codes)  # first to come, last to be called
+    # Exit without interpreter shutdown: threads of gRPC and TensorFlow that still run would abort
+    # the process. Registered first, so that it is called last.
+    atexit.register(_exit_process, codes)
     codes.append(_run(None))
     return codes[0]
 
 
-def _leave(codes: list[int]) -> None:
+def _exit_process(codes: list[int]) -> None:
     if not codes:
         return
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+        with suppress(OSError, ValueError, AttributeError):  # closed pipe or stream
             stream.flush()
     os._exit(codes[0])
 
 
 def _run(arguments: list[str] | None) -> int:
     try:
-        result = dlion.main(args=arguments, prog_name=_program(), standalone_mode=False)
+        result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -106,16 +107,16 @@ def _run(arguments: list[str] | None) -> int:
         return ended.exit_code
     except click.Abort:
         return _fail(KeyboardInterrupt())
-    except BrokenPipeError:  # the reader of a pipe had enough
+    except BrokenPipeError:  # the reader closed the pipe
         sys.stderr.close()
         return 0
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost border
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler
         return _fail(error)
     return result if isinstance(result, int) else 0
 
 
-def _program() -> str:
-    """What the user typed; as kubectl's plugin (`kubectl-dlion` on the PATH) that is two words."""
+def _program_name() -> str:
+    """The name in usage messages. As a kubectl plugin (`kubectl-dlion`) it is two words."""
     return "kubectl dlion" if Path(sys.argv[0]).name == "kubectl-dlion" else "dlion"
 
 

@@ -1,7 +1,4 @@
-"""A site's bundle: the public certificates by which other sites believe what its authority signed.
-
-Called by `trust` and `listed_sites`. Reads PEM and says what stands in it; fetches nothing.
-"""
+"""A site's bundle: the public certificates of its authority, read from PEM."""
 
 from __future__ import annotations
 
@@ -16,49 +13,49 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 MAX_BUNDLE_LENGTH: Final = 16_000
-"""In characters, as in the chart's schema: the bundles of 64 sites fit into one ConfigMap."""
+"""Characters, as in the chart's schema: the bundles of 64 sites fit into one ConfigMap."""
 _AUTHORITY: Final = "dlion site "
-"""What the subject of an authority that an operator made begins with, before the site's name."""
+"""Subject prefix of authorities that operators create; the site's name follows."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Certificates of one site's authority, at least one, the newest first as a rule."""
+    """One or more certificates of one site's authority."""
 
     certificates: tuple[x509.Certificate, ...]
 
     @property
     def pem(self) -> str:
-        """The certificates and nothing else that stood beside them."""
+        """Only the certificates, without other text."""
         from cryptography.hazmat.primitives.serialization import Encoding
 
         return "".join(each.public_bytes(Encoding.PEM).decode() for each in self.certificates)
 
     @property
     def newest(self) -> x509.Certificate:
-        """The one that ends last."""
+        """The certificate that expires last."""
         return max(self.certificates, key=lambda each: each.not_valid_after_utc)
 
     @property
-    def begins(self) -> datetime:
-        """From when on one of them holds."""
+    def not_before(self) -> datetime:
+        """Earliest start of validity."""
         return min(each.not_valid_before_utc for each in self.certificates)
 
     @property
-    def ends(self) -> datetime:
-        """Until when one of them holds."""
+    def not_after(self) -> datetime:
+        """Latest expiry."""
         return self.newest.not_valid_after_utc
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the newest certificate, as `openssl x509 -fingerprint -sha256` has it."""
+        """SHA-256 of the newest certificate, as `openssl x509 -fingerprint -sha256` prints it."""
         from cryptography.hazmat.primitives.hashes import SHA256
 
         return self.newest.fingerprint(SHA256()).hex(":").upper()
 
     @property
     def keys(self) -> frozenset[bytes]:
-        """The public keys that are certified, DER."""
+        """The certified public keys, DER."""
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         form = PublicFormat.SubjectPublicKeyInfo
@@ -68,24 +65,24 @@ class Bundle:
 
     @property
     def sites(self) -> frozenset[str]:
-        """The sites that the subjects name; an authority of another making names none."""
+        """The sites named in the subjects; empty for authorities that no operator created."""
         from cryptography.x509.oid import NameOID
 
-        found = [
+        organizations = [
             str(name.value)
             for each in self.certificates
             for name in each.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
         ]
         return frozenset(
-            name.removeprefix(_AUTHORITY) for name in found if name.startswith(_AUTHORITY)
+            name.removeprefix(_AUTHORITY) for name in organizations if name.startswith(_AUTHORITY)
         )
 
 
 def read_bundle(text: str | bytes) -> Bundle:
-    """The bundle that is written there as PEM.
+    """Parse a PEM bundle.
 
-    Raises: ContractError where it is too long, holds a private key (which is not repeated), no
-    certificate, or one that is no authority's; UnavailableError where `cryptography` is missing.
+    Raises: ContractError if it is too long, contains a private key or a certificate of no
+    authority, or is no PEM; UnavailableError if `cryptography` is not installed.
     """
     try:
         from cryptography import x509
@@ -97,9 +94,8 @@ def read_bundle(text: str | bytes) -> Bundle:
     content = text.encode() if isinstance(text, str) else text
     if b"PRIVATE KEY" in content:
         raise ContractError(
-            "holds a private key. Take it out, and have a new one made at that site, as this one "
-            "may have been seen: stop its operator, delete the Secret of its authority, and start "
-            "the operator again"
+            "holds a private key. Remove it, and replace the site's key, which may be compromised: "
+            "stop its operator, delete the Secret of its authority, and start the operator again"
         )
     if len(content) > MAX_BUNDLE_LENGTH:
         raise ContractError(f"is {len(content)} bytes long; allowed: {MAX_BUNDLE_LENGTH}")

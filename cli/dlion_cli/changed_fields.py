@@ -1,6 +1,6 @@
-"""Which fields of a job's manifest differ from the one in the cluster, in words.
+"""The fields in which a job's manifest differs from the job in the cluster.
 
-Called by `submit`, where the API server refuses a change and names no more than its root.
+Called by `submit` when the API server rejects a change, because it names only the root.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from dlion_api.spec import load_job
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-MOST_NAMED: Final = 4
+MAX_NAMED: Final = 4
 _ABSENT: Final = object()
 
 
 def changed_fields(before: Mapping[str, Any] | None, after: Mapping[str, Any], under: str) -> str:
-    """`field: old → new` of each field at or below `under` that differs, defaults filled in.
+    """`field: old → new` for each changed field at or below `under`, with defaults filled in.
 
-    Empty where one of the two cannot be read, or nothing differs there.
+    Empty if either document is invalid or nothing differs.
     """
     try:
         old, new = (load_job(each).to_document() for each in (before, after))
     except SpecError:
         return ""
     if under == "spec.runId":
-        under = ""  # whatever was changed along with it is of no interest
+        under = ""  # report no other changes
         old, new = ({"spec": {"runId": each["spec"]["runId"]}} for each in (old, new))
-    found = [
-        f"{path}: {_shown(was)} → {_shown(now)}"
+    changes = [
+        f"{path}: {_format_value(was)} → {_format_value(now)}"
         for path, was, now in _differences("", old, new)
         if path == under or path.startswith(f"{under}.") or not under
     ]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return "; ".join(found[:MOST_NAMED]) + more
+    more = f" and {len(changes) - MAX_NAMED} more" if len(changes) > MAX_NAMED else ""
+    return "; ".join(changes[:MAX_NAMED]) + more
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -52,6 +52,6 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
         yield path, old, new
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "nothing" if value is _ABSENT else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,7 +1,4 @@
-"""What `dlion preflight` finds: one check for each thing that a run over several sites needs.
-
-Made by `site_dialling` and by what asks clusters; shown by `preflight`. Looks at nothing itself.
-"""
+"""The result of one check of `dlion preflight`."""
 
 from __future__ import annotations
 
@@ -13,28 +10,28 @@ from typing import Any
 from dlion_api.exit_codes import ExitCode
 
 
-class Outcome(StrEnum):
-    """How a check ended."""
+class CheckOutcome(StrEnum):
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
     UNKNOWN = "unknown"
-    """It could not be made here, or tells nothing either way."""
+    """The check was not possible, or is inconclusive."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, at one site."""
+    """One check of one site."""
 
     site: str
     name: str
-    outcome: Outcome
-    seen: str
+    outcome: CheckOutcome
+    observed: str
     advice: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do; may be empty."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured, by names that end in the unit."""
+    """Measurements, by names that end in the unit."""
 
     def as_json(self) -> dict[str, Any]:
         """One object of `-o json`."""
@@ -42,13 +39,13 @@ class Check:
             "site": self.site,
             "check": self.name,
             "outcome": str(self.outcome),
-            "seen": self.seen,
+            "seen": self.observed,
             "advice": self.advice,
             "figures": dict(self.figures),
         }
 
 
 def exit_code(checks: Iterable[Check]) -> ExitCode:
-    """UNAVAILABLE where a check failed; warnings are none."""
-    failed = any(check.outcome is Outcome.FAIL for check in checks)
+    """UNAVAILABLE if a check failed; warnings do not count."""
+    failed = any(check.outcome is CheckOutcome.FAIL for check in checks)
     return ExitCode.UNAVAILABLE if failed else ExitCode.OK

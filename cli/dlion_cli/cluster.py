@@ -1,9 +1,7 @@
-"""One cluster's API server: requests, streams and commands in pods, and its errors in our words.
+"""A client of one cluster's API server: requests, streams, and commands in pods.
 
-The only module of the command line that imports the Kubernetes client, which it does when it
-connects: it finds the server and proves who the user is (certificates, tokens, exec plugins,
-proxies, in-cluster). Answers are plain documents, whose quantities it reads. What a job is,
-`cluster_jobs` knows.
+The only module of the command line that imports the Kubernetes client, when it connects. That
+client finds the server and provides credentials. `cluster_jobs` knows the API of jobs.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
-from dlion_api.document.scalars import LONGEST_QUANTITY, QUANTITY
+from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
-from dlion_cli.cluster_refusals import refusal, unreachable
-from dlion_cli.kubeconfig import chosen_context, pod_namespace
+from dlion_cli.api_errors import api_error, unreachable_error
+from dlion_cli.kubeconfig import choose_context, pod_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -32,54 +30,52 @@ APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
-"""Channels of a command's WebSocket (v4.channel.k8s.io and v5)."""
-_MOST_WORDS_BYTES: Final = 16 * 1024
-_LARGEST_QUANTITY: Final = Decimal(2**63 - 1)
-"""Kubernetes takes a larger one for this."""
+"""Channels of the exec WebSocket (v4.channel.k8s.io and v5)."""
+_MAX_STDERR_BYTES: Final = 16 * 1024
+_MAX_QUANTITY: Final = Decimal(2**63 - 1)
+"""Kubernetes caps larger quantities at this value."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back, when by the server's clock, and whether this request made the object."""
+class ApiResponse:
+    """A response: the document, and whether the request created the object."""
 
     document: dict[str, Any]
     is_new: bool = False
     date: str = ""
-    """As in the header of that name; empty where there is none."""
+    """The `Date` header; may be empty."""
 
 
-def path_of(*parts: str) -> str:
-    """An address from its parts, each of them quoted.
+def api_path(*parts: str) -> str:
+    """An API path from its parts, each percent-encoded.
 
-    >>> path_of("api", "v1", "namespaces", "a/b")
+    >>> api_path("api", "v1", "namespaces", "a/b")
     '/api/v1/namespaces/a%2Fb'
     """
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
-def quantity(text: str) -> Decimal:
-    """The number that is meant, in the unit of the resource: cores, bytes, devices.
+def parse_quantity(text: str) -> Decimal:
+    """The number in the resource's base unit: cores, bytes, devices. Raises: ValueError.
 
-    Raises: ValueError where it is none.
-
-    >>> quantity("500m"), quantity("1.5Gi"), quantity("1e3")
+    >>> parse_quantity("500m"), parse_quantity("1.5Gi"), parse_quantity("1e3")
     (Decimal('0.500'), Decimal('1610612736.0'), Decimal('1E+3'))
     """
     from kubernetes import utils
 
-    reading: Any = utils  # its functions have no types
-    # It would also take what Kubernetes does not, such as NaN.
-    if len(text) > LONGEST_QUANTITY or not re.fullmatch(QUANTITY, text):
-        raise ValueError(f"{text[:LONGEST_QUANTITY]!r} is no quantity")
+    parser: Any = utils  # its functions have no types
+    # Kubernetes' pattern first: the parser also accepts NaN and the like.
+    if len(text) > MAX_QUANTITY_LENGTH or not re.fullmatch(QUANTITY, text):
+        raise ValueError(f"{text[:MAX_QUANTITY_LENGTH]!r} is no quantity")
     try:
-        number: Decimal = reading.parse_quantity(text)
-    except ValueError:  # an exponent with a fraction, as the pattern allows it
+        number: Decimal = parser.parse_quantity(text)
+    except ValueError:  # the pattern allows a fractional exponent
         raise ValueError(f"{text!r} is no quantity") from None
-    return max(-_LARGEST_QUANTITY, min(number, _LARGEST_QUANTITY))
+    return max(-_MAX_QUANTITY, min(number, _MAX_QUANTITY))
 
 
-class Cluster:
-    """A connection to one API server, and the namespace that is meant there. For many threads."""
+class ClusterClient:
+    """A connection to one API server, with a default namespace. Thread-safe."""
 
     def __init__(self, client: Any, *, context: str, namespace: str) -> None:
         self._client = client
@@ -88,12 +84,12 @@ class Cluster:
 
     @property
     def server(self) -> str:
-        """Its address, for messages."""
+        """The server's URL, for messages."""
         return str(self._client.configuration.host)
 
-    def within(self, namespace: str) -> Cluster:
-        """The same connection, another namespace."""
-        return Cluster(self._client, context=self.context, namespace=namespace)
+    def in_namespace(self, namespace: str) -> ClusterClient:
+        """The same connection with another namespace."""
+        return ClusterClient(self._client, context=self.context, namespace=namespace)
 
     def request(
         self,
@@ -104,14 +100,14 @@ class Cluster:
         body: object = None,
         content_type: str = _JSON,
         timeout_s: float = READ_TIMEOUT_S,
-    ) -> Answer:
-        """One request and its answer.
+    ) -> ApiResponse:
+        """Send one request.
 
-        Raises: DLionError, in our words, for whatever the API server refuses (`refusal`);
-        UnavailableError where it does not answer.
+        Raises: DLionError if the API server rejects it (`api_error`); UnavailableError if there is
+        no response.
         """
-        with self._sent(method, path, query, body, content_type, timeout_s) as response:
-            return Answer(
+        with self._send(method, path, query, body, content_type, timeout_s) as response:
+            return ApiResponse(
                 _document(response.data, self.server),
                 is_new=response.status == 201,
                 date=response.headers.get("Date", ""),
@@ -124,35 +120,35 @@ class Cluster:
         *,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> dict[str, Any]:
-        """One document. Raises as `request` does."""
+        """One document. Raises: as `request`."""
         return self.request("GET", path, query=query, timeout_s=timeout_s).document
 
-    def text(self, path: str, *, most_bytes: int, within_s: float) -> str:
-        """A text of something in the cluster that the API server passes on.
+    def read_text(self, path: str, *, most_bytes: int, within_s: float) -> str:
+        """A text that the API server proxies.
 
-        Raises as `request` does; UnavailableError where it is longer, or takes longer in all.
+        Raises: as `request`; UnavailableError if it exceeds `most_bytes` or `within_s`.
         """
         end_s = time.monotonic() + within_s
         content = b""
-        with self._sent("GET", path, None, None, _JSON, within_s) as response:
+        with self._send("GET", path, None, None, _JSON, within_s) as response:
             for chunk in response.stream(64 * 1024):
                 content += chunk
                 if len(content) > most_bytes or time.monotonic() > end_s:
                     raise UnavailableError(
-                        f"{path}: {len(content)} bytes and no end; at most {most_bytes} are read, "
-                        f"for {within_s:g} s"
+                        f"{path}: the response did not end within {most_bytes} bytes and "
+                        f"{within_s:g} s"
                     )
         return content.decode("utf-8", "replace")
 
-    def lines(
+    def stream_lines(
         self, path: str, query: Mapping[str, str], *, silence_s: float | None
     ) -> Iterator[bytes]:
-        """Lines of an answer as they come, without their ends.
+        """Lines of a response as they arrive, without line ends.
 
-        Raises as `request` does, also in the midst of it: UnavailableError where the stream breaks
-        or nothing comes for `silence_s`.
+        Raises: as `request`, also during the stream; UnavailableError if the stream breaks, or is
+        silent for `silence_s`.
         """
-        with self._sent("GET", path, query, None, _JSON, silence_s) as response:
+        with self._send("GET", path, query, None, _JSON, silence_s) as response:
             rest = b""
             for chunk in response.stream(64 * 1024):
                 *whole, rest = (rest + chunk).split(b"\n")
@@ -160,20 +156,20 @@ class Cluster:
             if rest:
                 yield rest
 
-    def command(
+    def exec_command(
         self, namespace: str, pod: str, container: str, command: Sequence[str]
     ) -> Generator[bytes, None, None]:
-        """What a command in a pod writes to its output, as it comes; to be closed by the caller.
+        """Run a command in a pod and yield its output. The caller closes the generator.
 
-        Raises: UnavailableError where the connection breaks, DataError with what the command said
-        where it ends with an error; and as `request` does.
+        Raises: UnavailableError if the connection breaks; DataError with the command's error output
+        if it fails; and as `request`.
         """
         from websocket import ABNF
 
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in command]
-        path = path_of("api", "v1", "namespaces", namespace, "pods", pod, "exec")
-        words = ending = b""
+        path = api_path("api", "v1", "namespaces", namespace, "pods", pod, "exec")
+        errors = status = b""
         with self._socket(path, query) as socket:
             while True:
                 opcode, frame = self._frame(socket)
@@ -185,22 +181,22 @@ class Cluster:
                 if channel == _STDOUT and content:
                     yield content
                 elif channel == _STDERR:
-                    words = (words + content)[-_MOST_WORDS_BYTES:]
+                    errors = (errors + content)[-_MAX_STDERR_BYTES:]
                 elif channel == _ERROR:
-                    ending += content
-        _check_ending(ending, words, pod)
+                    status += content
+        _check_exit_status(status, errors, pod)
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._client.rest_client.pool_manager.clear()
 
     def _headers(self) -> dict[str, str]:
-        """Who the user is; a token or plugin's credential is renewed here where it has expired."""
+        """Authentication headers; expired tokens and plugin credentials are renewed here."""
         settings = self._client.configuration.auth_settings().values()
         return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
 
     @contextlib.contextmanager
-    def _sent(
+    def _send(
         self,
         method: str,
         path: str,
@@ -227,12 +223,12 @@ class Cluster:
             )
             try:
                 if response.status >= 400:
-                    raise refusal(response.status, response.data, context=self.context)
+                    raise api_error(response.status, response.data, context=self.context)
                 yield response
             finally:
                 response.close()
         except urllib3.exceptions.HTTPError as error:
-            raise unreachable(self.server, error, context=self.context) from error
+            raise unreachable_error(self.server, error, context=self.context) from error
 
     @contextlib.contextmanager
     def _socket(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
@@ -245,15 +241,15 @@ class Cluster:
             open_socket: Any = ws_client.create_websocket
             socket = open_socket(self._client.configuration, address, headers)
         except WebSocketBadStatusException as error:
-            said = getattr(error, "resp_body", b"") or b""
-            raise refusal(error.status_code, said, context=self.context) from error
+            body = getattr(error, "resp_body", b"") or b""
+            raise api_error(error.status_code, body, context=self.context) from error
         except (WebSocketException, OSError) as error:
-            raise unreachable(self.server, error, context=self.context) from error
+            raise unreachable_error(self.server, error, context=self.context) from error
         socket.settimeout(READ_TIMEOUT_S)
         try:
             yield socket
         finally:
-            socket.close()  # does nothing where the other side has closed first
+            socket.close()  # no effect if the server closed first
             socket.shutdown()
 
     def _frame(self, socket: Any) -> tuple[int, bytes]:
@@ -262,17 +258,17 @@ class Cluster:
         try:
             opcode, frame = socket.recv_data_frame(True)
         except (WebSocketException, OSError) as error:
-            raise unreachable(self.server, error, context=self.context) from error
+            raise unreachable_error(self.server, error, context=self.context) from error
         return opcode, bytes(frame.data)
 
 
 def connect(
     *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
-) -> Cluster:
-    """The cluster that these name, by kubectl's rules; sends nothing yet.
+) -> ClusterClient:
+    """The cluster that these options select, by kubectl's rules. Sends no request.
 
-    Raises: DataError where the configuration is missing or wrong; UnavailableError where the
-    Kubernetes client is not installed.
+    Raises: DataError if the configuration is missing or invalid; UnavailableError if the Kubernetes
+    client is not installed.
     """
     try:
         from kubernetes import client, config
@@ -282,44 +278,44 @@ def connect(
             "pip install 'dlion[cluster]'"
         ) from None
     loading: Any = config  # its functions have no types
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # what it warns of we say ourselves
-    chosen = chosen_context(kubeconfig, context)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves
+    chosen = choose_context(kubeconfig, context)
     settings = client.Configuration()
     settings.keep_alive = True
     try:
         if chosen is None:
             loading.load_incluster_config(client_configuration=settings)
-            return Cluster(
+            return ClusterClient(
                 client.ApiClient(settings),
                 context="(this pod)",
                 namespace=namespace or pod_namespace(),
             )
-        with _complaints() as complaints:
+        with _logged_errors() as errors:
             loading.load_kube_config(
                 config_file=chosen.files,
                 context=chosen.name,
                 client_configuration=settings,
                 persist_config=False,
             )
-        if complaints:
-            raise ValueError("; ".join(complaints))
+        if errors:
+            raise ValueError("; ".join(errors))
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
         where = "this pod" if chosen is None else f"kubeconfig {chosen.files}"
         raise DataError(f"{where}: cannot be used: {error}") from error
-    return Cluster(
+    return ClusterClient(
         client.ApiClient(settings), context=chosen.name, namespace=namespace or chosen.namespace
     )
 
 
 @contextlib.contextmanager
-def _complaints() -> Iterator[list[str]]:
-    """Errors that are logged inside: of a plugin that fails the client tells nobody else."""
-    found: list[str] = []
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect errors logged inside: the client only logs a credential plugin's failure."""
+    errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        yield found
+        yield errors
     finally:
         logging.getLogger().removeHandler(handler)
 
@@ -331,20 +327,20 @@ def _document(content: bytes, server: str) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise UnavailableError(
-            f"{server} answers {content[:80]!r}, and no JSON document: is it a Kubernetes API "
-            "server, and is no proxy in its way?"
+            f"{server} answers {content[:80]!r}, which is no JSON document. Check that it is a "
+            "Kubernetes API server and that no proxy intercepts the request"
         )
     return document
 
 
-def _check_ending(ending: bytes, words: bytes, pod: str) -> None:
-    """The command's end as the kubelet tells it. Raises: DataError, UnavailableError."""
+def _check_exit_status(frame: bytes, errors: bytes, pod: str) -> None:
+    """Check the status that the kubelet sends last. Raises: DataError, UnavailableError."""
     try:
-        status = json.loads(ending)
+        status = json.loads(frame)
     except ValueError:
         raise UnavailableError(
             f"pod {pod}: the connection broke before the command had ended"
         ) from None
     if status.get("status") != "Success":
-        said = words.decode("utf-8", "replace").strip() or str(status.get("message", ""))
-        raise DataError(f"pod {pod}: {said}")
+        message = errors.decode("utf-8", "replace").strip() or str(status.get("message", ""))
+        raise DataError(f"pod {pod}: {message}")

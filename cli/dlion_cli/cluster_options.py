@@ -1,7 +1,4 @@
-"""Options that every command against a cluster has, and the names that the shell completes.
-
-The decorator hands the command a function that connects, so that `--help` needs no cluster.
-"""
+"""Options of all cluster commands, and shell completion of job names."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from dlion_cli.cluster_jobs import Jobs
+    from dlion_cli.cluster_jobs import JobClient
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -26,19 +23,23 @@ _COMPLETE_WITHIN_S: Final = 3.0
 def cluster_options(
     command: Callable[..., Any], *, namespace: str | None = None
 ) -> Callable[..., Any]:
-    """Adds `--kubeconfig`, `--context` and `-n`; the command gets `jobs`, its namespace's jobs.
+    """Add `--kubeconfig`, `--context` and `-n`; the command receives `jobs`, a client of the
+    namespace.
 
-    `namespace` is the default of `-n` where that is not the context's.
+    Connects only when the command runs, so that `--help` needs no cluster. `namespace` is the
+    default of `-n` if it is not the context's.
     """
     usual = namespace or "the context's"
 
     @click.option(
         "-n", "--namespace", metavar="NAME", default=namespace,
-        help=f"Default: {usual}.",
+        help=f"Namespace. Default: {usual}.",
     )  # fmt: skip
-    @click.option("--context", metavar="NAME", help="Default: the kubeconfig's current one.")
+    @click.option("--context", metavar="NAME", help="Context. Default: the current context.")
     @click.option(
-        "--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG, ~/.kube/config, or the pod's."
+        "--kubeconfig",
+        metavar="FILE",
+        help="Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
     )
     @functools.wraps(command)
     def connected(
@@ -58,15 +59,16 @@ def cluster_options(
 
 
 def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--contexts` above `cluster_options`: with it `joined` is called instead of the command.
+    """Add `--contexts`, which calls `joined` instead of the command.
 
-    It gets the command's own options, and `contexts` for `jobs`.
+    `joined` receives the command's options, and `contexts` instead of `jobs`. Apply it above
+    `cluster_options`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
             "--contexts", metavar="A,B,…", callback=context_names,
-            help="Ask several contexts at once and join what they say.",
+            help="Query several contexts at once and combine the results.",
         )  # fmt: skip
         @functools.wraps(command)
         def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
@@ -90,39 +92,39 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
 def context_names(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...]:
-    """The contexts of `--contexts`, each once. Raises: BadParameter where it names none."""
+    """The distinct contexts of `--contexts`. Raises: BadParameter if there is none."""
     names = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
     if value is not None and not names:
-        raise click.BadParameter("names no context; write it as a,b,c")
+        raise click.BadParameter("names no context; separate several with commas")
     return names
 
 
 def name_argument(**others: Any) -> Callable[..., Any]:
-    """The argument NAME: a job of the cluster, completed by the shell."""
+    """The argument NAME: a job of the cluster, with shell completion."""
     return click.argument("name", shell_complete=complete_names, **others)
 
 
 def complete_names(
     ctx: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[str | CompletionItem]:
-    """Names of jobs that begin so; none where the cluster does not answer soon."""
+    """Job names with this prefix; none if the cluster does not respond soon."""
     given = ctx.params
     try:
         jobs = _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
-        items = jobs.listed(timeout_s=_COMPLETE_WITHIN_S)["items"]
+        items = jobs.list_jobs(timeout_s=_COMPLETE_WITHIN_S)["items"]
     except DLionError:
         return []
     return [name for item in items if (name := str(item["metadata"]["name"])).startswith(begun)]
 
 
-def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> Jobs:
+def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:
     from dlion_cli.cluster import connect
-    from dlion_cli.cluster_jobs import Jobs
+    from dlion_cli.cluster_jobs import JobClient
 
-    return Jobs(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
+    return JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
 
 
 wait_timeout: Final = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="Give up waiting after this time (exit code 124); the job goes on. Default: never.",
+    help="Stop waiting after this time (exit code 124); the job continues. Default: no limit.",
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""`dlion compare`: the same job under several policies and seeds, simulated side by side.
+"""`dlion compare`: simulate the same job under several policies and seeds.
 
-Owns which runs there are, in which order, and what is printed; a run is a process of
-`dlion simulate`, and what is read off runs is `results.comparison`'s.
+Owns the options and the output. Each run is a `dlion simulate` process; `results.comparison` reads
+its figures.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from rich.console import Console
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
 from dlion_cli import options
-from dlion_cli.comparing import Runs
-from dlion_cli.comparison_columns import IDEAL, Wanted, check, matrix_of
-from dlion_cli.comparison_folder import COMPARISON, PICTURE, locked, refuse_foreign
+from dlion_cli.comparison_folder import COMPARISON, PICTURE, lock_folder, reject_foreign_files
 from dlion_cli.comparison_matrix import Matrix
+from dlion_cli.comparison_request import IDEAL, ComparisonRequest, build_matrix, check_matrix
+from dlion_cli.comparison_runner import ComparisonRunner
 from dlion_cli.comparison_table import against_table, comparison_table
-from dlion_cli.finite import FiniteRange
+from dlion_cli.float_range import FiniteFloatRange
 from dlion_cli.interruption import interruptible
 from dlion_cli.manifests import STDIN, read_document
-from dlion_worker.results.comparison import Row, against
+from dlion_worker.results.comparison import VariantRow, relative_result
 from dlion_worker.simulation.calibration import read_costs
 
 
-class _List(click.ParamType[tuple[Any, ...]]):
-    """Items between commas, none of them twice."""
+class _CommaSeparatedList(click.ParamType[tuple[Any, ...]]):
+    """Distinct items separated by commas."""
 
     name = "list"
 
@@ -50,14 +50,14 @@ class _List(click.ParamType[tuple[Any, ...]]):
             if any(isinstance(item, float) and not math.isfinite(item) for item in items):
                 raise ValueError
         except ValueError:
-            self.fail(f"{value!r}: not numbers between commas", param, ctx)
+            self.fail(f"{value!r}: not numbers separated by commas", param, ctx)
         if not (items or self._may_be_empty) or len(set(items)) < len(items):
-            self.fail(f"{value!r}: give at least one, and none twice", param, ctx)
+            self.fail(f"{value!r}: give at least one, without duplicates", param, ctx)
         return items
 
 
-class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
-    """Learning rates between commas, of the policy or the column named before them, or of all."""
+class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
+    """Comma-separated learning rates, with an optional policy or column name before a colon."""
 
     name = "rates"
 
@@ -68,73 +68,78 @@ class _Rates(click.ParamType[tuple[str, tuple[float, ...]]]):
             return value
         name, colon, rates = value.rpartition(":")
         if colon and not name.strip():
-            self.fail(f"{value!r}: nothing stands before the colon", param, ctx)
-        return name.strip(), _List(float).convert(rates, param, ctx)
+            self.fail(f"{value!r}: no name before the colon", param, ctx)
+        return name.strip(), _CommaSeparatedList(float).convert(rates, param, ctx)
 
 
 @click.command(short_help="Compare policies in simulated runs.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--policies", type=_List(str, may_be_empty=True), default="dlion,full", show_default=True,
-    metavar="A,B,…",
-    help=f"Exchange policies by name; '{IDEAL}' is one machine with all the cores and no network. "
-    "Empty, where there are variants: these alone.",
+    "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="dlion,full",
+    show_default=True, metavar="A,B,…",
+    help=f"Exchange policies to compare. '{IDEAL}' is one machine with all the cores and no "
+    "network. May be empty if there are variants.",
 )  # fmt: skip
 @click.option(
     "--variant", "variants", multiple=True, metavar="NAME:PATH=VALUE[;PATH=VALUE…]",
-    help="Another column: the manifest with these settings. Repeatable.",
+    help="Add a column: the manifest with these settings. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--environment", "-e", "environments", multiple=True, required=True, metavar="NAME|FILE",
-    help="Where; repeatable.",
+    help="Environment of the runs. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="A field of the manifest, for all. Repeatable.",
+    help="Set a field of the manifest, for all columns. Repeatable.",
 )  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True,
-              help="Seeds 1 to N.")  # fmt: skip
+              help="Number of seeds; they are 1 to N.")  # fmt: skip
 @click.option(
-    "--target-accuracy", type=FiniteRange(0, 1, min_open=True), metavar="A",
-    help="Time and bytes to this mean over replicas. Default: the manifest's stop.targetAccuracy.",
+    "--target-accuracy", type=FiniteFloatRange(0, 1, min_open=True), metavar="A",
+    help="Target: mean accuracy over replicas. Default: the manifest's stop.targetAccuracy.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=FiniteRange(0, min_open=True), metavar="S",
-    help="Virtual seconds of every run. Default: the manifest's stop.maxSeconds.",
+    "--seconds", type=FiniteFloatRange(0, min_open=True), metavar="S",
+    help="Virtual duration of each run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
-    "--learning-rates", "rates", type=_Rates(), multiple=True, metavar="[POLICY|COLUMN:]X,Y,…",
-    help="Try these with seed 1 for the first column of each policy, and take the best for all "
-    "columns of that policy. Repeatable, with other rates for a POLICY, or for a COLUMN, for which "
-    "the best is then chosen by itself. Default: the manifest's.",
+    "--learning-rates", "rates", type=_LearningRates(), multiple=True,
+    metavar="[POLICY|COLUMN:]X,Y,…",
+    help="Learning rates to choose from. Each policy's first column tries them with seed 1; all "
+    "columns of the policy use the best. With POLICY or COLUMN, the rates apply only to it, and a "
+    "COLUMN chooses on its own. Repeatable. Default: the manifest's rate.",
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
-    help="The environment in which learning rates are tried. Default: the first.",
+    help="Environment for choosing learning rates. Default: the first.",
 )  # fmt: skip
 @click.option(
-    "--against", "held", metavar="NAME",
-    help="Hold this column against each other one: speed-up, accuracy relative and in points.",
+    "--against", "subject", metavar="NAME",
+    help="Compare this column with each other one: speed-up, and accuracy in points and relative.",
 )  # fmt: skip
 @click.option(
-    "--step-overhead", "step_overhead_s", type=FiniteRange(0, 1000), metavar="SECONDS",
-    help="As for dlion simulate, for all runs.",
+    "--step-overhead", "step_overhead_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    help="As in dlion simulate, for all runs.",
 )  # fmt: skip
 @click.option(
     "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="As for dlion simulate, for all runs.",
+    help="As in dlion simulate, for all runs.",
 )  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N",
-              help="Runs at a time. Default: all cores.")  # fmt: skip
+              help="Parallel runs. Default: the number of cores.")  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
-    help="Where runs and figures go. What is there already and fits is not run again.",
+    help="Folder for runs and figures. Finished runs with the same settings are reused.",
 )  # fmt: skip
 @click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Relative paths of data are taken from here. Default: the working directory.",
+    help="Base of relative paths of data. Default: the working directory.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Check everything, run nothing; say how many runs.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything and print the number of runs, but run nothing.",
+)
 @options.output
 def compare(
     file: Path,
@@ -147,7 +152,7 @@ def compare(
     seconds: float | None,
     rates: tuple[tuple[str, tuple[float, ...]], ...],
     tuned_in: str | None,
-    held: str | None,
+    subject: str | None,
     step_overhead_s: float | None,
     calibration: Path | None,
     jobs: int | None,
@@ -156,12 +161,12 @@ def compare(
     dry_run: bool,
     output: str,
 ) -> int:
-    """Simulate the job of manifest FILE under several policies, in several seeds, side by side.
+    """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
-    All columns have the same model, data, split, links and global batch. Printed: median and range
-    over seeds of the time and the bytes to the target, the accuracy at the end, and the drift. The
-    median of an even number of seeds is the lower of the two values in the middle.
-    Ctrl-C ends the runs; the same command goes on where it was.
+    All columns have the same model, data, partition, links and global batch. The table shows the
+    median and range over seeds of: time and bytes to the target, final accuracy, and drift. For an
+    even number of seeds, the median is the lower of the two middle values. Ctrl-C ends the runs;
+    the same command continues.
 
     \b
     dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\
@@ -170,10 +175,10 @@ def compare(
         --variant "no transfer:knowledgeTransfer.policy=none"
     """
     if str(file) == STDIN:
-        raise click.UsageError("a comparison reads its manifest again and again: give a file")
+        raise click.UsageError("a comparison reads its manifest several times: give a file")
     document, _ = read_document(file)
-    matrix = matrix_of(
-        Wanted(
+    matrix = build_matrix(
+        ComparisonRequest(
             file=file,
             document=document,
             policies=policies,
@@ -189,23 +194,26 @@ def compare(
             calibration=calibration,
         )
     )
-    check(matrix, document, held, out=out, data_root=data_root)
+    check_matrix(matrix, document, subject, out=out, data_root=data_root)
     if calibration is not None:
-        read_costs(calibration)  # what is wrong with it is told before anything is run
+        read_costs(calibration)  # report its errors before the first run
     if dry_run:
-        _tell_plan(matrix, output)
+        _print_plan(matrix, output)
         return ExitCode.OK
-    with interruptible(), locked(out):
-        refuse_foreign(out, matrix.folders(), matrix.as_one())  # now nobody else is in it
+    with interruptible(), lock_folder(out):
+        # Again: from now on the lock keeps other comparisons out.
+        reject_foreign_files(out, matrix.folders(), matrix.aggregated_environments())
         console = Console(stderr=output == "json")
         cores = len(os.sched_getaffinity(0))
-        rows = Runs(out, data_root=data_root, jobs=jobs or cores, console=console).compared(matrix)
-        _show(rows, matrix, out, output, held)
+        rows = ComparisonRunner(
+            out, data_root=data_root, jobs=jobs or cores, console=console
+        ).comparison_rows(matrix)
+        _show(rows, matrix, out, output, subject)
     return ExitCode.OK
 
 
-def _tell_plan(matrix: Matrix, output: str) -> None:
-    """What a dry run says."""
+def _print_plan(matrix: Matrix, output: str) -> None:
+    """Print the result of a dry run."""
     if output != "json":
         click.echo(f"all is well; runs: at most {matrix.run_count()}")
         return
@@ -220,21 +228,25 @@ def _tell_plan(matrix: Matrix, output: str) -> None:
     click.echo(json.dumps(plan, indent=2))
 
 
-def _show(rows: list[Row], matrix: Matrix, out: Path, output: str, held: str | None) -> None:
-    """Keeps all figures, draws them and prints them; `held` is the column held against others."""
+def _show(
+    rows: list[VariantRow], matrix: Matrix, out: Path, output: str, subject: str | None
+) -> None:
+    """Write, draw and print all figures; `subject` is the column of --against."""
     from dlion_worker.results.report.comparison_picture import write_comparison
 
     by_place = {(row.environment, row.variant): row for row in rows}
     compared = {
-        (row.environment, row.variant): against(by_place[row.environment, held], row, matrix.goal)
+        (row.environment, row.variant): relative_result(
+            by_place[row.environment, subject], row, matrix.goal
+        )
         for row in rows
-        if held is not None and row.variant != held
+        if subject is not None and row.variant != subject
     }
     result = {
         "command": ["dlion", "compare", *sys.argv[2:]],
         "targetAccuracy": matrix.target_accuracy,
         "seconds": matrix.seconds,
-        "held": held,
+        "held": subject,
         "rows": [
             {
                 **row.document(),
@@ -253,8 +265,8 @@ def _show(rows: list[Row], matrix: Matrix, out: Path, output: str, held: str | N
     for environment in dict.fromkeys(row.environment for row in rows):
         own = [row for row in rows if row.environment == environment]
         console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
-        if held is not None:
-            places = [(environment, row.variant) for row in own if row.variant != held]
-            console.print(against_table(held, [compared[place] for place in places]))
+        if subject is not None:
+            places = [(environment, row.variant) for row in own if row.variant != subject]
+            console.print(against_table(subject, [compared[place] for place in places]))
     click.echo(f"Figures: {out / COMPARISON}")
     click.echo(f"Picture: {out / PICTURE}")

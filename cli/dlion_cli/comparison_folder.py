@@ -1,8 +1,7 @@
-"""The folder of a comparison: one comparison at a time in it, and nothing of others taken away.
+"""The folder of a comparison: locks it, and protects files that are not the comparison's.
 
-Owns which files there are a comparison's own. A run's folder is known by `BEGUN`, in it before the
-run starts, and by `ASKED` once the run has ended; what has neither is somebody else's. Called by
-`compare` and `comparing`.
+A run's folder contains `COMPARISON_MARKER` before the run starts and `REQUEST` after it ended.
+Other folders are not touched. Called by `compare` and `comparison_runner`.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ import yaml
 from dlion_api.errors import Problem, SpecError
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
 from dlion_worker.results.judgement import EndReason
-from dlion_worker.results.lock import BEGUN, LOCK, FolderLock, is_lock
+from dlion_worker.results.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
 from dlion_worker.results.storage import storage_error
 
 COMPARISON: Final = "comparison.json"
 PICTURE: Final = "comparison.svg"
-ASKED: Final = "compared.json"
-"""In the folder of a run that has ended: what it was asked for."""
+REQUEST: Final = "compared.json"
+"""Settings of a run, in its folder once it has ended."""
 DIVERGED: Final = "diverged.txt"
-"""In the folder of a run that diverged: what it said. It is not run again."""
+"""Error output of a diverged run, in its folder. The run is not repeated."""
 
-_ELSEWHERE: Final = "Choose another folder with --out, or move this away"
+_USE_ANOTHER_FOLDER: Final = "Choose another folder with --out, or move this"
 
 
-def as_one_file(out: Path, environment: str) -> Path:
-    """Where the environment of the one machine that has it all is kept."""
+def aggregate_environment_file(out: Path, environment: str) -> Path:
+    """The file for the environment with all machines combined into one."""
     return out / f"{Path(environment).stem}-as-one.yaml"
 
 
-def refuse_foreign(out: Path, folders: Iterable[Path], as_one: Iterable[str]) -> None:
-    """Nothing that a comparison is to write over, or take away, is anybody else's.
+def reject_foreign_files(out: Path, folders: Iterable[Path], aggregated: Iterable[str]) -> None:
+    """Check that no file would be overwritten or removed that is not the comparison's.
 
-    `folders`: of its runs, within `out`; `as_one`: environments that get an `as_one_file`.
-    Raises: SpecError naming all that is not its own.
+    `folders`: of its runs, relative to `out`. `aggregated`: environments that are combined into one
+    machine. Raises: SpecError naming all such files.
     """
-    if _holds_a_run(out):
+    if _contains_run(out):
         problem = Problem(
             "--out",
-            "is the result folder of a run, and no comparison goes into it",
+            "is the result folder of a run, not of a comparison",
             value=str(out),
-            allowed="a new or an empty folder, or that of a comparison",
+            allowed="a new or empty folder, or that of a comparison",
             advice="Choose another folder",
         )
         raise SpecError([problem])
@@ -59,35 +58,39 @@ def refuse_foreign(out: Path, folders: Iterable[Path], as_one: Iterable[str]) ->
         for part in reversed(folder.parents)
         if part != Path()  # `out` itself
     )
-    foreign = [path for path in above if path.exists() and not path.is_dir()]
-    foreign += [path for path in above if path.is_dir() and _holds_a_run(path)]
-    foreign += [out / folder for folder in folders if not _may_be_replaced(out / folder)]
+    foreign_paths = [path for path in above if path.exists() and not path.is_dir()]
+    foreign_paths += [path for path in above if path.is_dir() and _contains_run(path)]
+    foreign_paths += [out / folder for folder in folders if not _is_replaceable(out / folder)]
     locks = (folder / LOCK for folder in (out, *(out / folder for folder in folders)))
-    foreign += [path for path in locks if not is_lock(path)]
+    foreign_paths += [path for path in locks if not is_lock(path)]
     if not _is_comparison(out / COMPARISON):
         figures = (out / COMPARISON, out / PICTURE)  # the picture is written after the figures
-        foreign += [path for path in figures if path.exists()]
-    ones = dict.fromkeys(as_one_file(out, environment) for environment in as_one)
-    foreign += [path for path in ones if not _is_as_one(path)]
+        foreign_paths += [path for path in figures if path.exists()]
+    ones = dict.fromkeys(aggregate_environment_file(out, environment) for environment in aggregated)
+    foreign_paths += [path for path in ones if not _is_aggregate_environment(path)]
     problems = [
-        Problem(str(path), "was not made by a comparison, and is not replaced", advice=_ELSEWHERE)
-        for path in dict.fromkeys(foreign)
+        Problem(
+            str(path),
+            "was not made by a comparison, and is not replaced",
+            advice=_USE_ANOTHER_FOLDER,
+        )
+        for path in dict.fromkeys(foreign_paths)
     ]
     if problems:
         raise SpecError(problems, source=f"--out {out}")
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Inside, this comparison is the only one in that folder, which is made.
+def lock_folder(out: Path) -> Iterator[None]:
+    """Create the folder and lock it for one comparison.
 
-    Raises: UnavailableError while another one, or a run, goes on in it; SpecError where its
-    `run.lock` is somebody else's; StorageError.
+    Raises: UnavailableError while another comparison or a run uses it; SpecError if `run.lock` is
+    not a lock file; StorageError.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise storage_error("cannot make the comparison's folder", out, error) from error
+        raise storage_error("cannot create the comparison's folder", out, error) from error
     lock = FolderLock(out)
     try:
         yield
@@ -95,10 +98,10 @@ def locked(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def is_done(folder: Path, asked: str) -> bool:
-    """Whether a run that was asked for just that has ended there: well, partial or diverged."""
+def is_done(folder: Path, request: str) -> bool:
+    """Whether a run with these settings has ended there: successful, partial or diverged."""
     try:
-        if (folder / ASKED).read_text() != asked:
+        if (folder / REQUEST).read_text() != request:
             return False
         summary = json.loads((folder / SUMMARY).read_text())
         ending = summary["ending"]
@@ -108,46 +111,48 @@ def is_done(folder: Path, asked: str) -> bool:
         return False
 
 
-def begin(folder: Path, asked: str) -> None:
-    """Makes the folder of a run that is about to start, in place of a comparison's earlier one.
+def begin_run(folder: Path, request: str) -> None:
+    """Create the folder of a new run, replacing an earlier one of the comparison.
 
-    At every moment either it can be told from others' or nothing else is in it. Raises: SpecError
-    where it is somebody else's; UnavailableError while a run goes on in it; StorageError.
+    At each moment, the folder is identifiable as the comparison's, or is empty. Raises: SpecError
+    if it is not the comparison's; UnavailableError while a run uses it; StorageError.
     """
-    if not _may_be_replaced(folder):
-        problem = Problem(str(folder), "was not made by a comparison", advice=_ELSEWHERE)
+    if not _is_replaceable(folder):
+        problem = Problem(str(folder), "was not made by a comparison", advice=_USE_ANOTHER_FOLDER)
         raise SpecError([problem], source="--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise storage_error("cannot make the run's folder", folder, error) from error
+        raise storage_error("cannot create the run's folder", folder, error) from error
     lock = FolderLock(folder)
     try:
-        (folder / BEGUN).write_text(asked)
+        (folder / COMPARISON_MARKER).write_text(request)
         for entry in folder.iterdir():
-            if entry.name not in {LOCK, BEGUN}:
+            if entry.name not in {LOCK, COMPARISON_MARKER}:
                 _remove(entry)
     except OSError as error:
-        raise storage_error("cannot make room for a run in", folder, error) from error
+        raise storage_error("cannot remove an earlier run from", folder, error) from error
     finally:
         lock.release()
 
 
-def end(folder: Path) -> None:
-    """The run there has ended, and counts as long as it is asked for in just that way."""
-    (folder / BEGUN).replace(folder / ASKED)
+def end_run(folder: Path) -> None:
+    """Mark the run as ended."""
+    (folder / COMPARISON_MARKER).replace(folder / REQUEST)
 
 
-def _holds_a_run(folder: Path) -> bool:
+def _contains_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (JOB, EVENTS, SUMMARY))
 
 
-def _may_be_replaced(folder: Path) -> bool:
-    """Whether it is a comparison's run, has ended or not, or nothing at all."""
+def _is_replaceable(folder: Path) -> bool:
+    """Whether it is a run of a comparison, empty, or missing."""
     if not folder.is_dir():
         return not folder.exists()
     names = {entry.name for entry in folder.iterdir()}
-    return bool(names & {BEGUN, ASKED}) or (names <= {LOCK} and is_lock(folder / LOCK))
+    return bool(names & {COMPARISON_MARKER, REQUEST}) or (
+        names <= {LOCK} and is_lock(folder / LOCK)
+    )
 
 
 def _is_comparison(path: Path) -> bool:
@@ -158,8 +163,8 @@ def _is_comparison(path: Path) -> bool:
     return isinstance(document, dict) and {"rows", "targetAccuracy"} <= document.keys()
 
 
-def _is_as_one(path: Path) -> bool:
-    """Or there is none."""
+def _is_aggregate_environment(path: Path) -> bool:
+    """True also if the file is missing."""
     try:
         document = yaml.safe_load(path.read_text())
     except FileNotFoundError:

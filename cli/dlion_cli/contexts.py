@@ -1,6 +1,6 @@
-"""Several contexts of a kubeconfig, asked at the same time; one that fails hides no other.
+"""Queries several contexts of a kubeconfig in parallel; a failure of one does not hide the others.
 
-Made by `cluster_options` for `--contexts`. Knows no command: a command hands in its question.
+Created by `cluster_options` for `--contexts`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster import connect
-from dlion_cli.cluster_jobs import Jobs
+from dlion_cli.cluster_jobs import JobClient
 from dlion_cli.failures import exit_code_of, message_of
 
 if TYPE_CHECKING:
@@ -23,36 +23,35 @@ T = TypeVar("T")
 
 
 class Contexts:
-    """The jobs of several clusters, by the name of the context that leads there."""
+    """The jobs of several clusters, by context name."""
 
     def __init__(
         self, names: Sequence[str], *, kubeconfig: str | None, namespace: str | None
     ) -> None:
-        """Connects; sends nothing yet. Without a namespace each context's own is meant."""
+        """Sends no request. Without `namespace`, each context's own applies."""
         self.names = tuple(names)
         self.errors: dict[str, DLionError] = {}
-        self._jobs: dict[str, Jobs] = {}
+        self._jobs: dict[str, JobClient] = {}
         for name in self.names:
             try:
                 cluster = connect(kubeconfig=kubeconfig, context=name, namespace=namespace)
             except DLionError as error:
                 self.errors[name] = error
             else:
-                self._jobs[name] = Jobs(cluster)
+                self._jobs[name] = JobClient(cluster)
 
-    def ask(self, question: Callable[[Jobs], T]) -> dict[str, T]:
-        """The answers by context, in the order given; what fails is kept in `errors`.
+    def query(self, function: Callable[[JobClient], T]) -> dict[str, T]:
+        """Call the function for each context in a thread; return the results in order.
 
-        The question is asked in a thread per context. Raises: whatever is no DLionError, such as
-        a closed pipe.
+        DLionErrors are kept in `errors`. Raises: any other error, such as a closed pipe.
         """
         answers: dict[str, T] = {}
         failures: dict[str, BaseException] = {}
 
-        def one(name: str, jobs: Jobs) -> None:
+        def one(name: str, jobs: JobClient) -> None:
             try:
-                answers[name] = question(jobs)
-            except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asks
+                answers[name] = function(jobs)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures[name] = error
 
         threads = [
@@ -69,19 +68,19 @@ class Contexts:
             self.errors[name] = error
         return {name: answers[name] for name in self.names if name in answers}
 
-    def end(self, codes: Mapping[str, int] | None = None) -> int:
-        """Says what failed; the exit code of the first context, in the order given, that has one.
+    def report_errors(self, codes: Mapping[str, int] | None = None) -> int:
+        """Print the errors; return the first exit code that is not 0, in the order of the contexts.
 
-        `codes` are those of contexts that answered, where an answer may be a failure itself.
+        `codes`: exit codes of contexts without an error.
         """
         for name in self.names:
             if name in self.errors:
                 click.echo(f"dlion: context {name}: {message_of(self.errors[name])}", err=True)
         failed = {name: int(exit_code_of(error)) for name, error in self.errors.items()}
-        found = {**(codes or {}), **failed}
-        return next((found[name] for name in self.names if found.get(name)), ExitCode.OK)
+        all_codes = {**(codes or {}), **failed}
+        return next((all_codes[name] for name in self.names if all_codes.get(name)), ExitCode.OK)
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         for jobs in self._jobs.values():
             jobs.cluster.close()

@@ -1,4 +1,4 @@
-"""`dlion delete`: a job and all that belongs to it at this site, gone when the command returns."""
+"""`dlion delete`: delete jobs and all their objects at this site."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ import click
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster_options import cluster_options, complete_names, wait_timeout
-from dlion_cli.following import Gone, TimeUpError, follow
 from dlion_cli.job_status import JobStatus
+from dlion_cli.job_updates import JobDeleted, WaitTimeoutError, follow
 
 if TYPE_CHECKING:
-    from dlion_cli.cluster_jobs import Document, Jobs
+    from dlion_cli.cluster_jobs import Document, JobClient
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as the API server has agreed.")
-@click.option("--ignore-not-found", is_flag=True, help="A job that is not there is none to delete.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--no-wait", is_flag=True, help="Return without waiting for the deletion.")
+@click.option("--ignore-not-found", is_flag=True, help="Treat a missing job as deleted.")
 @wait_timeout
 @cluster_options
 def delete(
-    jobs: Jobs,
+    jobs: JobClient,
     names: tuple[str, ...],
     yes: bool,
     no_wait: bool,
     ignore_not_found: bool,
     timeout_s: float | None,
 ) -> int:
-    """Delete jobs: their workers, their keeper and the results that it keeps go with them.
+    """Delete jobs with their workers, their keeper and the results it stores.
 
-    At this site only; `dlion fetch` first what is to stay. Asks at a terminal, and elsewhere wants
-    --yes. Ctrl-C while waiting does not take it back.
+    Deletes at this site only; `dlion fetch` saves results first. Asks for confirmation at a
+    terminal; elsewhere --yes is required. Ctrl-C while waiting does not stop the deletion.
 
     \b
     dlion delete cifar10
     dlion delete cifar10 --yes --timeout 60
     """
-    found = _found(jobs, names, ignore_not_found=ignore_not_found)
-    if found and not yes:
-        _ask(jobs, [JobStatus(each).name for each in found])
-    for each in found:
+    documents = _find_jobs(jobs, names, ignore_not_found=ignore_not_found)
+    if documents and not yes:
+        _ask(jobs, [JobStatus(each).name for each in documents])
+    for each in documents:
         job = JobStatus(each)
         jobs.delete(job.name, uid=job.uid)
         if no_wait:
@@ -52,47 +52,49 @@ def delete(
             continue
         left = _wait_until_gone(jobs, job, timeout_s)
         if left is not None:
-            click.echo(_still_there(job.name, left, timeout_s), err=True)
+            click.echo(_still_exists_message(job.name, left, timeout_s), err=True)
             return ExitCode.DEADLINE
         click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
     return ExitCode.OK
 
 
-def _found(jobs: Jobs, names: tuple[str, ...], *, ignore_not_found: bool) -> list[Document]:
-    found = []
+def _find_jobs(
+    jobs: JobClient, names: tuple[str, ...], *, ignore_not_found: bool
+) -> list[Document]:
+    documents = []
     for name in dict.fromkeys(names):
         document = jobs.find(name) if ignore_not_found else jobs.get(name)
         if document is not None:
-            found.append(document)
-    return found
+            documents.append(document)
+    return documents
 
 
-def _ask(jobs: Jobs, names: list[str]) -> None:
-    """Raises: UsageError where nobody can be asked; Abort where the answer is no."""
+def _ask(jobs: JobClient, names: list[str]) -> None:
+    """Raises: UsageError if there is no terminal, Abort if the user declines."""
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: give --yes to delete without a question")
+        raise click.UsageError("no terminal for confirmation: give --yes")
     place = f"namespace {jobs.cluster.namespace}, context {jobs.cluster.context}"
     click.confirm(
-        f"Delete {', '.join(names)} ({place}), with workers, keeper and kept results?", abort=True
+        f"Delete {', '.join(names)} ({place}), with workers, keeper and stored results?", abort=True
     )
 
 
-def _wait_until_gone(jobs: Jobs, job: JobStatus, timeout_s: float | None) -> Document | None:
-    """None when it is gone; else the job as it still is."""
+def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> Document | None:
+    """None once the job is deleted, else its last document."""
     last: Document = {}
     try:
-        for found in follow(jobs, job.name, timeout_s=timeout_s):
-            if isinstance(found, Gone) or JobStatus(found).uid != job.uid:
+        for update in follow(jobs, job.name, timeout_s=timeout_s):
+            if isinstance(update, JobDeleted) or JobStatus(update).uid != job.uid:
                 return None
-            last = found
+            last = update
     except AbsentError:
         return None
-    except TimeUpError:
+    except WaitTimeoutError:
         return last
     return None
 
 
-def _still_there(name: str, document: Document, timeout_s: float | None) -> str:
+def _still_exists_message(name: str, document: Document, timeout_s: float | None) -> str:
     finalizers = document.get("metadata", {}).get("finalizers") or []
     waits = f"; it waits for {', '.join(map(str, finalizers))}" if finalizers else ""
-    return f"dlion: {name} is still there after {timeout_s:g} s{waits}. It goes on being deleted"
+    return f"dlion: {name} still exists after {timeout_s:g} s{waits}. The deletion continues"

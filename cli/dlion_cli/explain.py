@@ -1,4 +1,4 @@
-"""`dlion explain`: what a field of the manifest means, may be, and is when left out."""
+"""`dlion explain`: describe fields of the manifest, their allowed values and defaults."""
 
 from __future__ import annotations
 
@@ -25,31 +25,36 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
 
 @click.command()
 @click.argument("field", default="", metavar="[FIELD]")
-@click.option("--recursive", is_flag=True, help="Everything below the field, as a tree.")
-@click.option("--policy", metavar="NAME", help="What exchange.parameters holds for that policy.")
+@click.option("--recursive", is_flag=True, help="Show all fields below FIELD, as a tree.")
+@click.option("--policy", metavar="NAME", help="Describe the parameters of this exchange policy.")
 def explain(field: str, recursive: bool, policy: str | None) -> None:
-    """Say what FIELD of the manifest means: `dlion explain spec.trainer.stop`.
+    """Describe FIELD of the manifest, for example `dlion explain spec.trainer.stop`.
 
-    `spec.` may be left out, and so may the FIELD: the whole manifest. `dlion explain status` says
-    what a cluster tells of a job, `dlion explain exchange.parameters --policy ako` what that
-    policy can be given, and `exchange.parameters.partitions --policy ako` one of these.
+    `spec.` may be omitted. Without FIELD, the whole manifest is described. `dlion explain status`
+    describes the status that a cluster reports. `dlion explain exchange.parameters --policy ako`
+    lists a policy's parameters, and `exchange.parameters.partitions --policy ako` describes one of
+    them.
     """
-    found = _find(field, policy)
-    if policy is not None and found.path != PARAMETERS and not _below_parameters(found.path):
-        raise click.UsageError("--policy goes with exchange.parameters alone")
+    explanation = _find(field, policy)
+    if (
+        policy is not None
+        and explanation.path != PARAMETERS
+        and not _is_parameter_path(explanation.path)
+    ):
+        raise click.UsageError("--policy is only for exchange.parameters")
     click.echo(f"KIND:    {KIND} ({API_VERSION})")
-    if found.path:
-        click.echo(f"FIELD:   {found.path} <{found.type}>{_facts(found)}")
-    click.echo(f"\n{_paragraph(found.doc)}")
-    for rule in found.rules:
+    if explanation.path:
+        click.echo(f"FIELD:   {explanation.path} <{explanation.type}>{_facts(explanation)}")
+    click.echo(f"\n{_paragraph(explanation.doc)}")
+    for rule in explanation.rules:
         click.echo(_paragraph(f"Rule: {rule}."))
-    if found.path == POLICY:
+    if explanation.path == POLICY:
         _policies()
-    if found.path == PARAMETERS:
+    if explanation.path == PARAMETERS:
         _parameters(policy)
-    if found.children:
+    if explanation.children:
         click.echo("\nFIELDS:")
-        _fields(found.children, depth=1, recursive=recursive)
+        _fields(explanation.children, depth=1, recursive=recursive)
 
 
 def _policies() -> None:
@@ -58,7 +63,7 @@ def _policies() -> None:
         try:
             summary = catalogue.find(name).summary
         except DLionError as error:
-            summary = _unreadable(error)
+            summary = _unreadable_policy(error)
         click.echo(f"  {name}\n{_paragraph(summary, '    ')}\n")
 
 
@@ -68,56 +73,56 @@ def _parameters(policy: str | None) -> None:
         click.echo(f"\nPARAMETERS OF {policy}:" + ("" if children else " none"))
         _fields(children, depth=1, recursive=False)
         return
-    click.echo("\nPARAMETERS (say --policy NAME for what they mean):")
+    click.echo("\nPARAMETERS (--policy NAME describes them):")
     for name in catalogue.names():
         try:
-            words = ", ".join(child.name for child in _parameters_of(name).children) or "none"
+            text = ", ".join(child.name for child in _parameters_of(name).children) or "none"
         except DLionError as error:
-            words = _unreadable(error)
-        click.echo(f"  {name}: {words}")
+            text = _unreadable_policy(error)
+        click.echo(f"  {name}: {text}")
 
 
 def _parameters_of(policy: str, below: str = "") -> Explanation:
     parameters = catalogue.find(policy).parameters
-    with catalogue.border(policy, "declaring its parameters"):
+    with catalogue.plugin_errors(policy, "declaring its parameters"):
         return document.explain(parameters, below)
 
 
-def _unreadable(error: DLionError) -> str:
-    """What stands for an installed package's policy, so that the others are explained."""
+def _unreadable_policy(error: DLionError) -> str:
+    """Text for a policy whose package cannot be loaded, so that the others are still explained."""
     return f"cannot be read: {' '.join(str(error).split())}"
 
 
-def _below_parameters(path: str) -> bool:
+def _is_parameter_path(path: str) -> bool:
     return path.startswith(f"{PARAMETERS}.")
 
 
 def _find(field: str, policy: str | None) -> Explanation:
     first = field.split(".", 1)[0].split("[", 1)[0]
     path = field if first in ROOTS else f"spec.{field}"
-    if policy is not None and (path == PARAMETERS or _below_parameters(path)):
-        catalogue.find(policy)  # said before anything else where there is none
-    if _below_parameters(path):
+    if policy is not None and (path == PARAMETERS or _is_parameter_path(path)):
+        catalogue.find(policy)  # raises before other checks if there is no such policy
+    if _is_parameter_path(path):
         return _find_parameter(path.removeprefix(f"{PARAMETERS}."), policy)
     try:
         if first == STATUS:
-            told = document.explain(Status, field.partition(".")[2])
-            return replace(told, path=f"{STATUS}.{told.path}".rstrip("."), required=False)
+            status = document.explain(Status, field.partition(".")[2])
+            return replace(status, path=f"{STATUS}.{status.path}".rstrip("."), required=False)
         return document.explain(Job, path if field else "")
     except SpecError as error:
         raise SpecError(error.problems, source="explain") from None
 
 
 def _find_parameter(name: str, policy: str | None) -> Explanation:
-    """A field of what that policy can be given."""
+    """One parameter of the policy."""
     if policy is None:
-        raise click.UsageError(f"{PARAMETERS}.{name} is each policy's own: give --policy NAME")
+        raise click.UsageError(f"{PARAMETERS}.{name} depends on the policy: give --policy NAME")
     try:
-        found = _parameters_of(policy, name)
+        explanation = _parameters_of(policy, name)
     except SpecError as error:
         problems = [replace(one, path=f"{PARAMETERS}.{one.path}") for one in error.problems]
         raise SpecError(problems, source=f"explain --policy {policy}") from None
-    return replace(found, path=f"{PARAMETERS}.{found.path}")
+    return replace(explanation, path=f"{PARAMETERS}.{explanation.path}")
 
 
 def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -> None:
@@ -131,15 +136,15 @@ def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -
 
 
 def _facts(field: Explanation) -> str:
-    said = ["required"] if field.required else []
+    facts = ["required"] if field.required else []
     if field.default is not None and not isinstance(field.default, dict):
-        said.append(f"default {_shown(field.default)}")
+        facts.append(f"default {_format_default(field.default)}")
     if field.allowed:
-        said.append(field.allowed)
-    return f" ({'; '.join(said)})" if said else ""
+        facts.append(field.allowed)
+    return f" ({'; '.join(facts)})" if facts else ""
 
 
-def _shown(value: Any) -> str:
+def _format_default(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 

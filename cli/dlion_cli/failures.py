@@ -1,4 +1,4 @@
-"""The one place where errors become exit codes and messages of the command line."""
+"""Maps errors to exit codes and messages of the command line; the only place that does."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CODES: Final = (
 _STORAGE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 )
-_OF_CLUSTERS: Final = frozenset({"kubernetes", "urllib3", "websocket"})
-"""Packages of the extra `cluster` alone; all others come with `worker`."""
+_CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "urllib3", "websocket"})
+"""Packages of the extra `cluster`; all others belong to `worker`."""
 
 
-class EndedError(DLionError):
-    """A process of ours ended so, and has said why: this one ends with the same exit code."""
+class SubprocessFailedError(DLionError):
+    """A subprocess of ours failed with this message; the command ends with its exit code."""
 
     def __init__(self, message: str, exit_code: ExitCode) -> None:
         super().__init__(message)
@@ -44,13 +44,13 @@ class EndedError(DLionError):
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """What the process says when this ends it."""
+    """The exit code for this error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, EndedError):
+    if isinstance(error, SubprocessFailedError):
         return error.exit_code
     chain: BaseException | None = error
-    while chain is not None:  # a results error wraps the system's
+    while chain is not None:  # StorageError may wrap an OSError
         if isinstance(chain, StorageError):
             return ExitCode.STORAGE
         if isinstance(chain, OSError) and chain.errno in _STORAGE:
@@ -62,36 +62,35 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def message_of(error: BaseException) -> str:
-    """What the user reads. A defect of ours comes with its traceback in the log."""
+    """The message for the user. For an unexpected error, the traceback is logged too."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, OSError) and not isinstance(error, DLionError):
-        return _of_the_system(error)
+        return _os_error_message(error)
     if isinstance(error, DLionError):
         return str(error)
     if package := _missing_package(error):
-        extra = "cluster" if package in _OF_CLUSTERS else "worker"
+        extra = "cluster" if package in _CLUSTER_PACKAGES else "worker"
         return (
-            f"this needs the package {package}, which is not installed here. Install it with all "
-            f"that belongs to it: pip install 'dlion[{extra}]'"
+            f"this needs the package {package}, which is not installed here. Install it with its "
+            f"dependencies: pip install 'dlion[{extra}]'"
         )
     logging.getLogger(__name__).error("unexpected error", exc_info=error)
-    return f"{type(error).__name__}: {error}. This is a defect of dlion: please report it."
+    return f"{type(error).__name__}: {error}. This is a bug in dlion: please report it."
 
 
-def _of_the_system(error: OSError) -> str:
-    """An error that nobody has named an action for, with what to do where a disk is the reason."""
+def _os_error_message(error: OSError) -> str:
+    """A system error, with advice if a disk is the cause."""
     if error.errno not in _STORAGE:
         return str(error)
     what = "" if error.filename else "a file cannot be read or written: "
     return (
-        f"{what}{error}. Free some space (df -h shows where it lacks), make the place writable, or "
-        "choose another"
+        f"{what}{error}. Free some space (see df -h), make the folder writable, or choose another"
     )
 
 
 def _missing_package(error: BaseException) -> str:
-    """The package of an extra that is not there; empty: that is not what is wrong."""
+    """The missing package of an extra; empty for other errors."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     package = error.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""`dlion fetch`: a job's model, or all its results, from the site's keeper to this machine."""
+"""`dlion fetch`: download a job's model, or all results, from the site's keeper."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from dlion_cli.unpacking import unpack
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dlion_cli.cluster_jobs import Document, Jobs
+    from dlion_cli.cluster_jobs import Document, JobClient
 
-_PACK = "dlion_worker.keeper.pack"
+_PACK = "dlion_worker.artifact_server.pack"
 
 
 @click.command()
 @name_argument()
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Where to; files there are replaced. Default: a folder with the job's name.",
+    help="Target folder; its files are replaced. Default: the job's name.",
 )  # fmt: skip
-@click.option("--site", metavar="NAME", help="Whose model. Default: this cluster's site.")
+@click.option("--site", metavar="NAME", help="Site of the model. Default: this cluster's site.")
 @click.option(
     "--format", "form", type=click.Choice(["keras", "savedmodel", "tflite"]), default="keras",
-    help="savedmodel and tflite are made here, by TensorFlow.",
+    help="Model format; TensorFlow converts to savedmodel and tflite on this machine.",
 )  # fmt: skip
 @click.option(
-    "--all", "everything", is_flag=True, help="The whole result folder (docs/results.md)."
+    "--all", "everything", is_flag=True, help="Download the whole result folder (docs/results.md)."
 )
-@click.option("--run", "run_id", metavar="RUN", help="Of an earlier run. Default: the job's runId.")
+@click.option(
+    "--run", "run_id", metavar="RUN", help="ID of an earlier run. Default: the job's runId."
+)
 @cluster_options
 def fetch(
-    jobs: Jobs,
+    jobs: JobClient,
     name: str,
     out: Path | None,
     site: str | None,
@@ -50,10 +52,10 @@ def fetch(
     everything: bool,
     run_id: str | None,
 ) -> int:
-    """Fetch what job NAME has trained: DIR/model.keras and DIR/model.json, which says what it is.
+    """Download the model of job NAME: DIR/model.keras and its description, DIR/model.json.
 
-    Files come from the keeper's pod at this cluster's site. They are checked against their SHA-256
-    and replace older ones only once all are whole: a broken fetch leaves what was there.
+    The files come from the keeper's pod at this cluster's site. They replace older files only after
+    all SHA-256 digests were verified: a failed download changes nothing.
 
     \b
     dlion fetch cifar10 --out model
@@ -61,7 +63,7 @@ def fetch(
     dlion fetch cifar10 --all --out results && dlion report results
     """
     if everything and (site or form != "keras"):
-        raise click.UsageError("--all brings everything as it is: leave --site and --format away")
+        raise click.UsageError("--all downloads everything unchanged: remove --site and --format")
     if form != "keras":
         _require_tensorflow(form)
     job = JobStatus(jobs.get(name))
@@ -69,23 +71,23 @@ def fetch(
     keeper = _keeper(jobs, job, run)
     own_site = str(keeper["metadata"]["labels"].get(cluster_names.SITE_LABEL, ""))
     folder = f"models/{site or own_site}"
-    chunks = jobs.cluster.command(
+    chunks = jobs.cluster.exec_command(
         jobs.cluster.namespace,
         str(keeper["metadata"]["name"]),
         cluster_names.KEEPER_CONTAINER,
         ["python", "-m", _PACK, "--run", run, "." if everything else folder],
     )
     with contextlib.closing(chunks):
-        made = _taken(chunks, out or Path(name), "" if everything else f"{folder}/")
+        made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
     for path in _converted(made, form):
         click.echo(str(path))
     return 0
 
 
-def _keeper(jobs: Jobs, job: JobStatus, run: str) -> Document:
-    """The pod of that run's keeper that runs, or of another's: a claim has the results of all runs.
+def _keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:
+    """A running keeper pod, preferably of that run: every keeper has the results of all runs.
 
-    Raises: UnavailableError where there is none.
+    Raises: UnavailableError if there is none.
     """
     labels = {cluster_names.COMPONENT_LABEL: cluster_names.KEEPER}
     pods = jobs.pods(job.name, labels)
@@ -98,16 +100,13 @@ def _keeper(jobs: Jobs, job: JobStatus, run: str) -> Document:
     if running:
         return max(reversed(running), key=lambda pod: _run_of(pod) == run)
     if not pods:
-        why = "has no keeper's pod here" + (
-            "" if job.was_ever_seen else ": no operator has seen it"
+        why = "has no keeper pod here" + (
+            "" if job.was_ever_observed else ": no operator has observed it"
         )
     else:
         phase = pods[-1].get("status", {}).get("phase")
-        why = f"has a keeper's pod {pods[-1]['metadata']['name']}, but it is {phase}"
-    hint = (
-        "A job whose ttlSecondsAfterFinished is over, or that is suspended before it ever ran, "
-        "has none"
-    )
+        why = f"has a keeper pod {pods[-1]['metadata']['name']}, but it is {phase}"
+    hint = "A job has none after its ttlSecondsAfterFinished, or if it was suspended before it ran"
     raise UnavailableError(f"{job.name} {why}. {hint}; `dlion get {job.name}` shows its state")
 
 
@@ -115,7 +114,7 @@ def _run_of(pod: Document) -> str:
     return str((pod["metadata"].get("labels") or {}).get(cluster_names.RUN_LABEL, ""))
 
 
-def _taken(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
+def _receive(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
     console = Console(stderr=True)
     columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -128,11 +127,11 @@ def _taken(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
 
 
 def _require_tensorflow(form: str) -> None:
-    """Raises: UnavailableError before anything is fetched."""
+    """Raises: UnavailableError, before anything is downloaded."""
     if importlib.util.find_spec("tensorflow") is None:
         raise UnavailableError(
             f"--format {form} needs TensorFlow here. Install it: pip install 'dlion[worker]'; or "
-            "fetch the model as it is, with --format keras"
+            "download the model unchanged, with --format keras"
         )
 
 

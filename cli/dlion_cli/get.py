@@ -1,4 +1,4 @@
-"""`dlion get`: jobs of a cluster as a table or as documents, or one of them with all it says."""
+"""`dlion get`: list a cluster's jobs, or show one in detail."""
 
 from __future__ import annotations
 
@@ -16,55 +16,59 @@ from dlion_cli.job_status import JobStatus
 from dlion_cli.job_tables import list_table, one_job
 
 if TYPE_CHECKING:
-    from dlion_cli.cluster_jobs import Document, Jobs
+    from dlion_cli.cluster_jobs import Document, JobClient
     from dlion_cli.contexts import Contexts
 
-MOST_EVENTS = 10
+MAX_EVENTS = 10
 _PIPE_COLUMNS = 500
-"""Where the output is no terminal nothing is cut or folded."""
+"""Width of output that is not a terminal, so that nothing is cut or folded."""
 
 
-def joined_get(contexts: Contexts, names: tuple[str, ...], everywhere: bool, output: str) -> int:
-    """`get` of several contexts: one table with a column for them, or a list with an item each."""
+def get_from_contexts(
+    contexts: Contexts, names: tuple[str, ...], everywhere: bool, output: str
+) -> int:
+    """`get` for several contexts: one table with a CONTEXT column, or a list with an item each."""
     _check_names(names, everywhere)
-    found = contexts.ask(lambda jobs: _found(jobs, names, everywhere))
+    results = contexts.query(lambda jobs: _find_jobs(jobs, names, everywhere))
     if output == "name":
-        for name, documents in found.items():
+        for name, documents in results.items():
             for each in documents:
                 click.echo(f"{name} dlionjob.dlion.dev/{each['metadata']['name']}")
     elif output in ("json", "yaml"):
         errors = contexts.errors
         listed: list[Document] = [
-            {"context": name, "items": found.get(name, []),
+            {"context": name, "items": results.get(name, []),
              "error": str(errors[name]) if name in errors else None}
             for name in contexts.names
         ]  # fmt: skip
         click.echo(_text(listed, output))
     else:
-        rows = [(name, JobStatus(each)) for name, all_ in found.items() for each in all_]
+        rows = [(name, JobStatus(each)) for name, all_ in results.items() for each in all_]
         if rows:
-            whose, jobs = zip(*rows, strict=True)
+            context_names, jobs = zip(*rows, strict=True)
             wide, now = output == "wide", datetime.now(UTC)
-            table = list_table(jobs, now, wide=wide, everywhere=everywhere, contexts=whose)
+            table = list_table(jobs, now, wide=wide, everywhere=everywhere, contexts=context_names)
             output_console().print(table)
-        elif found:
-            click.echo(f"dlion: there are no {KIND}s in {', '.join(found)}", err=True)
-    return contexts.end()
+        elif results:
+            click.echo(f"dlion: there are no {KIND}s in {', '.join(results)}", err=True)
+    return contexts.report_errors()
 
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME…]", shell_complete=complete_names)
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces.")
+@click.option(
+    "-A", "--all-namespaces", "everywhere", is_flag=True, help="List jobs in all namespaces."
+)
 @click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table"
 )
-@contexts_option(joined_get)
+@contexts_option(get_from_contexts)
 @cluster_options
-def get(jobs: Jobs, names: tuple[str, ...], everywhere: bool, output: str) -> int:
+def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> int:
     """List the cluster's jobs, or show one with its sites, conditions and events.
 
-    The columns are those of `kubectl get dlionjob`; `-o wide` adds run, ETA, loss, accuracy,
-    links and why the state is what it is.
+    The columns are those of `kubectl get dlionjob`. `-o wide` adds run, ETA, loss, accuracy, links
+    and the reason of the state.
 
     \b
     dlion get                       # jobs of the context's namespace
@@ -74,7 +78,7 @@ def get(jobs: Jobs, names: tuple[str, ...], everywhere: bool, output: str) -> in
     dlion get cifar10 -o json | jq .status.trainerStatus
     """
     _check_names(names, everywhere)
-    documents = _found(jobs, names, everywhere)
+    documents = _find_jobs(jobs, names, everywhere)
     if output == "name":
         for each in documents:
             click.echo(f"dlionjob.dlion.dev/{each['metadata']['name']}")
@@ -90,14 +94,14 @@ def get(jobs: Jobs, names: tuple[str, ...], everywhere: bool, output: str) -> in
 
 def _check_names(names: tuple[str, ...], everywhere: bool) -> None:
     if everywhere and names:
-        raise click.UsageError("a job is named within one namespace: leave -A or the name away")
+        raise click.UsageError("a name needs one namespace: remove -A or the name")
 
 
-def _found(jobs: Jobs, names: tuple[str, ...], everywhere: bool) -> list[Document]:
+def _find_jobs(jobs: JobClient, names: tuple[str, ...], everywhere: bool) -> list[Document]:
     if names:
         return [jobs.get(name) for name in dict.fromkeys(names)]
-    found: list[Document] = jobs.listed(everywhere=everywhere)["items"]
-    return found
+    documents: list[Document] = jobs.list_jobs(everywhere=everywhere)["items"]
+    return documents
 
 
 def _list(documents: list[Document]) -> dict[str, Any]:
@@ -112,27 +116,27 @@ def _text(document: Document | list[Document], output: str) -> str:
 
 
 def _without_managed_fields(document: Document | list[Document]) -> None:
-    """As kubectl, which leaves them out too: they are for machines."""
+    """Remove the managed fields, as kubectl does."""
     for whole in document if isinstance(document, list) else [document]:
         for each in whole.get("items", [whole]):
             each.get("metadata", {}).pop("managedFields", None)
 
 
 def _show(
-    jobs: Jobs, documents: list[Document], *, single: bool, wide: bool, everywhere: bool
+    jobs: JobClient, documents: list[Document], *, single: bool, wide: bool, everywhere: bool
 ) -> None:
     console = output_console()
     now = datetime.now(UTC)
-    found = [JobStatus(document) for document in documents]
+    statuses = [JobStatus(document) for document in documents]
     if not single or wide:
-        console.print(list_table(found, now, wide=wide, everywhere=everywhere))
+        console.print(list_table(statuses, now, wide=wide, everywhere=everywhere))
         return
-    events = jobs.events(found[0].name)[-MOST_EVENTS:]
-    for part in one_job(found[0], events, now):
+    events = jobs.events(statuses[0].name)[-MAX_EVENTS:]
+    for part in one_job(statuses[0], events, now):
         console.print(part)
 
 
 def output_console() -> Console:
-    """The terminal; or, for a pipe, one so wide that nothing is cut."""
+    """A console as wide as the terminal, or wide enough for any line if output is a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)

@@ -1,4 +1,4 @@
-"""`dlion init`: a manifest and a program of one's own to start from."""
+"""`dlion init`: create a manifest and a program to start from."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TEMPLATES = {"image": ("job.yaml", "program.py"), "digits": ("job.yaml",)}
     type=click.Choice(sorted(TEMPLATES)),
     default="image",
     show_default=True,
-    help="image: your own model and data, in program.py; digits: a built-in program.",
+    help="image: your own model and data, in program.py. digits: a built-in program.",
 )
-@click.option("--force", is_flag=True, help="Write over files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(directory: Path, template: str, force: bool) -> None:
-    """Write job.yaml, and program.py for a model of your own, into DIRECTORY."""
+    """Create job.yaml in DIRECTORY, and program.py for a model of your own."""
     names = TEMPLATES[template]
-    standing = [name for name in names if (directory / name).exists()]
-    if standing and not force:
+    existing = [name for name in names if (directory / name).exists()]
+    if existing and not force:
         raise click.UsageError(
-            f"{', '.join(standing)}: there already in {directory}; name another directory, or use"
-            " --force to write over"
+            f"{', '.join(existing)}: already in {directory}; name another directory, or use"
+            " --force to overwrite"
         )
     directory.mkdir(parents=True, exist_ok=True)
     source = resources.files("dlion_cli") / "templates" / template

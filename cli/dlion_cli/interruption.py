@@ -1,7 +1,6 @@
-"""Ctrl-C, SIGTERM and hang-ups: heard once, and everything of `dlion run` ended in five seconds.
+"""Handles Ctrl-C, SIGTERM and SIGHUP so that `dlion run` ends within five seconds.
 
-Owns the handlers and the time that is left after a signal. Used by `run`; ending the processes is
-the local runner's part.
+Owns the signal handlers and the time limit. The local runner ends the processes.
 """
 
 from __future__ import annotations
@@ -16,26 +15,27 @@ from types import FrameType
 from typing import TextIO, TypeGuard
 
 REPORT_WITHIN_S = 3.5
-"""From the signal to the end of the report, which grows with the run; the rest is left to exit."""
+"""From the signal to the end of the report; the rest of the five seconds is for exit."""
 
 
 class OutOfTimeError(BaseException):
-    """What goes on after an interruption takes too long. No `Exception`: nobody may swallow it."""
+    """The time after an interruption is over. No `Exception`, so that no handler swallows it."""
 
 
 class Interruption:
-    """Whether and when the first signal came."""
+    """Whether and when the first signal arrived."""
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
         self.at_s: float | None = None
-        """By the monotonic clock; None as long as there was no signal."""
+        """Monotonic time of the signal; None before it."""
 
     @contextmanager
-    def in_time(self) -> Iterator[None]:
-        """After a signal, breaks off what is inside at `within_s` behind it; else does nothing.
+    def time_limit(self) -> Iterator[None]:
+        """After a signal, raise OutOfTimeError once `within_s` have passed since it; else do
+        nothing.
 
-        Main thread only. Raises: OutOfTimeError.
+        Main thread only.
         """
         if self.at_s is None:
             yield
@@ -52,23 +52,22 @@ class Interruption:
 
 @contextmanager
 def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
-    """Inside, the first signal raises KeyboardInterrupt; a second one does not disturb its end.
-
-    Under `nohup` the terminal may go away.
-    """
+    """Inside, the first signal raises KeyboardInterrupt; later ones are ignored."""
     interruption = Interruption(within_s)
-    terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if _shown(stream)]
+    terminals = [
+        stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if _is_terminal(stream)
+    ]
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         interruption.at_s = time.monotonic()
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
-            _put_away(terminals)
+            _redirect_to_null(terminals)
         raise KeyboardInterrupt
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] is signal.SIG_IGN:
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup: the terminal may close
         del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, interrupt)
@@ -79,12 +78,12 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
-def _shown(stream: TextIO | None) -> TypeGuard[TextIO]:
+def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
     return stream is not None and not stream.closed and stream.isatty()
 
 
-def _put_away(terminals: list[int]) -> None:
-    """To write to a terminal that has gone is an error, and nobody reads it."""
+def _redirect_to_null(terminals: list[int]) -> None:
+    """Redirect output: writing to a closed terminal would fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for terminal in terminals:
         os.dup2(nowhere, terminal)

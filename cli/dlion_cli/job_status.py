@@ -1,7 +1,7 @@
-"""What a job's document in a cluster says, read with patience: any field may be missing or new.
+"""Reads a job's document from a cluster; any field may be missing or unknown.
 
-Called by the commands that show jobs. `dlion_api.status` is what our own operator writes; a newer
-or a foreign one may write more, and this must show it nonetheless.
+Called by the commands that show jobs. Other versions of the operator may write other fields than
+`dlion_api.status`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
-from dlion_cli.figures import NOT_KNOWN, printable
+from dlion_cli.formatting import UNKNOWN, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,8 @@ _FAILURES = {
 
 
 @dataclass(frozen=True)
-class Said:
-    """One condition as it is shown."""
+class ConditionView:
+    """One condition, as text."""
 
     type: str
     status: str
@@ -38,14 +38,13 @@ class Said:
     since: str
 
     @property
-    def holds(self) -> bool:
-        """Whether it is True."""
+    def is_true(self) -> bool:
         return self.status == "True"
 
 
 @dataclass(frozen=True)
 class SiteRow:
-    """One site as it is shown."""
+    """One site, as text."""
 
     name: str
     state: str
@@ -55,7 +54,7 @@ class SiteRow:
 
 @dataclass(frozen=True)
 class PairRow:
-    """The links from one site to another as they are shown."""
+    """The links from one site to another, as text."""
 
     pair: str
     links: str
@@ -63,7 +62,7 @@ class PairRow:
 
 
 class JobStatus:
-    """The words and figures of one document."""
+    """The content of one job's document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
@@ -74,99 +73,88 @@ class JobStatus:
 
     @property
     def name(self) -> str:
-        """The job's name."""
         return text(self._metadata.get("name"))
 
     @property
     def namespace(self) -> str:
-        """The job's namespace."""
         return text(self._metadata.get("namespace"))
 
     @property
     def uid(self) -> str:
-        """What tells the job from a later one of the same name."""
+        """Distinguishes the job from a later one of the same name."""
         return str(self._metadata.get("uid", ""))
 
     @property
-    def version(self) -> str:
-        """The resource version."""
-        return str(self._metadata.get("resourceVersion", ""))
-
-    @property
     def run_id(self) -> str:
-        """The run that the manifest asks for."""
         return text(self._spec.get("runId"))
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the manifest says so."""
+        """Whether the manifest requests suspension."""
         return self._spec.get("suspend") is True
 
     @property
-    def is_seen(self) -> bool:
-        """Whether an operator has looked at the manifest as it is now."""
-        seen, generation = self._status.get("observedGeneration"), self._metadata.get("generation")
-        return bool(isinstance(seen, int) and isinstance(generation, int) and seen >= generation)
+    def is_observed(self) -> bool:
+        """Whether an operator has observed the current generation."""
+        observed = self._status.get("observedGeneration")
+        generation = self._metadata.get("generation")
+        return isinstance(observed, int) and isinstance(generation, int) and observed >= generation
 
     @property
-    def was_ever_seen(self) -> bool:
-        """Whether an operator has looked at the job at all."""
+    def was_ever_observed(self) -> bool:
+        """Whether an operator has observed any generation."""
         return bool(self._status.get("observedGeneration", -1) != -1)
 
     @property
     def state(self) -> str:
-        """The one word."""
         return text(self._status.get("state"))
 
     @property
     def progress_percentage(self) -> int | None:
-        """Of the way to the end."""
         value = self._trainer.get("progressPercentage")
         return min(100, max(0, value)) if isinstance(value, int) else None
 
     @property
     def remaining_s(self) -> int | None:
-        """Seconds to the end."""
         value = self._trainer.get("estimatedRemainingSeconds")
         return value if isinstance(value, int) else None
 
     @property
     def ready_sites(self) -> str:
-        """Sites that take part, of all."""
+        """Participating sites of all sites, such as 2/3."""
         return text(self._status.get("readySites"))
 
     @property
     def ready_workers(self) -> str:
-        """Workers that train, of all."""
+        """Training workers of all workers, such as 5/6."""
         return text(self._status.get("readyWorkers"))
 
     @property
     def steps_per_second(self) -> str:
-        """Of a worker."""
+        """Per worker."""
         return text(self._status.get("stepsPerSecond"))
 
     @property
     def metrics(self) -> dict[str, str]:
-        """Loss, accuracy and the like."""
-        found = (_mapping(item) for item in _items(self._trainer.get("metrics")))
-        return {text(item.get("name")): text(item.get("value")) for item in found}
+        """Values such as loss and accuracy, by name."""
+        items = map(_mapping, _items(self._trainer.get("metrics")))
+        return {text(item.get("name")): text(item.get("value")) for item in items}
 
     @property
     def sites(self) -> list[SiteRow]:
-        """Each site; those of the manifest where the status names none yet."""
+        """All sites; from the manifest while the status has none."""
         rows = [_site(_mapping(item)) for item in _items(self._status.get("sites"))]
         if rows:
             return rows
         return [
-            SiteRow(text(site.get("name")), NOT_KNOWN, f"{NOT_KNOWN}/{_workers(site)}", "")
+            SiteRow(text(site.get("name")), UNKNOWN, f"{UNKNOWN}/{_workers(site)}", "")
             for site in map(_mapping, _items(self._spec.get("sites")))
         ]
 
     @property
-    def conditions(self) -> list[Said]:
-        """All that is said of the job."""
+    def conditions(self) -> list[ConditionView]:
         return [
-            Said(
+            ConditionView(
                 type=text(item.get("type")),
                 status=text(item.get("status")),
                 reason=text(item.get("reason")),
@@ -176,23 +164,21 @@ class JobStatus:
             for item in map(_mapping, _items(self._status.get("conditions")))
         ]
 
-    def condition(self, type_: str) -> Said | None:
-        """That condition."""
-        return next((said for said in self.conditions if said.type == type_), None)
+    def condition(self, type_: str) -> ConditionView | None:
+        return next((each for each in self.conditions if each.type == type_), None)
 
     @property
     def links(self) -> str:
-        """Links that are up, of all, and the slowest pair of sites."""
+        """Connected links of all links, and the slowest pair of sites."""
         links = _mapping(self._status.get("links"))
         if not links:
-            return NOT_KNOWN
+            return UNKNOWN
         slowest = text(links.get("slowest"), "")
         counts = f"{text(links.get('connected'))}/{text(links.get('expected'))}"
         return f"{counts}, slowest {slowest}" if slowest else counts
 
     @property
     def link_pairs(self) -> list[PairRow]:
-        """From each site to each other."""
         links = _mapping(self._status.get("links"))
         return [
             PairRow(
@@ -204,32 +190,32 @@ class JobStatus:
         ]
 
     @property
-    def outcome(self) -> Said | None:
-        """The condition that ended the run that the manifest asks for; None while it lasts."""
+    def outcome(self) -> ConditionView | None:
+        """The condition that ended the manifest's run; None while it runs."""
         ran = self._status.get("runId")
         if ran and ran != self._spec.get("runId"):
-            return None  # what is said is of the run before
+            return None  # the status still describes the previous run
         for type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
-            said = self.condition(type_)
-            if said is not None and said.holds:
-                return said
+            condition = self.condition(type_)
+            if condition is not None and condition.is_true:
+                return condition
         return None
 
     def age(self, now: datetime) -> str:
-        """Since the job was made, as kubectl has it."""
-        made = parsed_time(str(self._metadata.get("creationTimestamp", "")))
-        return NOT_KNOWN if made is None else age((now - made).total_seconds())
+        """Time since creation, formatted as by kubectl."""
+        created = parse_time(str(self._metadata.get("creationTimestamp", "")))
+        return UNKNOWN if created is None else age((now - created).total_seconds())
 
 
-def exit_code_of(outcome: Said) -> ExitCode:
-    """What a command says that waited for this end."""
+def outcome_exit_code(outcome: ConditionView) -> ExitCode:
+    """The exit code of a command that waited for this outcome."""
     if outcome.type == ConditionType.SUCCEEDED:
         return ExitCode.OK
     return next((c for r, c in _FAILURES.items() if r == outcome.reason), ExitCode.FAILED)
 
 
 def age(seconds: float) -> str:
-    """A time span in one or two units, as kubectl has it.
+    """A time span in one or two units, formatted as by kubectl.
 
     >>> [age(s) for s in (-3, 42, 150, 600, 3 * 3600 + 5 * 60, 90 * 3600, 400 * 86400)]
     ['0s', '42s', '2m30s', '10m', '3h5m', '3d18h', '400d']
@@ -249,17 +235,17 @@ def age(seconds: float) -> str:
     return f"{days}d{hours % 24}h" if days < 8 and hours % 24 else f"{days}d"
 
 
-def parsed_time(value: str) -> datetime | None:
-    """A Kubernetes time; None where it is none."""
+def parse_time(value: str) -> datetime | None:
+    """A Kubernetes time, or None."""
     try:
-        found = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def text(value: object, absent: str = NOT_KNOWN) -> str:
-    """A value of the document as one line that a terminal may show."""
+def text(value: object, absent: str = UNKNOWN) -> str:
+    """The value as one printable line."""
     return absent if value is None or value == "" else printable(str(value))
 
 

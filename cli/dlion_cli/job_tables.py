@@ -1,6 +1,6 @@
-"""How jobs of a cluster look in a terminal: the list, and one job with its sites and conditions.
+"""Tables of a cluster's jobs: the list, and one job with its sites and conditions.
 
-Called by `get` and `job_view`. Works nothing out: `job_status` reads the documents.
+Called by `get` and `job_view`; `job_status` reads the documents.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dlion_api.status import ConditionType
 from dlion_cli.cluster_jobs import event_time
-from dlion_cli.figures import NOT_KNOWN, duration
-from dlion_cli.job_status import JobStatus, Said, age, parsed_time, text
+from dlion_cli.formatting import UNKNOWN, format_duration
+from dlion_cli.job_status import ConditionView, JobStatus, age, parse_time, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ _STATE_STYLES = {
     "Refused": "bold red",
 }
 _BAD = frozenset({ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED})
-NOT_SEEN = (
-    "No operator has looked at this job yet. Is one installed for this namespace? "
+NOT_OBSERVED = (
+    "No operator has observed this job yet. Check that one is installed for this namespace: "
     "kubectl get pods -A -l app.kubernetes.io/name=dlion"
 )
 
@@ -49,9 +49,9 @@ def list_table(
     everywhere: bool,
     contexts: Sequence[str] = (),
 ) -> Table:
-    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds figures.
+    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds more.
 
-    `contexts` names each job's, where several were asked.
+    `contexts` names each job's context, if several were queried.
     """
     table = _plain_table()
     if contexts:
@@ -75,7 +75,7 @@ def _list_cells(job: JobStatus, now: datetime) -> list[str]:
     return [
         job.name,
         job.state,
-        NOT_KNOWN if progress is None else f"{progress} %",
+        UNKNOWN if progress is None else f"{progress} %",
         job.ready_sites,
         job.ready_workers,
         job.steps_per_second,
@@ -88,11 +88,11 @@ def _wide_cells(job: JobStatus) -> list[str]:
     ready = job.outcome or job.condition(ConditionType.READY)
     return [
         job.run_id,
-        duration(job.remaining_s),
-        metrics.get("loss", NOT_KNOWN),
-        metrics.get("accuracy", NOT_KNOWN),
+        format_duration(job.remaining_s),
+        metrics.get("loss", UNKNOWN),
+        metrics.get("accuracy", UNKNOWN),
         job.links,
-        ready.reason if ready else NOT_KNOWN,
+        ready.reason if ready else UNKNOWN,
     ]
 
 
@@ -101,9 +101,9 @@ def one_job(
 ) -> list[RenderableType]:
     """One job: its row, figures, sites, conditions and newest events."""
     parts: list[RenderableType] = [list_table([job], now, wide=False, everywhere=False), Text("")]
-    if not job.was_ever_seen:
-        parts += [Text(NOT_SEEN, style="yellow"), Text("")]
-    figures = f"ETA {duration(job.remaining_s)}  ·  {figures_line(job)}"
+    if not job.was_ever_observed:
+        parts += [Text(NOT_OBSERVED, style="yellow"), Text("")]
+    figures = f"ETA {format_duration(job.remaining_s)}  ·  {figures_line(job)}"
     parts += [Text(figures), Text(""), sites_table(job), Text("")]
     if job.link_pairs:
         parts += [pairs_table(job), Text("")]
@@ -115,14 +115,13 @@ def one_job(
 
 
 def figures_line(job: JobStatus) -> str:
-    """Run, metrics and links in a line."""
+    """Run, metrics and links in one line."""
     parts = [f"run {job.run_id}"]
     parts += [f"{name} {value}" for name, value in job.metrics.items()]
     return "  ·  ".join([*parts, f"links {job.links}"])
 
 
 def sites_table(job: JobStatus) -> Table:
-    """One row per site."""
     table = _plain_table()
     for title in ("SITE", "STATE", "WORKERS"):
         table.add_column(title, no_wrap=True)
@@ -133,7 +132,7 @@ def sites_table(job: JobStatus) -> Table:
 
 
 def pairs_table(job: JobStatus) -> Table:
-    """One row from each site to each other."""
+    """One row for each ordered pair of sites."""
     table = _plain_table()
     for title in ("FROM TO", "LINKS", "MBIT/S"):
         table.add_column(title, no_wrap=True)
@@ -142,27 +141,26 @@ def pairs_table(job: JobStatus) -> Table:
     return table
 
 
-def conditions_table(conditions: Iterable[Said], now: datetime) -> Table:
-    """One row per condition."""
+def conditions_table(conditions: Iterable[ConditionView], now: datetime) -> Table:
     table = _plain_table()
     for title in ("CONDITION", "STATUS", "REASON", "SINCE"):
         table.add_column(title, no_wrap=True)
     table.add_column("MESSAGE", overflow="fold")
-    for said in conditions:
-        differs = said.type == ConditionType.SPEC_CONSISTENT and said.status == "False"
-        style = "bold red" if differs or (said.holds and said.type in _BAD) else ""
-        since = parsed_time(said.since)
-        shown = NOT_KNOWN if since is None else age((now - since).total_seconds())
-        cells = (said.type, said.status, said.reason, shown, said.message)
+    for each in conditions:
+        differs = each.type == ConditionType.SPEC_CONSISTENT and each.status == "False"
+        style = "bold red" if differs or (each.is_true and each.type in _BAD) else ""
+        since = parse_time(each.since)
+        shown = UNKNOWN if since is None else age((now - since).total_seconds())
+        cells = (each.type, each.status, each.reason, shown, each.message)
         table.add_row(*(Text(cell, style=style) for cell in cells))
     return table
 
 
 def event_line(event: Mapping[str, Any], now: datetime) -> Text:
-    """One event of the cluster in a line: how long ago, why, what."""
-    at = parsed_time(event_time(dict(event)))
+    """One event in a line: age, reason, message."""
+    at = parse_time(event_time(dict(event)))
     line = Text()
-    line.append(f"{NOT_KNOWN if at is None else age((now - at).total_seconds()):>6}  ", style="dim")
+    line.append(f"{UNKNOWN if at is None else age((now - at).total_seconds()):>6}  ", style="dim")
     warning = event.get("type") == "Warning"
     line.append(text(event.get("reason")), style="bold yellow" if warning else "bold")
     line.append(f"  {text(event.get('message'), '')}")

@@ -1,7 +1,6 @@
-"""The picture of a cluster's job in the terminal while `dlion watch` runs.
+"""The live view of a cluster's job during `dlion watch`.
 
-Owns what is shown and how: on a terminal a live picture, otherwise a line at each change that
-tells something. `watching` feeds it documents.
+On a terminal it updates in place; otherwise it prints a line after each change.
 """
 
 from __future__ import annotations
@@ -17,9 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.figures import NOT_KNOWN, duration
+from dlion_cli.formatting import UNKNOWN, format_duration
 from dlion_cli.job_status import JobStatus
-from dlion_cli.job_tables import NOT_SEEN, conditions_table, event_line, figures_line, sites_table
+from dlion_cli.job_tables import (
+    NOT_OBSERVED,
+    conditions_table,
+    event_line,
+    figures_line,
+    sites_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,11 +34,11 @@ if TYPE_CHECKING:
     from dlion_cli.cluster_jobs import Document
 
 _EVENT_COUNT = 5
-_UNSEEN_AFTER_S = 10.0
-"""A job that no operator has looked at for so long: something is amiss."""
+_UNOBSERVED_AFTER_S = 10.0
+"""After this time, the view warns that no operator has observed the job."""
 
 
-class JobView:
+class JobProgressView:
     """Shows one job while it changes."""
 
     def __init__(
@@ -45,7 +50,7 @@ class JobView:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         prefix: str = "",
     ) -> None:
-        """`prefix` stands before each line, where the output is no terminal."""
+        """`prefix` precedes each line if the output is no terminal."""
         self._prefix = prefix
         self._job = job
         self._console = console
@@ -55,7 +60,7 @@ class JobView:
         self._events: Sequence[Document] = ()
         self._trouble = ""
         self._last_line = ""
-        self._said: set[tuple[str, str, str]] = set()
+        self._printed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
         self._live = Live(
             console=console, refresh_per_second=2, get_renderable=self.render, transient=False
@@ -71,22 +76,22 @@ class JobView:
             self._live.stop()
 
     def update(self, job: JobStatus, events: Sequence[Document]) -> None:
-        """Takes the job as it is now."""
+        """Show the job's current state."""
         with self._lock:
             self._job, self._trouble, self._changed_s = job, "", self._clock()
             self._events = events
         if not self._console.is_terminal:
             self._print_changes()
 
-    def trouble(self, words: str) -> None:
-        """Shows that the cluster does not answer; the picture is of before."""
+    def connection_lost(self, message: str) -> None:
+        """Show that the cluster does not respond; the view keeps the last state."""
         with self._lock:
-            told, self._trouble = bool(self._trouble), words
-        if not self._console.is_terminal and not told:
-            self._print(f"connection lost, trying again: {words}")
+            was_lost, self._trouble = bool(self._trouble), message
+        if not self._console.is_terminal and not was_lost:
+            self._print(f"connection lost, retrying: {message}")
 
     def render(self) -> RenderableType:
-        """The picture as it stands."""
+        """The live view."""
         with self._lock:
             job, now = self._job, self._now()
             parts: list[RenderableType] = [self._header(job), self._bar(job)]
@@ -95,23 +100,23 @@ class JobView:
                 parts += [conditions_table(job.conditions, now), Text("")]
             parts += [event_line(event, now) for event in self._events[-_EVENT_COUNT:]]
             if self._trouble:
-                parts.append(Text(f"connection lost, trying again: {self._trouble}", "bold yellow"))
-            elif not job.was_ever_seen and self._clock() - self._began_s > _UNSEEN_AFTER_S:
-                parts.append(Text(NOT_SEEN, style="bold yellow"))
+                parts.append(Text(f"connection lost, retrying: {self._trouble}", "bold yellow"))
+            elif not job.was_ever_observed and self._clock() - self._began_s > _UNOBSERVED_AFTER_S:
+                parts.append(Text(NOT_OBSERVED, style="bold yellow"))
             return Group(*parts)
 
     def line(self) -> str:
-        """The same in one line, for a log."""
+        """The state in one line, for logs."""
         job = self._job
         progress = job.progress_percentage
-        words = [f"{job.state}", NOT_KNOWN if progress is None else f"{progress} %"]
-        words += [
-            f"ETA {duration(self._remaining_s(job))}",
+        parts = [f"{job.state}", UNKNOWN if progress is None else f"{progress} %"]
+        parts += [
+            f"ETA {format_duration(self._remaining_s(job))}",
             f"sites {job.ready_sites}",
             f"workers {job.ready_workers}",
             f"{job.steps_per_second} steps/s",
         ]
-        return ", ".join(words + [f"{name} {value}" for name, value in job.metrics.items()])
+        return ", ".join(parts + [f"{name} {value}" for name, value in job.metrics.items()])
 
     def _header(self, job: JobStatus) -> Text:
         header = Text()
@@ -130,23 +135,23 @@ class JobView:
         grid.add_row(
             bar if known else Text(""),
             Text(f"{progress} %" if known else ""),
-            Text(f"ETA {duration(self._remaining_s(job))}"),
+            Text(f"ETA {format_duration(self._remaining_s(job))}"),
         )
         return grid
 
     def _remaining_s(self, job: JobStatus) -> float | None:
-        """Counted down since the status came, for it is written every ten seconds at most."""
+        """Counted down locally: the operator updates the status at most every ten seconds."""
         if job.remaining_s is None or job.outcome is not None:
             return None
         return max(0.0, job.remaining_s - (self._clock() - self._changed_s))
 
     def _print_changes(self) -> None:
-        for said in self._job.conditions:
-            key = (said.type, said.status, said.reason)
-            if key not in self._said:
-                self._said.add(key)
-                words = f": {said.message}" if said.message else ""
-                self._print(f"{said.type}={said.status} ({said.reason}){words}")
+        for each in self._job.conditions:
+            key = (each.type, each.status, each.reason)
+            if key not in self._printed:
+                self._printed.add(key)
+                message = f": {each.message}" if each.message else ""
+                self._print(f"{each.type}={each.status} ({each.reason}){message}")
         for event in self._events:
             self._print_event(event)
         if (line := self.line()) != self._last_line:
@@ -156,11 +161,11 @@ class JobView:
     def _print_event(self, event: dict[str, Any]) -> None:
         metadata = event.get("metadata") or {}
         key = ("event", str(metadata.get("uid")), str(event.get("count")))
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._printed:
+            self._printed.add(key)
             self._console.print(event_line(event, self._now()), soft_wrap=True)
 
-    def _print(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         at = self._now().strftime("%H:%M:%SZ")
-        line = f"{at}  {self._prefix}{words}"
+        line = f"{at}  {self._prefix}{text}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,4 @@
-"""Which kubeconfig files, context and namespace are meant, by kubectl's rules.
-
-Called by `cluster`. Reads no credentials: those are the Kubernetes client's business.
-"""
+"""Selects kubeconfig files, context and namespace by kubectl's rules; reads no credentials."""
 
 from __future__ import annotations
 
@@ -22,39 +19,39 @@ _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True)
-class Context:
-    """A context that was chosen: its files as the client takes them, its name, its namespace."""
+class KubeContext:
+    """A selected context. `files` is the list of paths that the client takes."""
 
     files: str
     name: str
     namespace: str
 
 
-def chosen_context(
+def choose_context(
     kubeconfig: str | None, context: str | None, environment: Mapping[str, str] = os.environ
-) -> Context | None:
-    """What `--kubeconfig` and `--context` come to; None: no file is there, but this is a pod.
+) -> KubeContext | None:
+    """The context that `--kubeconfig` and `--context` select; None: use the pod's service account.
 
-    `$KUBECONFIG` may name several files; what stands in an earlier one counts. Raises: DataError
-    where there is no file, none that can be read, or no such context in it.
+    `$KUBECONFIG` may name several files; the first definition of a value applies. Raises: DataError
+    if there is no file, an invalid file, or no such context.
     """
     paths = _paths(kubeconfig, environment)
-    there = [path for path in paths if path.is_file()]
-    if not there:
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
         if not kubeconfig and not context and environment.get("KUBERNETES_SERVICE_HOST"):
             return None
         raise DataError(
             f"no kubeconfig file at {', '.join(map(str, paths))}. Name one with --kubeconfig or "
             "$KUBECONFIG"
         )
-    documents = [_read(path) for path in there]
-    files = os.pathsep.join(map(str, there))
+    documents = [_read(path) for path in existing]
+    files = os.pathsep.join(map(str, existing))
     name = context or next(filter(None, (d.get("current-context") for d in documents)), "")
-    return Context(files, str(name), _namespace(documents, str(name), files))
+    return KubeContext(files, str(name), _namespace(documents, str(name), files))
 
 
 def pod_namespace() -> str:
-    """The namespace of the pod that this runs in."""
+    """The namespace of the pod in which this process runs."""
     try:
         return (_SERVICE_ACCOUNT / "namespace").read_text("utf-8").strip() or DEFAULT_NAMESPACE
     except OSError:
@@ -74,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"kubeconfig {path}: cannot be read: {error}") from None
     if document is not None and not isinstance(document, dict):
-        raise DataError(f"kubeconfig {path}: is no kubeconfig file: it holds no mapping")
+        raise DataError(f"kubeconfig {path}: is no kubeconfig file: it contains no mapping")
     return document or {}
 
 

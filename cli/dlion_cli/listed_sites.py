@@ -1,6 +1,6 @@
-"""The list `sites` in a file of the chart's values: who trains together, believed by what.
+"""Reads and validates the list `sites` in the chart's values.
 
-Called by `trust`. Checks what the chart checks too, and what only a reader of certificates can.
+Called by `trust` and `preflight`. Adds checks of certificates to those of the chart's schema.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Final
 
 from dlion_api.document import line_of, parse, setting
 from dlion_api.errors import ContractError, Problem, SpecError
-from dlion_api.spec.bounds import LABEL, LABEL_WORDS, MOST_SITES, SITE_NAME_LENGTH
+from dlion_api.spec.bounds import LABEL, LABEL_DESCRIPTION, MAX_SITES, SITE_NAME_LENGTH
 from dlion_cli.bundles import Bundle, read_bundle
 
 _ADDRESS: Final = re.compile(r"[^\s/]+:([0-9]{1,5})")
-_SHOW: Final = "Run `dlion trust show` at that site and put in what it prints"
+_UPDATE_BUNDLE_ADVICE: Final = "Run `dlion trust show` at that site and copy its output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedSite:
-    """One entry, as it is written."""
+    """One entry as written."""
 
     name: str = setting(
         "name of the site, as spec.sites of the manifests has it.",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=SITE_NAME_LENGTH,
     )
     address: str = setting("host:port of its federation Service.", default="")
@@ -36,16 +36,16 @@ class ListedSite:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedValues:
-    """Of the chart's values those that are checked here."""
+    """The chart's values that are validated here."""
 
     sites: tuple[ListedSite, ...] = setting(
-        "all sites that train together.", key="name", min_items=1, max_items=MOST_SITES
+        "all sites that train together.", key="name", min_items=1, max_items=MAX_SITES
     )
 
 
 @dataclass(frozen=True)
 class TrustedSite:
-    """One entry whose bundle will do."""
+    """One entry with a valid bundle."""
 
     name: str
     address: str
@@ -60,18 +60,15 @@ def trusted_sites(
     now: datetime,
     valid_for: timedelta,
 ) -> list[TrustedSite]:
-    """The sites that a file of values lists, each with an address and a bundle of its own.
+    """The listed sites, each with its own address and bundle, valid now and for `valid_for`.
 
-    A bundle has to hold now and for `valid_for` more.
-
-    Raises: SpecError with everything that is wrong; UnavailableError where `cryptography` is not
-    installed.
+    Raises: SpecError with every problem; UnavailableError if `cryptography` is not installed.
     """
     values: Any = document if isinstance(document, dict) else {}
     listed = {"sites": values["sites"]} if "sites" in values else {}
     sites = parse(SharedValues, listed, source=source, lines=lines).sites
     problems: list[Problem] = []
-    found: list[TrustedSite] = []
+    trusted: list[TrustedSite] = []
 
     def note(path: str, message: str, advice: str = "", value: str = "") -> None:
         line = line_of(path, lines)
@@ -79,47 +76,53 @@ def trusted_sites(
 
     for index, site in enumerate(sites):
         at = f"sites[{index}]"
-        if wrong := address_fault(site.address):
+        if wrong := address_problem(site.address):
             note(f"{at}.address", wrong, "Give host:port of its federation Service", site.address)
         try:
             bundle = _bundle(site, now, valid_for)
         except ContractError as error:
-            note(f"{at}.bundle", f"of {site.name} {error}", _SHOW)
+            note(f"{at}.bundle", f"of {site.name} {error}", _UPDATE_BUNDLE_ADVICE)
         else:
-            found.append(TrustedSite(site.name, site.address, bundle))
-    for path, message in _shared(sites, found):
+            trusted.append(TrustedSite(site.name, site.address, bundle))
+    for path, message in _shared(sites, trusted):
         note(path, message, "Each site has its own")
     if problems:
         raise SpecError(sorted(problems, key=lambda each: each.line or 0), source=source)
-    return found
+    return trusted
 
 
-def address_fault(address: str) -> str:
-    """What is wrong with the address of a federation Service; empty where nothing is."""
+def address_problem(address: str) -> str:
+    """The problem of a federation Service's address; empty if it is valid."""
     if not address:
         return "is missing"
     form = _ADDRESS.fullmatch(address)
-    return "" if form and 0 < int(form[1]) < 65536 else "is no host:port"
+    return "" if form and 0 < int(form[1]) < 65536 else "is not host:port"
 
 
 def _bundle(site: ListedSite, now: datetime, valid_for: timedelta) -> Bundle:
-    """Raises: ContractError with what is wrong with it, to be read after the site's name."""
+    """Raises: ContractError with a message that follows the site's name."""
     if not site.bundle:
         raise ContractError("is missing")
     bundle = read_bundle(site.bundle)
     if strangers := bundle.sites - {site.name}:
         raise ContractError(f"is of site {', '.join(sorted(strangers))}")
-    if bundle.begins > now:
-        raise ContractError(f"holds from {bundle.begins:%Y-%m-%d %H:%M} UTC only; check the clock")
-    if bundle.ends <= now:
-        raise ContractError(f"has run out on {bundle.ends:%Y-%m-%d}")
-    if bundle.ends <= now + valid_for:
-        raise ContractError(f"runs out on {bundle.ends:%Y-%m-%d}, in {(bundle.ends - now).days} d")
+    if bundle.not_before > now:
+        raise ContractError(
+            f"is valid only from {bundle.not_before:%Y-%m-%d %H:%M} UTC; check the clock"
+        )
+    if bundle.not_after <= now:
+        raise ContractError(f"expired on {bundle.not_after:%Y-%m-%d}")
+    if bundle.not_after <= now + valid_for:
+        raise ContractError(
+            f"expires on {bundle.not_after:%Y-%m-%d}, in {(bundle.not_after - now).days} d"
+        )
     return bundle
 
 
-def _shared(sites: tuple[ListedSite, ...], found: list[TrustedSite]) -> list[tuple[str, str]]:
-    """Path and words of each address and key that an earlier site has, too."""
+def _shared(
+    sites: tuple[ListedSite, ...], trusted_entries: list[TrustedSite]
+) -> list[tuple[str, str]]:
+    """Path and message for each address and key that an earlier site has too."""
     at = {site.name: f"sites[{index}]" for index, site in enumerate(sites)}
     addresses: dict[str, str] = {}
     keys: dict[bytes, str] = {}
@@ -127,10 +130,12 @@ def _shared(sites: tuple[ListedSite, ...], found: list[TrustedSite]) -> list[tup
     for site in sites:
         first = addresses.setdefault(site.address, site.name)
         if site.address and first != site.name:
-            shared.append((f"{at[site.name]}.address", f"is that of {first}, too"))
-    for trusted in found:
+            shared.append((f"{at[site.name]}.address", f"is also that of {first}"))
+    for trusted in trusted_entries:
         others = {keys.setdefault(key, trusted.name) for key in trusted.bundle.keys}
         for other in sorted(others - {trusted.name}):
-            words = f"of {trusted.name} has the key of {other}'s, so that each could pass for both"
-            shared.append((f"{at[trusted.name]}.bundle", words))
+            message = (
+                f"of {trusted.name} has the same key as {other}'s: each could impersonate both"
+            )
+            shared.append((f"{at[trusted.name]}.bundle", message))
     return shared

@@ -1,8 +1,7 @@
-"""The picture in the terminal while `dlion run` runs.
+"""The live view of `dlion run` and `dlion simulate`.
 
-Owns what is shown and how often: at most twice a second on a terminal, otherwise a line now and
-then. `dlion run` feeds it every record; `worker_rows` keeps the figures. The table at the end is
-`table`'s.
+On a terminal it updates twice a second; otherwise it prints a line at intervals. `worker_rows`
+computes the figures; `table` prints the final result.
 """
 
 from __future__ import annotations
@@ -18,9 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_api.progress import EventRecord, ProgressRecord
-from dlion_cli.figures import NOT_KNOWN, duration, printable, rate, share, size
+from dlion_cli.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_rate,
+    printable,
+)
 from dlion_cli.link_table import link_table, links_cell, links_columns, sparkline
-from dlion_cli.worker_rows import WorkerRow, WorkerState
+from dlion_cli.worker_rows import WorkerDisplayState, WorkerRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,23 +37,23 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
-"""Between two lines where the output is no terminal."""
+"""Between two lines if output is no terminal."""
 _EVENT_COUNT = 5
 _ROW_COLUMNS = 100
-"""What a worker's row takes with its total and its sparkline, but without its links."""
+"""Width of a worker's row with total and sparkline, without links."""
 _OTHER_LINES = 5
-"""What the view takes beside workers and their links: two lines of figures, headings, an event."""
+"""Height without workers and links: two lines of figures, headings, one event."""
 _STYLES = {
-    WorkerState.STARTING: "dim",
-    WorkerState.TRAINING: "green",
-    WorkerState.WAITING: "yellow",
-    WorkerState.LOST: "bold red",
-    WorkerState.FINISHED: "cyan",
+    WorkerDisplayState.STARTING: "dim",
+    WorkerDisplayState.TRAINING: "green",
+    WorkerDisplayState.WAITING: "yellow",
+    WorkerDisplayState.LOST: "bold red",
+    WorkerDisplayState.FINISHED: "cyan",
 }
 
 
 class LiveView:
-    """Shows a run while it goes on. `update` may be called from any thread."""
+    """Shows a run while it lasts. `update` is thread-safe."""
 
     def __init__(
         self,
@@ -89,7 +95,7 @@ class LiveView:
             self._console.print(self.line(), highlight=False)
 
     def update(self, record: ProgressRecord) -> None:
-        """Takes one record of any worker."""
+        """Add one record of any worker."""
         with self._lock:
             row = self._rows.get(record.rank)
             if row is not None:
@@ -102,7 +108,7 @@ class LiveView:
             self._print_plainly(record)
 
     def render(self) -> RenderableType:
-        """The picture as it stands."""
+        """The live view."""
         with self._lock:
             parts: list[RenderableType] = [self._header(), self._table()]
             lines = _OTHER_LINES + len(self._rows)
@@ -114,24 +120,26 @@ class LiveView:
             return Group(*parts)
 
     def line(self) -> str:
-        """The same in one line, for a log."""
+        """The state in one line, for logs."""
         with self._lock:
             rows = [row for row in self._rows.values() if row.steps_per_s is not None]
             states = [row.state(self._now_s()) for row in self._rows.values()]
-            words = [f"{duration(self._clock() - self._started_s)} elapsed"]
+            parts = [f"{format_duration(self._clock() - self._started_s)} elapsed"]
             if rows:
                 steps = sorted(row.iteration for row in rows)
-                words += [
+                parts += [
                     f"step {steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else ""),
                     f"loss {_mean_text(row.loss for row in rows)}",
                     f"accuracy {self._accuracy()}",
-                    f"{rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
-                    f"{size(sum(row.sent_bytes for row in rows))} sent",
+                    f"{format_rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
+                    f"{format_bytes(sum(row.sent_bytes for row in rows))} sent",
                 ]
-            if set(states) != {WorkerState.FINISHED}:
-                words.insert(1, f"ETA {self.remaining()}")
-            counts = [f"{states.count(state)} {state}" for state in WorkerState if state in states]
-            return ", ".join([*words, *counts])
+            if set(states) != {WorkerDisplayState.FINISHED}:
+                parts.insert(1, f"ETA {self.remaining()}")
+            counts = [
+                f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
+            ]
+            return ", ".join([*parts, *counts])
 
     def _print_plainly(self, record: ProgressRecord) -> None:
         if isinstance(record, EventRecord) and record.warning:
@@ -141,7 +149,7 @@ class LiveView:
             self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def _now_s(self) -> float:
-        """The run's time now: the newest record's, and what has passed since it came."""
+        """The run's current time, extrapolated from the newest record."""
         return self._newest_s + self._clock() - self._newest_at_s
 
     def _header(self) -> Text:
@@ -151,17 +159,17 @@ class LiveView:
         header.append(f"  {key.namespace}, run {printable(key.run_id)}", style="dim")
         if self._environment:
             header.append(f"  ·  {printable(self._environment)}")
-        header.append(f"  ·  {duration(self._clock() - self._started_s)} elapsed")
+        header.append(f"  ·  {format_duration(self._clock() - self._started_s)} elapsed")
         header.append(f"  ·  ETA {self.remaining()}")
         header.append(f"  ·  accuracy {self._accuracy()}")
         if self._run.target_accuracy:
-            header.append(f" of {share(self._run.target_accuracy)}")
+            header.append(f" of {format_percent(self._run.target_accuracy)}")
         return header
 
     def remaining(self) -> str:
-        """Time until a stop condition is met that can be foreseen; — where none can.
+        """Time until the first predictable stop condition; — if there is none.
 
-        `≤` where another condition (an accuracy) may end the run before.
+        `≤` if another condition (an accuracy) may end the run earlier.
         """
         ends = [
             *self._seconds_left(),
@@ -169,8 +177,8 @@ class LiveView:
             *self._epoch_seconds_left(),
         ]
         if not ends:
-            return NOT_KNOWN
-        return ("≤ " if self._run.target_accuracy else "") + duration(min(ends))
+            return UNKNOWN
+        return ("≤ " if self._run.target_accuracy else "") + format_duration(min(ends))
 
     def _seconds_left(self) -> list[float]:
         starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
@@ -179,7 +187,7 @@ class LiveView:
         return [max(0.0, self._run.max_seconds - (self._now_s() - min(starts)))]
 
     def _step_seconds_left(self) -> list[float]:
-        """The first worker to do its last step ends the run for all."""
+        """The first worker to reach the last step ends the run for all."""
         steps = self._run.max_steps
         if steps is None:
             return []
@@ -187,7 +195,7 @@ class LiveView:
         return [max(0, steps - done) / pace for done, pace in paces if pace]
 
     def _epoch_seconds_left(self) -> list[float]:
-        """Each worker counts the samples of all; the first to come to the end ends the run."""
+        """Each worker counts all samples; the first to reach the last epoch ends the run."""
         epochs = self._run.max_epochs
         if epochs is None:
             return []
@@ -197,9 +205,13 @@ class LiveView:
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
         if not known:
-            return NOT_KNOWN
-        mean = share(sum(known) / len(known))
-        return f"{mean} ({share(min(known))} to {share(max(known))})" if len(known) > 1 else mean
+            return UNKNOWN
+        mean = format_percent(sum(known) / len(known))
+        return (
+            f"{mean} ({format_percent(min(known))} to {format_percent(max(known))})"
+            if len(known) > 1
+            else mean
+        )
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
@@ -210,19 +222,20 @@ class LiveView:
         if self._is_wide():
             table.add_column("sent", justify="right", no_wrap=True)
             table.add_column("", no_wrap=True)
-            table.add_column("per link and s")  # the only column that gives way
+            table.add_column("per link and s")  # the only column that shrinks
         for row in self._rows.values():
             cells = self._cells(row)
             table.add_row(*cells[: len(table.columns)])
         return table
 
     def _is_wide(self) -> bool:
-        """Whether links stand in the workers' rows."""
+        """Whether links fit into the workers' rows."""
         return self._console.width >= _ROW_COLUMNS + links_columns(len(self._rows) - 1)
 
     def _has_link_table(self) -> bool:
-        """Whether links have a table of their own: not before there are any, nor where the terminal
-        is so low that the workers alone fill it."""
+        """Whether to show links in a table of their own, if there are any and the terminal is high
+        enough.
+        """
         fits = self._console.height >= _OTHER_LINES + 2 * len(self._rows)
         return not self._is_wide() and fits and any(row.links for row in self._rows.values())
 
@@ -232,20 +245,20 @@ class LiveView:
         return [
             Text(row.name),
             Text(state.value, style=_STYLES[state]),
-            Text(f"{row.iteration:,}" if started else NOT_KNOWN),
+            Text(f"{row.iteration:,}" if started else UNKNOWN),
             Text(_mean_text([row.loss])),
-            Text(share(row.accuracy)),
-            Text(f"{row.batch:,}" if started else NOT_KNOWN),
-            Text(rate(row.samples_per_s)),
-            Text(size(row.bytes_per_s)),
-            Text(size(row.sent_bytes)),
+            Text(format_percent(row.accuracy)),
+            Text(f"{row.batch:,}" if started else UNKNOWN),
+            Text(format_rate(row.samples_per_s)),
+            Text(format_bytes(row.bytes_per_s)),
+            Text(format_bytes(row.sent_bytes)),
             Text(sparkline(row.spark), style="blue"),
             links_cell(row),
         ]
 
     def _event_line(self, event: EventRecord) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(f"{duration(event.time_s):>8}  ", style="dim")
+        line.append(f"{format_duration(event.time_s):>8}  ", style="dim")
         line.append(f"{self._run.worker_name(event.rank)}  ")
         line.append(printable(event.reason), style="bold yellow" if event.warning else "bold")
         line.append(f"  {printable(event.message)}")
@@ -254,4 +267,4 @@ class LiveView:
 
 def _mean_text(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.4g}" if known else NOT_KNOWN
+    return f"{sum(known) / len(known):.4g}" if known else UNKNOWN

@@ -1,4 +1,4 @@
-"""The operator's coordinator, as `dlion run` serves it: an authority in memory, random tokens."""
+"""Runs the operator's coordinator in `dlion run`, with an in-memory authority and random tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from datetime import timedelta
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, ProgressRecord
 from dlion_api.spec import Job
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
+from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
-from dlion_operator.issuing import LIFE
-from dlion_operator.target import TargetWatch
+from dlion_operator.target_accuracy import TargetAccuracyMonitor
 
 
 class LocalCoordinator:
-    """What `dlion_worker.local.runner` needs of a coordinator."""
+    """The coordinator interface that `dlion_worker.local.runner` requires."""
 
     def __init__(
         self,
@@ -24,11 +24,11 @@ class LocalCoordinator:
         *,
         certificate_life: timedelta = LIFE,
     ) -> None:
-        """`on_record` is called in the coordinator's thread: it must neither block nor raise."""
+        """`on_record` is called in the coordinator's thread and must neither block nor raise."""
         self._job = job
         self._on_record = on_record
         self._tokens = Tokens()
-        self._target = TargetWatch(
+        self._target = TargetAccuracyMonitor(
             job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
         )
         self._thread: CoordinatorThread | None = None
@@ -36,13 +36,13 @@ class LocalCoordinator:
             {}
             if job.spec.tls.mode == "Disabled"
             else {
-                name: Authority(name, life=certificate_life)
+                name: CertificateAuthority(name, life=certificate_life)
                 for name in (SiteName(site.name) for site in job.spec.sites)
             }
         )
 
     def start(self, host: str) -> str:
-        """Serves on that host, at a free port; the address."""
+        """Serve on that host at a free port; return the address."""
         authority = next(iter(self._authorities.values()), None)
         server = CoordinatorServer(f"{host}:0", authority)
         server.open(
@@ -50,13 +50,13 @@ class LocalCoordinator:
             authorities=self._authorities,
             tokens=self._tokens,
             on_record=self.take,
-            feed_limit_bytes=0,  # nobody follows: the runner writes the results itself
+            feed_limit_bytes=0,  # no followers: the runner writes the results
         )
         self._thread = CoordinatorThread(server, self._job.key)
         return f"{host}:{self._thread.start()}"
 
     def token(self, worker: WorkerIdentity) -> str:
-        """The secret by which that worker proves itself."""
+        """The secret with which that worker authenticates."""
         return self._tokens.issue(worker, self._job.key)
 
     def authority_pem(self) -> bytes | None:
@@ -64,23 +64,23 @@ class LocalCoordinator:
         return (self._thread.authority_pem or None) if self._thread else None
 
     def request_stop(self, reason: str) -> None:
-        """Tells every worker to finish its iteration and end the run."""
+        """Ask every worker to finish its iteration and end the run."""
         if self._thread is not None:
             self._thread.stop(reason)
 
     def lost(self, rank: Rank) -> None:
-        """That worker never comes back: the target is judged on the others."""
-        if reason := self._target.left(rank):
+        """A worker is lost for good: the target is evaluated on the others."""
+        if reason := self._target.remove(rank):
             self.request_stop(reason)
 
     def close(self) -> None:
-        """Closes the port and ends the thread; nothing is asked of it any more."""
+        """Close the port and end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
 
     def take(self, record: ProgressRecord) -> None:
-        """Takes a record, of a worker's report or of an evaluation beside it."""
+        """Process a record from a worker or an evaluator."""
         self._on_record(record)
         if isinstance(record, EvaluationRecord) and (reason := self._target.take(record)):
             self.request_stop(reason)

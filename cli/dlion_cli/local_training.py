@@ -1,6 +1,6 @@
-"""The training of `dlion run`: the local runner with a coordinator, a result folder and a terminal.
+"""Trains the job of `dlion run` with the local runner, a coordinator and a result folder.
 
-Owns what a run that ended, or was interrupted, comes to for the summary and for the shell.
+Determines the exit code and the summary's ending, also after an interruption.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from dlion_api.spec import Job
 from dlion_cli.live_view import LiveView
 from dlion_cli.local_coordinator import LocalCoordinator
 from dlion_worker.environments import Plan
-from dlion_worker.local.held_signals import HeldSignals
-from dlion_worker.local.measuring import Comparison
+from dlion_worker.local.deferred_signals import DeferredSignals
+from dlion_worker.local.measurement import Comparison
 from dlion_worker.local.outcome import RunOutcome
 from dlion_worker.local.runner import LocalRunner
 from dlion_worker.results.environment import EnvironmentReport, environment_report
 from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.judgement import EndReason, judge
-from dlion_worker.results.models import SavedModel, read_models
+from dlion_worker.results.judgement import EndReason, judge_run
+from dlion_worker.results.models import SiteModel, read_models
 
 
 @dataclass
-class Listener:
-    """Where records go: result folder and terminal; and what the run's end is told from them."""
+class LocalRecordSink:
+    """Writes records to the result folder and the live view, and keeps what the result needs."""
 
     folder: ResultFolder
     view: LiveView
     stop_reasons: list[str] = field(default_factory=list)
     saved_by: set[Rank] = field(default_factory=set)
-    """Workers that have saved their site's model at the end of this run."""
+    """Workers that saved their site's final model in this run."""
     iteration: int = 0
     has_trained: bool = False
 
     def take(self, record: ProgressRecord) -> None:
-        """One record, in the order of arrival."""
+        """Process one record, in order of arrival."""
         self.folder.append(record)
         self.view.update(record)
         self.iteration = max(self.iteration, record.iteration)
@@ -57,21 +57,21 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the training ended, for the summary and for the shell."""
+class RunResult:
+    """How the training ended, for the shell and for the summary."""
 
     exit_code: ExitCode
     stop_reason: str
     succeeded: bool
     reason: EndReason
     problems: tuple[str, ...] = ()
-    """What the terminal says of it, the most important first."""
+    """Messages for the terminal, most important first."""
     missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An environment that is asked for: what it comes to, and the file as it was given."""
+class EnvironmentRequest:
+    """The requested environment: its plan, and its document as given."""
 
     plan: Plan
     document: dict[str, Any]
@@ -79,7 +79,7 @@ class Asked:
     def report(
         self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
     ) -> EnvironmentReport:
-        """That beside what came of it."""
+        """The request together with the measured values."""
         return environment_report(
             self.plan.environment,
             comparisons,
@@ -90,10 +90,10 @@ class Asked:
 
 @dataclass(kw_only=True)
 class LocalTraining:
-    """One training of a job on this machine, to be run once."""
+    """One training of a job on this machine; runs once."""
 
     job: Job
-    asked: Asked
+    environment: EnvironmentRequest
     folder: ResultFolder
     console: Console
     data_root: Path
@@ -101,62 +101,68 @@ class LocalTraining:
     resume: bool
     privileged: bool | None
     certificate_life: timedelta
-    _listener: Listener | None = field(default=None, init=False)
+    _sink: LocalRecordSink | None = field(default=None, init=False)
     _runner: LocalRunner | None = field(default=None, init=False)
 
-    def run(self) -> Ended:
-        """Trains to the end. Raises: KeyboardInterrupt, when all has ended in order."""
-        self.folder.write_environment(self.asked.report())
-        self.folder.keep_program_root(self.program_root)
-        view = LiveView(self.folder.run, self.console, environment=self.asked.plan.environment)
-        with HeldSignals() as signals, view:
-            self._listener = listener = Listener(self.folder, view)
+    def run(self) -> RunResult:
+        """Train to the end. Raises: KeyboardInterrupt, after an orderly shutdown."""
+        self.folder.write_environment(self.environment.report())
+        self.folder.store_program_root(self.program_root)
+        view = LiveView(
+            self.folder.run, self.console, environment=self.environment.plan.environment
+        )
+        with DeferredSignals() as signals, view:
+            self._sink = sink = LocalRecordSink(self.folder, view)
             coordinator = LocalCoordinator(
-                self.job, self._hand_over, certificate_life=self.certificate_life
+                self.job, self._forward_record, certificate_life=self.certificate_life
             )
-            self._runner = runner = self._runner_with(coordinator, listener)
+            self._runner = runner = self._runner_with(coordinator, sink)
             try:
-                with signals.let_through():
+                with signals.deliver():
                     outcome = runner.run()
             finally:
                 coordinator.close()
-        return self._ended(outcome, listener)
+        return self._result(outcome, sink)
 
-    def interrupted(self) -> Ended:
-        """How it ended where `run` was interrupted: in its own way where it was over already."""
-        listener, runner = self._listener, self._runner
-        if listener is None or runner is None:
-            return _interrupted()
+    def interrupted(self) -> RunResult:
+        """The result after an interruption of `run`, which may have come after its end."""
+        sink, runner = self._sink, self._runner
+        if sink is None or runner is None:
+            return _interrupted_result()
         if runner.is_over:
-            ended = self._ended(runner.outcome(), listener)
+            ended = self._result(runner.outcome(), sink)
             return replace(ended, exit_code=ExitCode.INTERRUPTED)
-        if self.job.spec.trainer.stop.continuous and listener.has_trained and not runner.has_failed:
-            # It has no other end: who stops it has got what they wanted.
-            words = "stopped by a signal"
-            return Ended(ExitCode.INTERRUPTED, words, succeeded=True, reason=EndReason.STOPPED)
-        return _interrupted()
+        if self.job.spec.trainer.stop.continuous and sink.has_trained and not runner.has_failed:
+            # A signal is the regular end of continuous training.
+            return RunResult(
+                ExitCode.INTERRUPTED,
+                "stopped by a signal",
+                succeeded=True,
+                reason=EndReason.STOPPED,
+            )
+        return _interrupted_result()
 
-    def _ended(self, outcome: RunOutcome, listener: Listener) -> Ended:
-        """How it ended where all workers came to their end, or were given up."""
+    def _result(self, outcome: RunOutcome, sink: LocalRecordSink) -> RunResult:
+        """The result after all workers ended or were abandoned."""
         failed = sorted(outcome.failed.items())
         failures = [f"worker {rank} ended with {why}" for rank, why in failed]
         if outcome.exit_code is not ExitCode.OK:
-            reasons = [*outcome.problems, *listener.stop_reasons, "no worker trained to the end"]
-            return Ended(
+            reasons = [*outcome.problems, *sink.stop_reasons, "no worker trained to the end"]
+            return RunResult(
                 outcome.exit_code,
                 reasons[0],
                 succeeded=False,
                 reason=EndReason.of(outcome.exit_code),
                 problems=(*outcome.problems, *failures),
             )
-        judgement = judge(
-            listener.stop_reasons,
+        judgement = judge_run(
+            sink.stop_reasons,
             expected=[worker.rank for worker in self.job.workers()],
-            models=self._saved_models(listener.saved_by),
-            iteration=listener.iteration,
+            models=self._saved_models(sink.saved_by),
+            iteration=sink.iteration,
             why={rank: f"ended with {why.code.name} ({int(why.code)})" for rank, why in failed},
         )
-        return Ended(
+        return RunResult(
             judgement.exit_code,
             judgement.stop_reason,
             succeeded=judgement.exit_code is ExitCode.OK,
@@ -165,32 +171,34 @@ class LocalTraining:
             missing=judgement.missing,
         )
 
-    def _saved_models(self, saved_by: Collection[Rank]) -> list[SavedModel]:
-        """Those of this run: a folder that is gone on with has an earlier run's, too."""
+    def _saved_models(self, saved_by: Collection[Rank]) -> list[SiteModel]:
+        """This run's models; a resumed folder also has those of earlier runs."""
         sites = {self.job.worker(rank).site for rank in saved_by}
         return [model for model in read_models(self.folder.path) if model.site in sites]
 
-    def _runner_with(self, coordinator: LocalCoordinator, listener: Listener) -> LocalRunner:
+    def _runner_with(self, coordinator: LocalCoordinator, sink: LocalRecordSink) -> LocalRunner:
         return LocalRunner(
             job=self.job,
-            plan=self.asked.plan,
+            plan=self.environment.plan,
             coordinator=coordinator,
             results_dir=self.folder.path.resolve(),
             data_root=self.data_root,
             program_root=self.program_root,
-            on_record=listener.take,
+            on_record=sink.take,
             resume=self.resume,
             elapsed_s=self.folder.elapsed_s,
             privileged=self.privileged,
-            check_folder=self.folder.check_there,
-            on_environment=lambda *found: self.folder.write_environment(self.asked.report(*found)),
+            check_folder=self.folder.check_exists,
+            on_environment=lambda *measured: self.folder.write_environment(
+                self.environment.report(*measured)
+            ),
         )
 
-    def _hand_over(self, record: ProgressRecord) -> None:
+    def _forward_record(self, record: ProgressRecord) -> None:
         if self._runner is not None:
             self._runner.record(record)
 
 
-def _interrupted() -> Ended:
+def _interrupted_result() -> RunResult:
     reason = EndReason.INTERRUPTED
-    return Ended(ExitCode.INTERRUPTED, "interrupted", succeeded=False, reason=reason)
+    return RunResult(ExitCode.INTERRUPTED, "interrupted", succeeded=False, reason=reason)

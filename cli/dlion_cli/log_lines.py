@@ -1,6 +1,6 @@
-"""Lines of one container's log as they come, each once, over lost connections.
+"""Reads and follows a container's log, without repeated lines after a reconnect.
 
-Called by `logs` in a thread per container. Knows no job.
+`logs` runs one thread per container.
 """
 
 from __future__ import annotations
@@ -12,108 +12,111 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import AbsentError, SpecError, UnavailableError
-from dlion_cli.cluster import path_of
+from dlion_cli.cluster import api_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlion_cli.cluster import Cluster
+    from dlion_cli.cluster import ClusterClient
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d)")
 _PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 8.0
-"""Between two looks at a container that has ended and may be started again."""
+_MAX_PAUSE_S: Final = 8.0
+"""Between attempts for a container that has ended and may restart."""
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """One container of one pod."""
 
     namespace: str
     pod: str
     container: str
     label: str
-    """What its lines begin with."""
+    """Prefix of its lines."""
 
     @property
     def path(self) -> str:
-        """The address of its log."""
-        return path_of("api", "v1", "namespaces", self.namespace, "pods", self.pod, "log")
+        """The API path of its log."""
+        return api_path("api", "v1", "namespaces", self.namespace, "pods", self.pod, "log")
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line, and when it was written, as the kubelet says; `time` is empty where it does not."""
+class LogLine:
+    """A line with its kubelet timestamp; `time` is empty if there is none."""
 
     time: str
     text: str
-    moment: tuple[int, int] = (0, 0)
-    """Seconds and nanoseconds: as text, times without their last zeros have another order."""
+    instant: tuple[int, int] = (0, 0)
+    """Seconds and nanoseconds. Timestamps without trailing zeros do not sort as text."""
 
 
-def line_of(content: str) -> Line:
-    """A line with its time before it.
+def parse_line(content: str) -> LogLine:
+    """Split a line into timestamp and text.
 
-    >>> line_of("2026-01-31T12:00:00.5Z hello")
-    Line(time='2026-01-31T12:00:00.5Z', text='hello', moment=(1769860800, 500000000))
-    >>> line_of("unable to retrieve container logs").text
+    >>> parse_line("2026-01-31T12:00:00.5Z hello")
+    LogLine(time='2026-01-31T12:00:00.5Z', text='hello', instant=(1769860800, 500000000))
+    >>> parse_line("unable to retrieve container logs").text
     'unable to retrieve container logs'
     """
     time, _, text = content.rstrip("\r").partition(" ")
-    found = _TIME.fullmatch(time)
-    if found is None:
-        return Line("", content)
-    second = datetime.fromisoformat(found[1] + ("+00:00" if found[3] == "Z" else found[3]))
-    return Line(time, text, (int(second.timestamp()), int((found[2] or "").ljust(9, "0"))))
+    match = _TIME.fullmatch(time)
+    if match is None:
+        return LogLine("", content)
+    second = datetime.fromisoformat(match[1] + ("+00:00" if match[3] == "Z" else match[3]))
+    return LogLine(time, text, (int(second.timestamp()), int((match[2] or "").ljust(9, "0"))))
 
 
-def lines_now(cluster: Cluster, source: Source, *, tail: int | None) -> Iterator[Line]:
-    """What the log holds. Raises: as `Cluster.lines`; SpecError: the container has not started."""
+def read_lines(cluster: ClusterClient, source: LogSource, *, tail: int | None) -> Iterator[LogLine]:
+    """The log's current content.
+
+    Raises: as `ClusterClient.stream_lines`; SpecError if the container has not started.
+    """
     yield from _stream(cluster, source, tail=tail, since="", follow=False)
 
 
-def lines_for_ever(
-    cluster: Cluster, source: Source, *, tail: int | None, stop: threading.Event
-) -> Iterator[Line]:
-    """What the log holds and what is added, until the pod is gone or `stop` is set.
+def follow_lines(
+    cluster: ClusterClient, source: LogSource, *, tail: int | None, stop: threading.Event
+) -> Iterator[LogLine]:
+    """The log's content and new lines, until the pod is deleted or `stop` is set.
 
-    A stream that ends (a restarted container, a lost connection) is taken up behind the last line.
+    Resumes after the last line if the stream ends, after a restart or a lost connection.
     """
-    last, at_last = Line("", ""), 0
+    last, at_last = LogLine("", ""), 0
     pause_s = _PAUSE_S
     while not stop.is_set():
         skip, again = at_last, last
         try:
             for line in _stream(cluster, source, tail=tail, since=last.time, follow=True):
-                if not line.time:  # the kubelet's own words: the log is not to be had just now
+                if not line.time:  # an error message of the kubelet: the log is unavailable
                     continue
-                if _is_known(line, again, skip):  # the API server takes whole seconds
-                    skip -= line.moment == again.moment
+                if _is_known(line, again, skip):  # sinceTime has a resolution of one second
+                    skip -= line.instant == again.instant
                     continue
-                at_last = at_last + 1 if line.moment == last.moment else 1
+                at_last = at_last + 1 if line.instant == last.instant else 1
                 last, tail, pause_s = line, None, _PAUSE_S
                 yield line
                 if stop.is_set():
                     return
         except AbsentError:
             return
-        except (UnavailableError, SpecError):  # away, or the container is about to start
+        except (UnavailableError, SpecError):  # unavailable, or the container has not started
             pass
         stop.wait(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-def _is_known(line: Line, last: Line, left_of_last: int) -> bool:
-    """Whether a stream that was taken up again repeats this line."""
-    return line.moment < last.moment or (line.moment == last.moment and left_of_last > 0)
+def _is_known(line: LogLine, last: LogLine, left_of_last: int) -> bool:
+    """Whether a resumed stream repeats this line."""
+    return line.instant < last.instant or (line.instant == last.instant and left_of_last > 0)
 
 
 def _stream(
-    cluster: Cluster, source: Source, *, tail: int | None, since: str, follow: bool
-) -> Iterator[Line]:
+    cluster: ClusterClient, source: LogSource, *, tail: int | None, since: str, follow: bool
+) -> Iterator[LogLine]:
     query = {"container": source.container, "timestamps": "true"}
     query |= {"follow": "true"} if follow else {}
     query |= {"tailLines": str(tail)} if tail is not None else {}
     query |= {"sinceTime": since} if since else {}
-    for content in cluster.lines(source.path, query, silence_s=None if follow else 60.0):
-        yield line_of(content.decode("utf-8", "replace"))
+    for content in cluster.stream_lines(source.path, query, silence_s=None if follow else 60.0):
+        yield parse_line(content.decode("utf-8", "replace"))

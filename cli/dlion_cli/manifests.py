@@ -1,7 +1,6 @@
-"""Manifest files: reading them with line numbers, and `--set path=value`.
+"""Reads manifest files with line numbers, and applies `--set path=value`.
 
-Called by `dlion run`, `validate` and whoever else takes a file. Knows no document's form:
-`dlion_api.document.parse` checks what is read here.
+`dlion_api.document.parse` validates the content.
 """
 
 from __future__ import annotations
@@ -17,7 +16,13 @@ from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import Exchange, load_job
 from dlion_worker.policies.catalogue import find, parameters_of
-from dlion_worker.yaml_text import MOST_BYTES, Text, read_text, read_texts, the_only
+from dlion_worker.yaml_text import (
+    MAX_BYTES,
+    YamlDocument,
+    parse_any_documents,
+    parse_documents,
+    single_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,48 +32,48 @@ if TYPE_CHECKING:
 STDIN: Final = "-"
 _ROOTS: Final = ("apiVersion", "kind", "metadata", "spec")
 _RUN_ID: Final = ["spec", "runId"]
-"""A name even where it looks like a number: `--set runId=2`."""
+"""Always text, even if it looks like a number: `--set runId=2`."""
 _STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,6})\]")
 
 
-def read_documents(path: str | Path) -> list[Text]:
-    """Every document of a file (`-` is standard input), at least one.
+def read_documents(path: str | Path) -> list[YamlDocument]:
+    """All documents of a file, at least one; `-` is standard input.
 
-    Raises `DataError` if the file cannot be read, `SpecError` if it is no YAML or holds nothing.
+    Raises: DataError if the file cannot be read; SpecError if it is no YAML or empty.
     """
     source = "standard input" if str(path) == STDIN else str(path)
     try:
-        return read_texts(_contents(path), source=source)
+        return parse_documents(_contents(path), source=source)
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror}. Check the path.") from None
 
 
 def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The one document of a file, and the line of each path in it (`spec.sites[0].name`).
+    """The file's single document, and the line of each path in it (`spec.sites[0].name`).
 
-    Raises as `read_documents` does, and `SpecError` if the file holds several documents.
+    Raises: as `read_documents`; SpecError if there are several documents.
     """
-    document = the_only(read_documents(path), source=str(path))
+    document = single_document(read_documents(path), source=str(path))
     return document.value, document.lines
 
 
 def _contents(path: str | Path) -> bytes:
     if str(path) == STDIN:
-        return sys.stdin.buffer.read(MOST_BYTES + 1)
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
     with Path(path).open("rb") as file:
-        return file.read(MOST_BYTES + 1)
+        return file.read(MAX_BYTES + 1)
 
 
 def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """The document with `path=value` applied in order; the one given stays as it is.
+    """A copy of the document with each `path=value` applied in order.
 
-    A path may leave out `spec.`; lists are indexed (`sites[0].groups[1].workers=2`), one past the
-    end appends; values are YAML, and an empty one takes the field out, so that its default holds.
+    A path may omit `spec.`. Lists are indexed (`sites[0].groups[1].workers=2`); one past the end
+    appends. Values are YAML; an empty value removes the field.
 
     >>> apply_set({"spec": {"sites": [{"name": "a"}]}}, ["sites[0].name=b", "trainer.seed=7"])
     {'spec': {'sites': [{'name': 'b'}], 'trainer': {'seed': 7}}}
 
-    Raises `SpecError` with everything that cannot be applied.
+    Raises: SpecError with every invalid assignment.
     """
     changed: dict[str, Any] = copy.deepcopy(document)
     problems = []
@@ -106,13 +111,13 @@ def _steps(path: str) -> list[str | int]:
     steps: list[str | int] = []
     at = 0
     while at < len(path):
-        found = _STEP.match(path, at)
-        if found is None or (at == 0 and path[0] in ".["):
+        match = _STEP.match(path, at)
+        if match is None or (at == 0 and path[0] in ".["):
             raise _CannotSetError(
-                f"is no path at {path[at:]!r}", "Write it like sites[0].groups[0].workers=2."
+                f"is not a valid path at {path[at:]!r}", "Example: sites[0].groups[0].workers=2."
             )
-        steps.append(found[1] if found[1] is not None else int(found[2]))
-        at = found.end()
+        steps.append(match[1] if match[1] is not None else int(match[2]))
+        at = match.end()
     if not steps:
         raise _CannotSetError("has no path", "Write it as path=value.")
     return steps if steps[0] in _ROOTS else ["spec", *steps]
@@ -120,7 +125,7 @@ def _steps(path: str) -> list[str | int]:
 
 def _value(text: str) -> Any:
     try:
-        documents = read_text(text, source="--set")
+        documents = parse_any_documents(text, source="--set")
     except SpecError as error:
         raise _CannotSetError(
             f"has a value that is not YAML: {error.problems[0].message}"
@@ -154,7 +159,7 @@ def _store(place: Any, step: str | int, value: Any, path: str) -> None:
 
 def _check_index(place: Any, index: int, path: str) -> None:
     if not isinstance(place, list):
-        raise _CannotSetError(f"what stands before [{index}] in {path} is not a list")
+        raise _CannotSetError(f"the value before [{index}] in {path} is not a list")
     if index > len(place):
         raise _CannotSetError(f"index {index} is out of range: the list has {len(place)} items")
 
@@ -163,11 +168,11 @@ def _check_mapping(place: Any, name: str, path: str) -> None:
     if not isinstance(place, dict):
         kind = "a list" if isinstance(place, list) else "a single value"
         advice = f"Write [0].{name} for its first item." if kind == "a list" else ""
-        raise _CannotSetError(f"what stands before {name!r} in {path} is {kind}", advice)
+        raise _CannotSetError(f"the value before {name!r} in {path} is {kind}", advice)
 
 
-def refuse_suspended(job: Job, source: str) -> None:
-    """Raises: SpecError where the manifest says not to run it."""
+def reject_suspended(job: Job, source: str) -> None:
+    """Raises: SpecError if the manifest is suspended."""
     if job.spec.suspend:
         problem = Problem(
             "spec.suspend",
@@ -179,14 +184,14 @@ def refuse_suspended(job: Job, source: str) -> None:
         raise SpecError([problem], source=source)
 
 
-def refuse_named_authority(job: Job, source: str) -> None:
-    """Raises: SpecError where certificates are to come from what only a cluster has."""
+def reject_cluster_authority(job: Job, source: str) -> None:
+    """Raises: SpecError if the manifest's certificate authority exists only in a cluster."""
     tls = job.spec.tls
     if tls.mode in ("Secret", "CertManager"):
         names = "secretName" if tls.mode == "Secret" else "issuerName"
         problem = Problem(
             "spec.tls.mode",
-            "here is no cluster to keep or issue an authority: this run would make its own",
+            "needs a cluster for the authority: a local run creates its own",
             value=tls.mode,
             allowed="Managed or Disabled",
             advice=f"Give --set tls.mode=Managed --set tls.{names}= to try it on this machine",
@@ -195,24 +200,24 @@ def refuse_named_authority(job: Job, source: str) -> None:
 
 
 def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | None) -> Job:
-    """The job, whose exchange policy is known here and takes the parameters that are given.
+    """Parse and validate the job, with its exchange policy and the policy's parameters.
 
-    Its ranks are counted, also where the document comes from a run in a cluster. Raises: SpecError
-    with all problems of the document, its policy's name and parameters among them; or else of how
-    the policy goes with the rest.
+    Ranks are numbered consecutively, even if the document comes from a run in a cluster. Raises:
+    SpecError with every problem of the document and the policy's parameters; else of the policy in
+    this job.
     """
     try:
         job = load_job(document, source=source, lines=lines).with_counted_ranks()
     except SpecError as error:
         known = {problem.path for problem in error.problems}
-        more = [one for one in _of_policy(document, lines) if one.path not in known]
+        more = [one for one in _policy_problems(document, lines) if one.path not in known]
         raise SpecError([*error.problems, *more], source=source) from None
     parameters_of(job.spec, source=source, lines=lines)
     return job
 
 
-def _of_policy(document: object, lines: Mapping[str, int] | None) -> tuple[Problem, ...]:
-    """What is wrong with the policy's name and parameters, whatever else is with the document."""
+def _policy_problems(document: object, lines: Mapping[str, int] | None) -> tuple[Problem, ...]:
+    """Problems of the policy's name and parameters, independent of the rest of the document."""
     place = document
     for step in ("spec", "exchange"):
         place = place.get(step) if isinstance(place, dict) else None

@@ -1,4 +1,4 @@
-"""Command line options that several commands have, with one meaning and one text."""
+"""Command line options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import click
 
 result_folder: Final = click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR",
-    help="Result folder (new or empty). Default: runs/<job>-<time>.",
+    help="Result folder, new or empty. Default: runs/<job>-<time>.",
 )  # fmt: skip
 
 threads: Final = click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N",
-    help="Gradients computed at a time; changes nothing but the waiting. Default: all cores.",
+    help="Gradients computed in parallel; does not change results. Default: all cores.",
 )  # fmt: skip
 
-no_report: Final = click.option("--no-report", is_flag=True, help="Do without report.html.")
+no_report: Final = click.option("--no-report", is_flag=True, help="Do not create report.html.")
 
 output: Final = click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table",
-    help="What is printed at the end.",
+    help="Output format.",
 )  # fmt: skip

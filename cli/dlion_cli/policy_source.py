@@ -1,7 +1,6 @@
-"""Where the code of an installed package's exchange policy is, and which it is just now.
+"""Locates and hashes the code of an exchange policy from an installed package.
 
-Called by `run_identity`, so that a run is another one once its policy is. DLion's own policies go
-by DLion's version.
+Called by `run_identity`. Built-in policies are identified by DLion's version.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CODE: Final = frozenset({".py", ".so", ".pyd"})
 
 
 def policy_source(name: str) -> dict[str, str]:
-    """Distribution, version and a digest of the code of that policy; empty: it is built in."""
+    """Distribution, version and code digest of that policy; empty if it is built in."""
     if name in BUILT_IN:
         return {}
     for point in entry_points(group=GROUP):
@@ -34,39 +33,39 @@ def policy_source(name: str) -> dict[str, str]:
 
 
 def policy_files(point: EntryPoint) -> dict[str, Path]:
-    """By name the code of the entry point's distribution and of its top-level module or package.
+    """The code of the entry point's distribution and of its top-level module, by name.
 
-    The second counts where the first is elsewhere, as in an editable installation. Of the other
-    modules that the distribution names, those count that lie where it is, or beside the entry
-    point's: one of that name in the working directory is another.
+    In an editable installation, the module is outside the distribution. Other modules that the
+    distribution names count only beside either of them: a module of that name in the working
+    directory is unrelated.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     top = point.module.partition(".")[0]
     own = importlib.util.find_spec(top)
     if point.dist is not None:
         for file in point.dist.files or ():
             path = Path(str(file.locate()))
             if file.suffix in _CODE and path.is_file():
-                found[str(file)] = path
-        places = [str(point.dist.locate_file("")), *_beside(own)]
+                files[str(file)] = path
+        places = [str(point.dist.locate_file("")), *_parent_folder(own)]
         for name in (point.dist.read_text("top_level.txt") or "").split():
             if name != top:
-                found.update(_module_files(PathFinder.find_spec(name, places)))
+                files.update(_module_files(PathFinder.find_spec(name, places)))
     if own is not None and own.origin is None and point.module != top:
         own = importlib.util.find_spec(point.module)
-    found.update(_module_files(own))
-    return found
+    files.update(_module_files(own))
+    return files
 
 
-def _beside(spec: ModuleSpec | None) -> Iterable[str]:
-    """The folder in which that module or package lies; none of one in several places."""
+def _parent_folder(spec: ModuleSpec | None) -> Iterable[str]:
+    """The folder that contains the module or package; nothing for a namespace package."""
     if spec is not None and spec.origin is not None:
         path = Path(spec.origin)
         yield str((path if spec.submodule_search_locations is None else path.parent).parent)
 
 
 def _module_files(spec: ModuleSpec | None) -> Iterable[tuple[str, Path]]:
-    """Of a package all that is below it; nothing of one in several places (a namespace)."""
+    """A module's file, or all files of a package; nothing for a namespace package."""
     if spec is None or spec.origin is None:
         return
     origin = Path(spec.origin)

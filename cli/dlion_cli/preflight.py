@@ -1,4 +1,4 @@
-"""`dlion preflight`: whether the sites of a list will find, reach and believe each other."""
+"""`dlion preflight`: check whether the listed sites can reach and authenticate each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.checks import Check, Outcome, exit_code
+from dlion_cli.checks import Check, CheckOutcome, exit_code
 from dlion_cli.cluster_options import context_names
-from dlion_cli.figures import printable
-from dlion_cli.finite import FiniteRange
+from dlion_cli.float_range import FiniteFloatRange
+from dlion_cli.formatting import printable
 from dlion_cli.get import output_console
 from dlion_cli.manifests import STDIN, load_manifest, read_document
-from dlion_cli.trust import OPERATORS_NAMESPACE, RUNS_OUT_SOON_DAYS
+from dlion_cli.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,38 +26,40 @@ if TYPE_CHECKING:
     from dlion_cli.listed_sites import TrustedSite
 
 _STYLES: Final = {
-    Outcome.OK: "green",
-    Outcome.WARN: "yellow",
-    Outcome.FAIL: "bold red",
-    Outcome.UNKNOWN: "dim",
+    CheckOutcome.OK: "green",
+    CheckOutcome.WARN: "yellow",
+    CheckOutcome.FAIL: "bold red",
+    CheckOutcome.UNKNOWN: "dim",
 }
 
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("-f", "--job", "manifest", metavar="JOB", help="Also check what this job asks for.")
+@click.option(
+    "-f", "--job", "manifest", metavar="JOB", help="Also check the requirements of this job."
+)
 @click.option(
     "--contexts", "--context", "contexts", metavar="A,B,…", callback=context_names,
-    help="Also ask the clusters of these contexts.",
+    help="Also query the clusters of these contexts.",
 )  # fmt: skip
 @click.option(
-    "-n", "--namespace", metavar="NAME", default=OPERATORS_NAMESPACE, show_default=True,
+    "-n", "--namespace", metavar="NAME", default=OPERATOR_NAMESPACE, show_default=True,
     help="The operators' namespace.",
 )  # fmt: skip
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
 @click.option(
-    "--timeout", "timeout_s", type=FiniteRange(min=0, min_open=True, max=3600),
+    "--timeout", "timeout_s", type=FiniteFloatRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
-    help="Of each site that is dialled, and of each answer of a cluster.",
+    help="Limit for each site's connection and for each response of a cluster.",
 )  # fmt: skip
 @click.option(
     "--bandwidth", is_flag=True,
-    help="Also have the sites' operators measure their links to each other, for some seconds each. "
+    help="Also let the sites' operators measure their links, for some seconds each. "
     "Needs --contexts.",
 )  # fmt: skip
 @click.option(
-    "--least-bandwidth", "least_mbit", type=FiniteRange(min=0, min_open=True), metavar="MBIT",
-    help="Fail where a link carries fewer Mbit/s in one direction (--bandwidth).",
+    "--least-bandwidth", "least_mbit", type=FiniteFloatRange(min=0, min_open=True), metavar="MBIT",
+    help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def preflight(
@@ -71,17 +73,18 @@ def preflight(
     least_mbit: float | None,
     output: str,
 ) -> int:
-    """Check that the sites in FILE, the shared file of values, can be reached and believed.
+    """Check that the sites in FILE, the shared values file, can be reached and authenticated.
 
-    From this machine, without credentials of any cluster: each site's address is resolved and
-    dialled, and the certificate that its operator presents is held against its bundle in FILE
-    (`-` reads standard input). With --contexts the sites' clusters are asked, too: operator,
-    definition, federation Service, whom it dials and believes, whom it hears, its clock; with -f
-    also whether it has the gateway that the job needs, and its nodes have room; with --bandwidth
-    what its links to the others carry. Each check says what was seen and what to do.
+    From this machine, without cluster credentials, it resolves and connects to each site's address.
+    It verifies the operator's certificate with the site's bundle in FILE (`-` reads standard
+    input).
 
-    Exit code 0; 69 where a check failed; 65 where FILE or JOB is wrong, with all that is (as
-    `dlion trust verify`).
+    With --contexts it also queries the sites' clusters: operator, CustomResourceDefinition,
+    federation Service, site list, bundles, federation streams and clock. With -f it also checks the
+    gateway and node capacity that the job needs, and with --bandwidth the rates of the links.
+
+    Each check prints what it observed and what to do. The exit code is 69 if a check failed, and 65
+    if FILE or JOB is invalid.
 
     \b
     dlion preflight sites.yaml
@@ -92,28 +95,28 @@ def preflight(
     if file == manifest == STDIN:
         raise click.UsageError("FILE and --job cannot both be standard input")
     if (bandwidth or least_mbit) and not contexts:
-        raise click.UsageError("links are measured by the sites' operators: name their --contexts")
+        raise click.UsageError("the sites' operators measure links: give --contexts")
     sites = _listed(file)
     job = None if manifest is None else _job(manifest)
-    from dlion_cli.site_dialling import dial_all
+    from dlion_cli.site_probe import probe_sites
 
     checks = [_bundle(site) for site in sites]
     checks += [] if job is None else _named(job, sites)
-    checks += dial_all(sites, timeout_s)
+    checks += probe_sites(sites, timeout_s)
     if contexts:
-        from dlion_cli.cluster_preflight import Bandwidth, cluster_checks, joined
         from dlion_cli.contexts import Contexts
+        from dlion_cli.preflight_clusters import BandwidthOptions, cluster_checks, merge_checks
 
-        asked = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
-        with contextlib.closing(asked):
-            links = Bandwidth(least_mbit) if bandwidth or least_mbit else None
-            checks = joined(checks, cluster_checks(asked, sites, job, timeout_s, links))
+        clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
+        with contextlib.closing(clusters):
+            links = BandwidthOptions(least_mbit) if bandwidth or least_mbit else None
+            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, links))
     _show(_in_order(checks, sites), output)
     return exit_code(checks)
 
 
 def _listed(file: str) -> list[TrustedSite]:
-    """The sites of the list. Raises: as `trust verify` does, but for bundles that end soon."""
+    """The listed sites. Raises: as `trust verify`, except for bundles that expire soon."""
     from dlion_cli.listed_sites import trusted_sites
 
     document, lines = read_document(file)
@@ -136,35 +139,37 @@ def _source(file: str) -> str:
 
 
 def _bundle(site: TrustedSite) -> Check:
-    """Whether there is time to bring a newer one to all sites."""
-    left = site.bundle.ends - datetime.now(UTC)
-    seen = f"holds until {site.bundle.ends:%Y-%m-%d}, sha256 {site.bundle.fingerprint[:29]}…"
+    """Whether there is time to distribute a newer bundle."""
+    left = site.bundle.not_after - datetime.now(UTC)
+    observed = (
+        f"valid until {site.bundle.not_after:%Y-%m-%d}, sha256 {site.bundle.fingerprint[:29]}…"
+    )
     figures = {"valid_for_s": left.total_seconds()}
-    if left > timedelta(days=RUNS_OUT_SOON_DAYS):
-        return Check(site.name, "bundle", Outcome.OK, seen, figures=figures)
-    advice = f"Bring its newest bundle to all sites: `dlion trust show` at {site.name}"
-    return Check(site.name, "bundle", Outcome.WARN, seen, advice, figures)
+    if left > timedelta(days=MIN_VALID_DAYS):
+        return Check(site.name, "bundle", CheckOutcome.OK, observed, figures=figures)
+    advice = f"Distribute its newest bundle to all sites: `dlion trust show` at {site.name}"
+    return Check(site.name, "bundle", CheckOutcome.WARN, observed, advice, figures)
 
 
 def _named(job: Job, sites: Sequence[TrustedSite]) -> list[Check]:
-    """Whether the list has each site that the job names."""
+    """Whether the list has each site of the job."""
     listed = {site.name for site in sites}
     return [
-        Check(site.name, "listed", Outcome.OK, f"job {job.metadata.name} names it")
+        Check(site.name, "listed", CheckOutcome.OK, f"job {job.metadata.name} names it")
         if site.name in listed
         else Check(
             site.name,
             "listed",
-            Outcome.FAIL,
+            CheckOutcome.FAIL,
             f"job {job.metadata.name} names it, the list does not",
-            "Add its entry to the list and upgrade every site, or take it out of spec.sites",
+            "Add its entry to the list and upgrade every site, or remove it from spec.sites",
         )
         for site in job.spec.sites
     ]
 
 
 def _in_order(checks: Sequence[Check], sites: Sequence[TrustedSite]) -> list[Check]:
-    """Site by site, as the list has them; others after them."""
+    """The checks in the order of the listed sites, others last."""
     place = {site.name: index for index, site in enumerate(sites)}
     return sorted(checks, key=lambda check: place.get(check.site, len(place)))
 
@@ -177,20 +182,22 @@ def _show(checks: Sequence[Check], output: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for title in ("SITE", "CHECK", "RESULT"):
         table.add_column(title, no_wrap=True)
-    table.add_column("SEEN", overflow="fold")
+    table.add_column("OBSERVED", overflow="fold")
     before = ""
     for check in checks:
-        seen = Text(printable(check.seen))
+        observed = Text(printable(check.observed))
         if check.advice:
-            seen.append(f"\n→ {printable(check.advice)}", style="bold")
+            observed.append(f"\n→ {printable(check.advice)}", style="bold")
         name = check.site if check.site != before else ""
         before = check.site
         result = Text(check.outcome, style=_STYLES[check.outcome])
-        table.add_row(name, check.name, result, seen)
+        table.add_row(name, check.name, result, observed)
     output_console().print(table)
 
 
 def _worst(checks: Sequence[Check]) -> str:
-    """`fail`, `warn` or `ok`; what could not be looked at makes nothing worse."""
-    found = {check.outcome for check in checks}
-    return next((str(each) for each in (Outcome.FAIL, Outcome.WARN) if each in found), "ok")
+    """`fail`, `warn` or `ok`; unknown outcomes do not count."""
+    outcomes = {check.outcome for check in checks}
+    return next(
+        (str(each) for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes), "ok"
+    )

@@ -1,7 +1,7 @@
-"""What `environment.yaml` of a result folder says of a run's links: latencies, and what held CPU.
+"""Reads latencies and CPU quotas from `environment.yaml` of a result folder.
 
-Owns that reading, and what a replay writes in its turn. Called by `dlion replay`. The file may be
-anybody's: whatever it holds, it is read or refused in words.
+Called by `dlion replay`, which writes the file too. The file is untrusted: any error is a DataError
+or a SpecError.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dlion_api.spec import Job
     from dlion_worker.environments.plan import Conditions
-    from dlion_worker.simulation.recorded import Latencies, Link
+    from dlion_worker.simulation.recorded_run import Latencies, Link
 
 # YAML's constructors raise plain errors: `!!bool x` a KeyError, `!!timestamp x` an AttributeError.
 _UNREADABLE = (
@@ -37,41 +37,39 @@ _UNREADABLE = (
     RecursionError,
 )
 
-MOST_BYTES = 64 << 20
-MOST_LATENCY_S = 10.0
+MAX_BYTES = 64 << 20
+MAX_LATENCY_S = 10.0
 LATENCY, QUOTA = "latency, one way", "CPU quota"
 
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """The environment of a run as its folder has it."""
+    """The environment recorded in a run's folder."""
 
     source: str
     figures: tuple[Mapping[str, Any], ...] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The environment file; empty where there was none."""
+    """The environment file; empty if there was none."""
 
     @property
     def has_quotas(self) -> bool:
-        """Whether a quota held the workers."""
+        """Whether workers had CPU quotas."""
         return any(figure.get("quantity") == QUOTA for figure in self.figures)
 
     def latencies(self, job: Job) -> Latencies:
-        """One way in seconds, of each link that had any, from so many seconds of training on.
+        """One-way latencies in seconds of each link, with the training time from which they apply.
 
-        Those of the environment file, except where a figure says what a link really had: a
-        latency that was measured, or (with nothing measured) one that nothing imposed.
-
-        Raises: SpecError, DataError where the file's part cannot be read.
+        Recorded figures override the environment file: a measured latency, or 0 if none was
+        imposed. Raises: SpecError, DataError.
         """
-        asked = self._asked(job)
-        had = dict(self._had())
+        configured = self._configured(job)
+        measured = dict(self._measured())
         return [
-            (time_s, {link: s for link, s in {**found, **had}.items() if s > 0})
-            for time_s, found in asked
+            (time_s, {link: s for link, s in {**latencies, **measured}.items() if s > 0})
+            for time_s, latencies in configured
         ]
 
-    def _asked(self, job: Job) -> Latencies:
+    def _configured(self, job: Job) -> Latencies:
         if not self.document:
             return [(0.0, {})]
         environment = parse(Environment, dict(self.document), source=self.source)
@@ -82,11 +80,11 @@ class RunEnvironment:
             source=self.source,
         )
         return [
-            (0.0, _of(plan.initial)),
-            *((change.time_s, _of(change.conditions)) for change in plan.changes),
+            (0.0, _latencies_of(plan.initial)),
+            *((change.time_s, _latencies_of(change.conditions)) for change in plan.changes),
         ]
 
-    def _had(self) -> Iterable[tuple[Link, float]]:
+    def _measured(self) -> Iterable[tuple[Link, float]]:
         for figure in self.figures:
             rank, peer, value = (figure.get(name) for name in ("rank", "peer", "measured"))
             if figure.get("quantity") != LATENCY:
@@ -96,24 +94,24 @@ class RunEnvironment:
             yield (Rank(rank), Rank(peer)), 0.0 if value is None else self._seconds(value)
 
     def _seconds(self, value: object) -> float:
-        """Of milliseconds."""
+        """Convert milliseconds."""
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
         # An integer may be too large for a float.
-        if not 0 <= number <= MOST_LATENCY_S * 1000:
+        if not 0 <= number <= MAX_LATENCY_S * 1000:
             shown = f"{value!r:.40}"
             raise DataError(
-                f"{self.source}: latency of {shown} ms (allowed: 0 to {MOST_LATENCY_S * 1000:g})"
+                f"{self.source}: latency of {shown} ms (allowed: 0 to {MAX_LATENCY_S * 1000:g})"
             )
         return number / 1000
 
 
 def read_environment(folder: Path) -> RunEnvironment:
-    """That of a run; empty where it had none. Raises: DataError."""
+    """The environment of a run; empty if it had none. Raises: DataError."""
     path = folder / ENVIRONMENT
     if not path.exists():
         return RunEnvironment(str(path))
-    found = read_object(path, yaml.safe_load)
-    figures, document = found.get("figures"), found.get("document")
+    recorded = read_object(path, yaml.safe_load)
+    figures, document = recorded.get("figures"), recorded.get("document")
     return RunEnvironment(
         str(path),
         tuple(f for f in figures if isinstance(f, dict)) if isinstance(figures, list) else (),
@@ -122,29 +120,29 @@ def read_environment(folder: Path) -> RunEnvironment:
 
 
 def read_object(path: Path, reader: Callable[[bytes], Any]) -> dict[str, Any]:
-    """The object in a file. Raises: DataError."""
+    """The mapping in a file. Raises: DataError."""
     try:
         with path.open("rb") as file:
-            document = reader(file.read(MOST_BYTES))
+            document = reader(file.read(MAX_BYTES))
     except _UNREADABLE as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise DataError(f"{path}: cannot be read: no object in it")
+        raise DataError(f"{path}: cannot be read: it contains no object")
     return document
 
 
 def recorded_environment(conditions: Conditions, notes: tuple[str, ...]) -> EnvironmentReport:
-    """What a replay had, so that it can be replayed itself."""
+    """The conditions of a replay, so that it can be replayed itself."""
     figures = tuple(
         EnvironmentFigure(rank, LATENCY, "ms", seconds * 1000, seconds * 1000, peer)
-        for (rank, peer), seconds in sorted(_of(conditions).items())
+        for (rank, peer), seconds in sorted(_latencies_of(conditions).items())
     )
     return EnvironmentReport("recorded", figures, notes)
 
 
-def _of(conditions: Conditions) -> dict[Link, float]:
+def _latencies_of(conditions: Conditions) -> dict[Link, float]:
     return {
-        (worker.rank, peer): min(seconds, MOST_LATENCY_S)
+        (worker.rank, peer): min(seconds, MAX_LATENCY_S)
         for worker in conditions.workers
         for peer, seconds in worker.latency_s.items()
         if seconds > 0

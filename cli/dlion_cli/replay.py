@@ -1,6 +1,6 @@
-"""`dlion replay`: a recorded run again, in virtual time, as it was or under other settings.
+"""`dlion replay`: simulate a recorded run again, as it was or with other settings.
 
-Joins the result folder that is replayed, the simulation and the comparison of both.
+Joins the result folder, the simulation and the comparison of both.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from rich.table import Table
 from dlion_api.errors import DataError
 from dlion_api.spec import Job
 from dlion_cli import options
-from dlion_cli.figures import NOT_KNOWN, rate, share
-from dlion_cli.finite import FiniteRange
-from dlion_cli.manifests import apply_set, load_manifest, refuse_suspended
+from dlion_cli.float_range import FiniteFloatRange
+from dlion_cli.formatting import UNKNOWN, format_percent, format_rate
+from dlion_cli.manifests import apply_set, load_manifest, reject_suspended
 from dlion_cli.recorded_environment import read_environment, read_object, recorded_environment
-from dlion_cli.run import program_root_of
+from dlion_cli.run import find_program_root
 from dlion_cli.simulate import (
-    Asked,
-    Finished,
-    refuse_endless,
-    show,
+    FinishedSimulation,
+    SimulationRequest,
+    check_can_simulate,
+    print_simulation,
     simulate_into_folder,
 )
 from dlion_worker.results.description import RunDescription, describe_folder
 from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
-from dlion_worker.results.renumbered import counted_ranks, renumbered
-from dlion_worker.results.replayed import Figure, figures_of, side_by_side
+from dlion_worker.results.rank_mapping import consecutive_ranks, map_ranks
+from dlion_worker.results.replay_comparison import ReplayFigure, compare_figures, replay_figures
 from dlion_worker.results.storage import write_whole
 from dlion_worker.results.summary import SCHEMA_VERSION
-from dlion_worker.simulation.recorded import Recorded, recorded_plan
+from dlion_worker.simulation.recorded_run import RecordedConditions, recorded_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,32 +48,32 @@ REPLAY = "replay.json"
 
 
 @dataclass(frozen=True)
-class _Replayed:
-    """What is replayed, and how it is to be spoken of."""
+class _ReplayedRun:
+    """The recorded run and the settings that are changed."""
 
     folder: Path
     about: RunDescription
-    recorded: Recorded
+    recorded: RecordedConditions
     assignments: tuple[str, ...]
 
 
-@click.command(short_help="Simulate a recorded run again, under other settings.")
+@click.command(short_help="Simulate a recorded run again, with other settings.")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option(
     "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="A field of the manifest that is to be another, e.g. exchange.policy=full. Repeatable.",
+    help="Set a field of the manifest, e.g. exchange.policy=full. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--exchange-cost", "exchange_factor", type=FiniteRange(0, 100), default=1.0,
+    "--exchange-cost", "exchange_factor", type=FiniteFloatRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,
-    help="What the exchange takes of the workers' time, relative to what it took in RUN.",
+    help="Cost of the exchange relative to its cost in RUN.",
 )  # fmt: skip
 @options.threads
 @options.no_report
 @options.result_folder
 @click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Relative paths of data are taken from here. Default: the working directory.",
+    help="Base of relative paths of data. Default: the working directory.",
 )  # fmt: skip
 @options.output
 def replay(
@@ -88,14 +88,14 @@ def replay(
 ) -> int:
     """Simulate the run of result folder RUN again, with its measured speeds and link rates.
 
-    RUN was made by `dlion run` or `dlion simulate`, or is a cluster's (`dlion fetch --all`). Its
-    manifest is trained anew with real gradients, under --set in place of what it says; every worker
-    is as fast, and every link carries as much, as was measured at that time of the run. Without
-    --set the table tells how far off a replay is; with it, what the setting would have changed.
+    RUN was made by `dlion run` or `dlion simulate`, or fetched from a cluster (`dlion fetch
+    --all`). Its manifest is trained again with real gradients, after --set is applied. Each
+    worker's speed and each link's rate are those measured at that time of the run. Without --set,
+    the table shows the error of the replay; with it, the effect of the settings.
 
-    Under quotas a byte takes as much of a worker's CPU as it took in RUN, else a step's exchange as
-    much time: for a policy that computes less or more, give --exchange-cost. A link whose rate was
-    never measured is not limited.
+    Under CPU quotas, the exchange costs the CPU time per byte that it cost in RUN. Otherwise it
+    costs the time per step. For a policy that computes less or more, give --exchange-cost. Links
+    without a measured rate are not limited.
 
     \b
     dlion run examples/digits.yaml --environment quickstart --out runs/a
@@ -103,20 +103,20 @@ def replay(
     dlion replay runs/a --set exchange.policy=full -o json
     """
     about = describe_folder(folder)
-    _refuse_other_version(folder)
+    _check_version(folder)
     source = str(folder / JOB)
     job = load_manifest(apply_set(dict(about.document), assignments), source=source, lines=None)
-    refuse_suspended(job, source)
-    refuse_endless(job, source)
-    _refuse_other_workers(job, len(about.workers), folder)
+    reject_suspended(job, source)
+    check_can_simulate(job, source)
+    _check_worker_count(job, len(about.workers), folder)
     recorded = _recorded(folder, about)
-    asked = Asked(
+    request = SimulationRequest(
         job=job,
         plan=recorded.plan,
         environment=recorded_environment(
             recorded.plan.initial, notes=(f"replay of {folder.resolve()}",)
         ),
-        program_root=program_root_of(job, folder / JOB, None),
+        program_root=find_program_root(job, folder / JOB, None),
         data_root=data_root.resolve(),
         fixed_core_s=recorded.fixed_core_s,
         exchange_core_s=exchange_factor * recorded.exchange_core_s,
@@ -130,12 +130,12 @@ def replay(
         output=output,
     )
     return simulate_into_folder(
-        asked, partial(_show, replayed=_Replayed(folder, about, recorded, assignments))
+        request, partial(_show, replayed=_ReplayedRun(folder, about, recorded, assignments))
     )
 
 
-def _recorded(folder: Path, about: RunDescription) -> Recorded:
-    """The conditions of that run. Raises: DataError."""
+def _recorded(folder: Path, about: RunDescription) -> RecordedConditions:
+    """The conditions of the recorded run. Raises: DataError."""
     bad_lines: list[BadLine] = []
     environment, job = read_environment(folder), about.job.with_counted_ranks()
     with Console(stderr=True).status(f"reading {folder}"):
@@ -143,7 +143,7 @@ def _recorded(folder: Path, about: RunDescription) -> Recorded:
             _records(folder, about, bad_lines.append),
             job.workers(),
             latencies=environment.latencies(job),
-            has_quotas=environment.has_quotas or _had_limits(about.job),
+            has_quotas=environment.has_quotas or _had_cpu_limits(about.job),
             source=str(folder),
         )
     if bad_lines:
@@ -154,65 +154,69 @@ def _recorded(folder: Path, about: RunDescription) -> Recorded:
 def _records(
     folder: Path, about: RunDescription, on_bad_line: Callable[[BadLine], None] | None = None
 ) -> Iterator[ProgressRecord]:
-    """Those of the manifest's workers, by counted ranks, as a simulation has them."""
-    return renumbered(read_events(folder / EVENTS, on_bad_line), counted_ranks(about.job))
+    """The records of the manifest's workers, by counted ranks as in a simulation."""
+    return map_ranks(read_events(folder / EVENTS, on_bad_line), consecutive_ranks(about.job))
 
 
-def _had_limits(job: Job) -> bool:
-    """Whether each worker was a container with a limit on CPU."""
+def _had_cpu_limits(job: Job) -> bool:
+    """Whether each worker was a container with a CPU limit."""
     groups = [group for site in job.spec.sites for group in site.groups]
     return job.may_grow and all("cpu" in group.resources.limits for group in groups)
 
 
-def _refuse_other_version(folder: Path) -> None:
-    """Raises: DataError where the folder's records may mean something else."""
+def _check_version(folder: Path) -> None:
+    """Raises: DataError if another version of DLion wrote the folder."""
     path = folder / SUMMARY
     if not path.exists():
-        return  # still going on, or broken off: the records tell all the same
+        return  # the run has not ended or was killed: its records suffice
     document = read_object(path, json.loads)
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise DataError(
             f"{path}: is of version {version!r} (allowed: {SCHEMA_VERSION}). Replay it with the "
-            "DLion that made it"
+            "version of DLion that wrote it"
         )
 
 
-def _refuse_other_workers(job: Job, count: int, folder: Path) -> None:
+def _check_worker_count(job: Job, count: int, folder: Path) -> None:
     if len(job.workers()) != count:
         raise click.UsageError(
-            f"--set makes {len(job.workers())} workers of the {count} in {folder}: nothing is "
-            "known of others' speeds and links. Keep the workers, or use dlion simulate"
+            f"--set makes {len(job.workers())} workers of the {count} in {folder}: the speeds and "
+            "links of others are not recorded. Keep the workers, or use dlion simulate"
         )
 
 
-def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
-    """The replay's own end, then both runs beside each other."""
-    ranks = [worker.rank for worker in asked.job.workers()]
-    before = figures_of(_records(replayed.folder, replayed.about), ranks)
-    after = figures_of(read_events(finished.folder / EVENTS), ranks)
-    rows = side_by_side(before, after)
+def _show(
+    request: SimulationRequest, finished: FinishedSimulation, *, replayed: _ReplayedRun
+) -> None:
+    """Print the result of the replay, then the comparison of both runs."""
+    ranks = [worker.rank for worker in request.job.workers()]
+    before = replay_figures(_records(replayed.folder, replayed.about), ranks)
+    after = replay_figures(read_events(finished.folder / EVENTS), ranks)
+    rows = compare_figures(before, after)
     document = {
         "run": str(replayed.folder),
         "settings": list(replayed.assignments),
-        "exchangeCoreS": asked.exchange_core_s,
-        "exchangeCoreSPerByte": {str(r): s for r, s in asked.exchange_core_s_per_byte.items()},
-        "fixedCoreS": asked.fixed_core_s,
-        "samplesPerSPerCore": asked.plan.samples_per_s_per_core,
+        "exchangeCoreS": request.exchange_core_s,
+        "exchangeCoreSPerByte": {str(r): s for r, s in request.exchange_core_s_per_byte.items()},
+        "fixedCoreS": request.fixed_core_s,
+        "samplesPerSPerCore": request.plan.samples_per_s_per_core,
         "changes": len(replayed.recorded.plan.changes),
         "unknownLinks": [list(link) for link in replayed.recorded.unknown_links],
         "figures": [row.document() for row in rows],
     }
     write_whole(finished.folder / REPLAY, (json.dumps(document, indent=2) + "\n").encode())
-    show(asked, replace(finished, summary={**finished.summary, "replay": document}))
-    if asked.output == "json":
+    print_simulation(request, replace(finished, summary={**finished.summary, "replay": document}))
+    if request.output == "json":
         return
     changed = ", ".join(replayed.assignments) or "no setting changed"
     table = Table(title=f"{replayed.folder}, recorded and replayed: {changed}")
     for column in ("figure", "recorded", "replayed", "difference"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for row in rows:
-        table.add_row(row.name, _cell(row, row.recorded), _cell(row, row.replayed), _off(row))
+        table.add_row(
+            row.name, _cell(row, row.recorded), _cell(row, row.replayed), _difference(row)
+        )
     Console().print(table)
     if replayed.recorded.unknown_links:
         click.echo(
@@ -220,13 +224,13 @@ def _show(asked: Asked, finished: Finished, *, replayed: _Replayed) -> None:
         )
 
 
-def _cell(figure: Figure, value: float | None) -> str:
+def _cell(figure: ReplayFigure, value: float | None) -> str:
     if value is None:
-        return NOT_KNOWN
+        return UNKNOWN
     if figure.unit == "accuracy":
-        return share(value)
-    return f"{rate(value)} {figure.unit}".rstrip()
+        return format_percent(value)
+    return f"{format_rate(value)} {figure.unit}".rstrip()
 
 
-def _off(figure: Figure) -> str:
-    return NOT_KNOWN if figure.difference is None else f"{figure.difference:+.1%}"
+def _difference(figure: ReplayFigure) -> str:
+    return UNKNOWN if figure.difference is None else f"{figure.difference:+.1%}"

@@ -1,4 +1,4 @@
-"""`dlion report`: one self-contained page of one result folder, or of several side by side."""
+"""`dlion report`: one self-contained HTML page of one result folder, or of several."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dlion_api.exit_codes import ExitCode
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the page goes; by default DIR/report.html, or report.html here for several.",
+    help="The page. Default: DIR/report.html, or ./report.html for several folders.",
 )
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="TEXT",
-    help="Name of a run on the page, once per DIR in the same order; by default the folder's name, "
-    "with as much of its path as tells the runs apart.",
+    help="Name of a run on the page, once per DIR in the same order. Default: the folder's name, "
+    "with as much of its path as needed.",
 )
 @click.option(
     "--reference",
     metavar="LABEL",
-    help="The run of one worker that speed-up is told against; by default the first there is.",
+    help="The single-worker run to which speed-up refers. Default: the first one.",
 )
 @click.option("--title", default="", metavar="TEXT", help="Title of the page.")
 @click.option(
@@ -44,10 +44,10 @@ def report(
     title: str,
     picture: Path | None,
 ) -> int:
-    """Make report.html of a result folder, or compare several.
+    """Create an HTML report of one result folder, or compare several.
 
-    The page holds its pictures itself: it can be mailed and opened anywhere. Among several runs
-    one with a single worker is the reference for speed-up (--reference); the page names it.
+    The page contains its charts and needs no other files. Among several runs, one with a single
+    worker is the reference for speed-up (--reference).
     """
     if labels and len(labels) != len(folders):
         raise click.UsageError(
@@ -55,7 +55,7 @@ def report(
             "give one for each folder, or none"
         )
     if picture is not None and picture.suffix.lower() != ".svg":
-        raise click.UsageError(f"--picture {picture}: is drawn as SVG. Name it FILE.svg")
+        raise click.UsageError(f"--picture {picture}: must be an SVG file. Name it FILE.svg")
     from dlion_worker.results.report.page import write_report
     from dlion_worker.results.report.picture import write_picture
 

@@ -1,4 +1,4 @@
-"""The command with which a run goes on, word for word, for the terminal's last line."""
+"""The command that continues a run, to be printed at its end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dlion_cli.manifests import STDIN
 from dlion_worker.results.folder import JOB
-from dlion_worker.results.resuming import CHECKPOINTS
+from dlion_worker.results.resume_checks import CHECKPOINTS
 
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """What `dlion run` was given, as far as it is to be given again."""
+    """The options of `dlion run` that a resumed run needs again."""
 
     file: Path
     environment: str | None = None
@@ -22,18 +22,18 @@ class ResumeCommand:
     data_root: Path = Path()
     unprivileged: bool = False
 
-    def words(self, folder: Path) -> str:
-        """The command that goes on in that result folder; empty: it holds no checkpoint."""
+    def command_line(self, folder: Path) -> str:
+        """The command that continues in that result folder; empty if it has no checkpoint."""
         if not any(folder.glob(CHECKPOINTS)):
             return ""
         file = folder / JOB if str(self.file) == STDIN else self.file
-        words = ["dlion", "run", str(file), "--resume", str(folder)]
+        command_line = ["dlion", "run", str(file), "--resume", str(folder)]
         if self.environment is not None:
-            words += ["--environment", self.environment]
+            command_line += ["--environment", self.environment]
         for assignment in self.assignments:
-            words += ["--set", assignment]
+            command_line += ["--set", assignment]
         if self.data_root != Path():
-            words += ["--data-root", str(self.data_root)]
+            command_line += ["--data-root", str(self.data_root)]
         if self.unprivileged:
-            words.append("--unprivileged")
-        return shlex.join(words)
+            command_line.append("--unprivileged")
+        return shlex.join(command_line)

@@ -1,6 +1,6 @@
-"""What a compared run was asked for: everything that, changed, makes it another run.
+"""The identity of a compared run: every change to it requires another run.
 
-Called by `comparing`, which keeps it beside each run. Data files are not looked at.
+Called by `comparison_runner`. Data files do not count.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from dlion_api.document import to_document
 from dlion_api.spec import Job
-from dlion_cli.comparison_matrix import Matrix, Planned
+from dlion_cli.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.manifests import apply_set, load_manifest, read_document
 from dlion_cli.policy_source import policy_source
-from dlion_cli.run import program_root_of
+from dlion_cli.run import find_program_root
 from dlion_worker.environments import load_environment
 
 
-def identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[str, object]:
-    """What a run was asked for: its command, and the files behind it as they then were.
+def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dict[str, object]:
+    """The run's command, and digests of the files that it depends on.
 
-    Raises: SpecError where the manifest is no longer one.
+    Raises: SpecError if the manifest has become invalid.
     """
     environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
     job = _job(planned, matrix)
@@ -42,26 +42,26 @@ def identity(command: Iterable[str], planned: Planned, matrix: Matrix) -> dict[s
     }
 
 
-def _job(planned: Planned, matrix: Matrix) -> Job:
+def _job(planned: PlannedRun, matrix: Matrix) -> Job:
     document, _ = read_document(matrix.file)
     source = f"{matrix.file}, {planned.variant.name}"
     return load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
 
 
 def program_files(job: Job, file: Path) -> list[Path]:
-    """The job's own program, first, and the Python files beside it, which it may import.
+    """The job's program, first, and the Python files beside it, which it may import.
 
-    None for a built-in program. `file`: the job's manifest.
+    Empty for a built-in program. `file`: the job's manifest.
     """
     if not job.spec.trainer.program.file:
         return []
-    program = program_root_of(job, file, None) / job.spec.trainer.program.file
+    program = find_program_root(job, file, None) / job.spec.trainer.program.file
     beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
     return [path for path in (program, *beside) if path.is_file()]
 
 
 def _hash(paths: Iterable[Path]) -> str:
-    """Of the names and contents of files."""
+    """Digest of the names and contents of files."""
     digest = hashlib.sha256()
     for path in paths:
         content = path.read_bytes()

@@ -1,7 +1,7 @@
-"""What a site's cluster tells other sites: its name, its bundle, how its operator is reached.
+"""A site's name, bundle and federation address, read from its cluster.
 
-Called by `trust`. The bundle is read where the operator shows it, in a ConfigMap: nobody needs a
-right to the authority's Secret, which holds the key as well.
+Called by `trust`. Reads the bundle from a ConfigMap, because the authority's Secret also contains
+the private key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api import cluster_names
-from dlion_api.addresses import joined
+from dlion_api.addresses import join_host_port
 from dlion_api.errors import (
     AbsentError,
     ContractError,
@@ -20,14 +20,14 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_cli.bundles import Bundle, read_bundle
-from dlion_cli.cluster import READ_TIMEOUT_S, path_of
-from dlion_cli.listed_sites import address_fault
-from dlion_cli.site_cluster import settings_of
+from dlion_cli.cluster import READ_TIMEOUT_S, api_path
+from dlion_cli.listed_sites import address_problem
+from dlion_cli.site_cluster import operator_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlion_cli.cluster import Cluster
+    from dlion_cli.cluster import ClusterClient
 
 _PORT: Final = "federation"
 _OPERATOR: Final = (
@@ -37,30 +37,31 @@ _OPERATOR: Final = (
 
 @dataclass(frozen=True)
 class SiteAuthority:
-    """One site, as it gives itself to know."""
+    """What other sites need to know of a site."""
 
     name: str
     bundle: Bundle
     address: str
-    """host:port of its federation Service or its gateway; empty where neither tells."""
+    """host:port of its federation Service or gateway; empty if neither has one."""
     hint: str
-    """What an address has to be, where there is none."""
+    """A description of the address if it is unknown."""
 
 
-def site_authority(cluster: Cluster, *, authority: str, address: str = "") -> SiteAuthority:
-    """The site whose operator runs in that namespace; without an address its Service is asked, and
-    where that tells none the operator's settings, for a gateway.
+def site_authority(cluster: ClusterClient, *, authority: str, address: str = "") -> SiteAuthority:
+    """The site whose operator runs in the cluster's namespace.
 
-    Raises: AbsentError without such a ConfigMap, DeniedError without the right to read it,
-    DataError where it holds no authority of a site; and as `Cluster.get` does.
+    Without `address`, the federation Service's or else the gateway's address is used.
+
+    Raises: AbsentError without the ConfigMap; DeniedError without permission to read it; DataError
+    if it has no site's authority; and as `ClusterClient.get`.
     """
-    bundle = _shown_bundle(cluster, authority)
+    bundle = _read_published_bundle(cluster, authority)
     names = sorted(bundle.sites)
     if len(names) != 1:
         raise DataError(
             f"ConfigMap {cluster.namespace}/{authority}: its certificates name "
-            f"{' and '.join(names) or 'no site'}; an operator's authority names its own. Name "
-            "another with --authority (the chart's authority.secretName)"
+            f"{' and '.join(names) or 'no site'}; an operator's authority names its own site. "
+            "Select another with --authority (the chart's authority.secretName)"
         )
     hint = ""
     if not address:
@@ -68,61 +69,61 @@ def site_authority(cluster: Cluster, *, authority: str, address: str = "") -> Si
     return SiteAuthority(names[0], bundle, address, hint)
 
 
-def _shown_bundle(cluster: Cluster, authority: str) -> Bundle:
+def _read_published_bundle(cluster: ClusterClient, authority: str) -> Bundle:
     where = f"ConfigMap {cluster.namespace}/{authority}"
     try:
-        found = cluster.get(
-            path_of("api", "v1", "namespaces", cluster.namespace, "configmaps", authority)
+        document = cluster.get(
+            api_path("api", "v1", "namespaces", cluster.namespace, "configmaps", authority)
         )
     except AbsentError as error:
         raise AbsentError(
-            f"there is no {where} (context {cluster.context!r}): the operator shows its "
-            "certificates there from its start on; one of an earlier release does not. Name its "
-            "namespace with -n, or another authority with --authority (the chart's "
-            "authority.secretName)"
+            f"there is no {where} (context {cluster.context!r}). The operator publishes its "
+            "certificates there when it starts, except in earlier releases. Select its namespace "
+            "with -n, or another authority with --authority (the chart's authority.secretName)"
         ) from error
     except DeniedError as error:
         raise DeniedError(
-            f"{error}. This one is enough: --resource-name={authority}; there are certificates "
-            "alone in it"
+            f"{error}. Permission for this ConfigMap is sufficient: --resource-name={authority}; "
+            "it contains only certificates"
         ) from error
-    text: Any = (found.get("data") or {}).get(cluster_names.BUNDLE_KEY, "")
+    text: Any = (document.get("data") or {}).get(cluster_names.BUNDLE_KEY, "")
     try:
         return read_bundle(str(text).encode(errors="replace"))
     except ContractError as error:
-        raise DataError(
-            f"{where}: its {cluster_names.BUNDLE_KEY} is no authority's: {error}"
-        ) from error
+        raise DataError(f"{where}: its {cluster_names.BUNDLE_KEY} is invalid: {error}") from error
 
 
-def _federation_address(cluster: Cluster) -> tuple[str, str]:
-    """host:port as other sites dial it, or a hint of what it has to be."""
-    path = path_of("api", "v1", "namespaces", cluster.namespace, "services")
+def _federation_address(cluster: ClusterClient) -> tuple[str, str]:
+    """host:port for other sites, or a hint."""
+    path = api_path("api", "v1", "namespaces", cluster.namespace, "services")
     try:
         listed = cluster.get(path, {"labelSelector": _OPERATOR}).get("items") or []
     except (DeniedError, UnavailableError):
-        return "", "host:port of the federation Service (Services may not be listed here)"
-    address, hint = _by_service(listed)
-    return (address, hint) if address else _by_gateway(cluster, listed, hint)
+        return "", "host:port of the federation Service (no permission to list Services)"
+    address, hint = _service_address(listed)
+    return (address, hint) if address else _gateway_address(cluster, listed, hint)
 
 
-def _by_service(listed: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    found = [
+def _service_address(listed: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    ports = [
         (service, port)
         for service in listed
         for port in service["spec"].get("ports") or ()
         if port.get("name") == _PORT
     ]
-    if len(found) != 1:
-        how_many = "several federation Services" if found else "no federation Service yet"
+    if len(ports) != 1:
+        how_many = "several federation Services" if ports else "no federation Service yet"
         return "", f"host:port by which other sites reach this one ({how_many})"
-    return _address_of(*found[0])
+    return _address_of(*ports[0])
 
 
-def _by_gateway(cluster: Cluster, listed: Sequence[dict[str, Any]], hint: str) -> tuple[str, str]:
-    """Of its gateway, which the chart gives a route to the operator; the hint where there is none.
+def _gateway_address(
+    cluster: ClusterClient, listed: Sequence[dict[str, Any]], hint: str
+) -> tuple[str, str]:
+    """The address of the gateway in the operator's settings, or the hint.
 
-    The operator's ConfigMap is called as its own Service, the one without the federation's port.
+    The operator's ConfigMap has the name of its own Service, which is the one without the
+    federation port.
     """
     operators = [
         str(service["metadata"]["name"])
@@ -132,12 +133,12 @@ def _by_gateway(cluster: Cluster, listed: Sequence[dict[str, Any]], hint: str) -
     if len(operators) != 1:
         return "", hint
     try:
-        gateway = settings_of(cluster, operators[0], READ_TIMEOUT_S).get("gateway")
+        gateway = operator_settings(cluster, operators[0], READ_TIMEOUT_S).get("gateway")
     except DLionError:
-        more = f"or its gateway.address (ConfigMap {operators[0]} cannot be read here)"
+        more = f"or its gateway.address (ConfigMap {operators[0]} cannot be read)"
         return "", f"{hint}; {more}"
     address = gateway.get("address") if isinstance(gateway, dict) else None
-    if not isinstance(address, str) or address_fault(address):
+    if not isinstance(address, str) or address_problem(address):
         return "", hint
     return address, ""
 
@@ -145,12 +146,15 @@ def _by_gateway(cluster: Cluster, listed: Sequence[dict[str, Any]], hint: str) -
 def _address_of(service: dict[str, Any], port: dict[str, Any]) -> tuple[str, str]:
     kind = service["spec"].get("type")
     if kind == "NodePort":
-        return "", f"an address of a node, and :{port.get('nodePort')}"
+        return "", f"a node's address, and :{port.get('nodePort')}"
     if kind == "LoadBalancer":
         ingress = ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or [{}]
         host = ingress[0].get("hostname") or ingress[0].get("ip")
         if host:
-            return joined(host, port["port"]), ""
-        return "", f"what the load balancer gets, and :{port['port']}; it has no address yet"
+            return join_host_port(host, port["port"]), ""
+        return "", f"the load balancer's address, and :{port['port']}; it has none yet"
     name = service["metadata"]["name"]
-    return "", f"what other sites call Service {name} (ClusterIP), and :{port['port']}"
+    return (
+        "",
+        f"the address at which other sites reach Service {name} (ClusterIP), and :{port['port']}",
+    )

@@ -1,7 +1,7 @@
-"""What one site's cluster says of its operator, its list of sites and its machines.
+"""Reads a site's operator, settings and nodes from its cluster, for `dlion preflight`.
 
-Called by `preflight` for each context; sends reads only, and none for a Secret. Judges nothing:
-`site_checks` does. What may not be read, or does not answer, stands where the answer would.
+Only reads, and no Secrets. An object that cannot be read is replaced by its error. `site_checks`
+evaluates the result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
-from dlion_cli.cluster import path_of
-from dlion_worker.yaml_text import read_text
+from dlion_cli.cluster import api_path
+from dlion_worker.yaml_text import parse_any_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
 
-    from dlion_cli.cluster import Cluster
+    from dlion_cli.cluster import ClusterClient
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -33,10 +33,10 @@ _OPERATOR: Final = (
     f"{cluster_names.NAME_LABEL}={cluster_names.NAME},{cluster_names.COMPONENT_LABEL}=operator"
 )
 _CLOCK_READINGS: Final = 4
-_BETWEEN_READINGS_S: Final = 0.23
-"""A `Date` has whole seconds: readings at other parts of a second bound it to about a fourth."""
-_MOST_METRICS_BYTES: Final = 4 * 1024 * 1024
-_MOST_FIGURE_BYTES: Final = 4096
+_CLOCK_READING_INTERVAL_S: Final = 0.23
+"""`Date` has whole seconds. Readings at other fractions of a second bound it to about 0.25 s."""
+_MAX_METRICS_BYTES: Final = 4 * 1024 * 1024
+_MAX_MEASUREMENT_BYTES: Final = 4096
 _SAMPLE = re.compile(
     r"dlion_federation_(connected|heartbeat_age_seconds|bundle_valid|round_trip_seconds)"
     r'\{peer_site="([-a-z0-9]{1,63})"\} (\S{1,32})'
@@ -45,51 +45,51 @@ _SAMPLE = re.compile(
 
 @dataclass(frozen=True)
 class ClockBounds:
-    """How far a clock is ahead of this machine's, in seconds."""
+    """Seconds by which a clock is ahead of this machine's."""
 
     at_least_s: float
     at_most_s: float
 
 
 @dataclass(frozen=True)
-class Operator:
-    """A site's operator as its objects say, in the operator's namespace."""
+class OperatorSnapshot:
+    """A site's operator, from the objects in its namespace."""
 
     deployment: Document
     settings: Document
-    """What it is told by the chart (`dlion_operator.settings`)."""
+    """Its settings from the chart (`dlion_operator.settings`)."""
     trust: Mapping[str, str] | DLionError
-    """The bundles of other sites by name, PEM."""
+    """Other sites' PEM bundles by site name."""
     service: Document | DLionError | None
-    """The federation Service; None: there is none."""
+    """The federation Service; None if there is none."""
     streams: Mapping[str, Mapping[str, float]] | DLionError
-    """Of each other site the samples of its metrics by name, without `dlion_federation_`."""
+    """Per other site, samples of `dlion_federation_` metrics by name without this prefix."""
 
     @property
     def gateway(self) -> Document:
-        """The proxy before its workers and itself, as the settings have it; empty without one."""
+        """The gateway of workers and operator; empty without one."""
         return _mapping(self.settings.get("gateway"))
 
 
 @dataclass(frozen=True)
 class SiteCluster:
-    """All that was asked for."""
+    """The state of one cluster."""
 
     context: str
     namespace: str
     version: str
-    """Of its API server."""
+    """The API server's version."""
     clock: ClockBounds | None
-    """Of its API server; None: it does not tell the time."""
+    """The API server's clock; None if it is unknown."""
     schema: Document | DLionError
-    """Of a DLionJob's spec, as it is served."""
-    operator: Operator | DLionError
+    """The served schema of a DLionJob's spec."""
+    operator: OperatorSnapshot | DLionError
     nodes: list[Document] | DLionError | None
-    """None: not asked for."""
+    """None if not requested."""
 
 
-def ask(cluster: Cluster, *, with_nodes: bool, within_s: float) -> SiteCluster:
-    """What that cluster says. Raises: DLionError where its API server does not answer at all."""
+def query_site(cluster: ClusterClient, *, with_nodes: bool, within_s: float) -> SiteCluster:
+    """Read the cluster's state. Raises: DLionError if its API server does not respond."""
     version, clock = _clock(cluster, within_s)
     nodes = None
     if with_nodes:
@@ -105,29 +105,29 @@ def ask(cluster: Cluster, *, with_nodes: bool, within_s: float) -> SiteCluster:
     )
 
 
-def _or_error(question: Callable[[], T]) -> T | DLionError:
+def _or_error(query: Callable[[], T]) -> T | DLionError:
     try:
-        return question()
+        return query()
     except DLionError as error:
         return error
 
 
-def _clock(cluster: Cluster, within_s: float) -> tuple[str, ClockBounds | None]:
-    """Kubernetes' version, and what the `Date` of several answers leaves possible."""
+def _clock(cluster: ClusterClient, within_s: float) -> tuple[str, ClockBounds | None]:
+    """The Kubernetes version, and the clock bounds from several `Date` headers."""
     least, most = -float("inf"), float("inf")
     for reading in range(_CLOCK_READINGS):
         if reading:
-            time.sleep(_BETWEEN_READINGS_S)
+            time.sleep(_CLOCK_READING_INTERVAL_S)
         before_s = time.time()
         answer = cluster.request("GET", "/version", timeout_s=within_s)
         after_s = time.time()
-        said = _date(answer.date)
-        if said is None:
+        server_time = _date(answer.date)
+        if server_time is None:
             return str(answer.document.get("gitVersion", "")), None
-        # It was said between the two, by a clock that stood at `said` or less than 1 s behind it.
-        least = max(least, said.timestamp() - after_s)
-        most = min(most, said.timestamp() + 1.0 - before_s)
-    bounds = ClockBounds(least, most) if least <= most else None  # else a clock was set meanwhile
+        # Between the two readings, the server's clock was in [server_time, server_time + 1 s).
+        least = max(least, server_time.timestamp() - after_s)
+        most = min(most, server_time.timestamp() + 1.0 - before_s)
+    bounds = ClockBounds(least, most) if least <= most else None  # None: a clock was adjusted
     return str(answer.document.get("gitVersion", "")), bounds
 
 
@@ -138,8 +138,8 @@ def _date(text: str) -> datetime | None:
         return None
 
 
-def _spec_schema(cluster: Cluster, within_s: float) -> Document:
-    """From the API server's own description, which whoever has logged in may read."""
+def _spec_schema(cluster: ClusterClient, within_s: float) -> Document:
+    """From the OpenAPI document, which any authenticated user may read."""
     document = cluster.get(f"/openapi/v3/apis/{GROUP}/{VERSION}", timeout_s=within_s)
     for schema in _mapping(_mapping(document.get("components")).get("schemas")).values():
         kinds = _mapping(schema).get("x-kubernetes-group-version-kind")
@@ -150,44 +150,46 @@ def _spec_schema(cluster: Cluster, within_s: float) -> Document:
     )
 
 
-def _operator(cluster: Cluster, within_s: float) -> Operator:
-    """Raises: AbsentError without one, DataError where there are several; as `Cluster.get`."""
+def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
+    """Raises: AbsentError without an operator; DataError if there are several; as
+    `ClusterClient.get`.
+    """
 
     def named(api: tuple[str, ...], kind: str, *name: str, **query: str) -> Document:
-        path = path_of(*api, "namespaces", cluster.namespace, kind, *name)
+        path = api_path(*api, "namespaces", cluster.namespace, kind, *name)
         return cluster.get(path, query, timeout_s=within_s)
 
-    found = _items(named(("apis", "apps", "v1"), "deployments", labelSelector=_OPERATOR))
-    if not found:
+    deployments = _items(named(("apis", "apps", "v1"), "deployments", labelSelector=_OPERATOR))
+    if not deployments:
         raise AbsentError(
-            f"there is no operator in namespace {cluster.namespace}: install it there (helm "
-            "install dlion helm/dlion), or name its namespace with -n"
+            f"there is no operator in namespace {cluster.namespace}: install it (helm "
+            "install dlion helm/dlion), or select its namespace with -n"
         )
-    if len(found) > 1:
+    if len(deployments) > 1:
         raise DataError(
-            f"there are {len(found)} operators in namespace {cluster.namespace}: leave one, or "
-            "install each in a namespace of its own (-n names it)"
+            f"there are {len(deployments)} operators in namespace {cluster.namespace}: keep one, "
+            "or install each in its own namespace (-n selects it)"
         )
-    (deployment,) = found
+    (deployment,) = deployments
     name = str(_mapping(deployment.get("metadata")).get("name"))
-    return Operator(
+    return OperatorSnapshot(
         deployment=deployment,
-        settings=settings_of(cluster, name, within_s),
+        settings=operator_settings(cluster, name, within_s),
         trust=_or_error(lambda: _bundles(named(("api", "v1"), "configmaps", f"{name}-trust"))),
         service=_service(lambda: named(("api", "v1"), "services", f"{name}-federation")),
         streams=_or_error(lambda: _streams(cluster, name, within_s)),
     )
 
 
-def settings_of(cluster: Cluster, operator: str, within_s: float) -> Document:
-    """What the operator of that name is told by the chart.
+def operator_settings(cluster: ClusterClient, operator: str, within_s: float) -> Document:
+    """The settings that the chart gives to that operator.
 
-    Raises: SpecError where that is no YAML; and as `Cluster.get` does.
+    Raises: SpecError if they are no YAML; and as `ClusterClient.get`.
     """
-    path = path_of("api", "v1", "namespaces", cluster.namespace, "configmaps", operator)
+    path = api_path("api", "v1", "namespaces", cluster.namespace, "configmaps", operator)
     data = _mapping(cluster.get(path, timeout_s=within_s).get("data"))
     source = f"ConfigMap {cluster.namespace}/{operator}"
-    texts = read_text(str(data.get("config.yaml", "")), source=source)
+    texts = parse_any_documents(str(data.get("config.yaml", "")), source=source)
     return _mapping(texts[0].value) if texts else {}
 
 
@@ -196,53 +198,54 @@ def _bundles(document: Document) -> dict[str, str]:
     return {key.removesuffix(".pem"): str(value) for key, value in data.items()}
 
 
-def _service(question: Callable[[], Document]) -> Document | DLionError | None:
+def _service(query: Callable[[], Document]) -> Document | DLionError | None:
     try:
-        return question()
+        return query()
     except AbsentError:
         return None
     except DLionError as error:
         return error
 
 
-def _streams(cluster: Cluster, name: str, within_s: float) -> dict[str, dict[str, float]]:
+def _streams(cluster: ClusterClient, name: str, within_s: float) -> dict[str, dict[str, float]]:
     service = f"{name}:metrics"
-    path = path_of(
+    path = api_path(
         "api", "v1", "namespaces", cluster.namespace, "services", service, "proxy", "metrics"
     )
-    text = cluster.text(path, most_bytes=_MOST_METRICS_BYTES, within_s=within_s)
+    text = cluster.read_text(path, most_bytes=_MAX_METRICS_BYTES, within_s=within_s)
     samples: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
-        if (found := _SAMPLE.fullmatch(line)) is not None:
+        if (match := _SAMPLE.fullmatch(line)) is not None:
             with contextlib.suppress(ValueError):
-                samples.setdefault(found[2], {})[found[1]] = float(found[3])
+                samples.setdefault(match[2], {})[match[1]] = float(match[3])
     return samples
 
 
-def measured(cluster: Cluster, operator: Operator, site: str, within_s: float) -> float:
-    """Bytes per second from that operator's site to the other one, which it measures now.
+def measure_link(
+    cluster: ClusterClient, operator: OperatorSnapshot, site: str, within_s: float
+) -> float:
+    """Let the operator measure the bandwidth to the other site, in bytes per second.
 
-    Raises: DataError where what it says is no figure; and as `Cluster.text`.
+    Raises: DataError if the response is invalid; and as `ClusterClient.parse_any_documents`.
     """
     service = f"{operator.deployment['metadata']['name']}:metrics"
-    path = path_of(
+    path = api_path(
         "api", "v1", "namespaces", cluster.namespace,
         "services", service, "proxy", "bandwidth", site,
     )  # fmt: skip
     try:
-        text = cluster.text(path, most_bytes=_MOST_FIGURE_BYTES, within_s=within_s)
+        text = cluster.read_text(path, most_bytes=_MAX_MEASUREMENT_BYTES, within_s=within_s)
     except AbsentError as error:
-        words = (
-            f"its operator may not measure (federation.measureOnDemand in the chart's values), does"
-            f" not know {site}, or is of a release that does not measure"
-        )
-        raise AbsentError(words) from error
+        raise AbsentError(
+            "its operator does not allow measurements (federation.measureOnDemand in the chart's "
+            f"values), does not know {site}, or is an earlier release without them"
+        ) from error
     try:
         rate = float(json.loads(text)["bytesPerSecond"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"what its operator says of the link to {site} is no figure") from error
+        raise DataError(f"its operator's measurement of the link to {site} is invalid") from error
     if not math.isfinite(rate) or rate <= 0.0:
-        raise DataError(f"its operator says {rate} bytes/s of the link to {site}")
+        raise DataError(f"its operator reports {rate} bytes/s for the link to {site}")
     return rate
 
 

@@ -1,7 +1,6 @@
-"""Whether a site's operator believes the others by the bundles that the list has.
+"""Checks whether a site's operator has the listed bundles of the other sites.
 
-Called by `site_checks`. A site that still has an old bundle of another is the classical mistake:
-all is well until a certificate is renewed. Pure.
+An outdated bundle works until the other site renews its certificate. Called by `site_checks`. Pure.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import AbsentError, ContractError, DLionError
 from dlion_cli.bundles import Bundle, read_bundle
-from dlion_cli.checks import Check, Outcome
+from dlion_cli.checks import Check, CheckOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlion_cli.listed_sites import TrustedSite
-    from dlion_cli.site_cluster import Operator
+    from dlion_cli.site_cluster import OperatorSnapshot
 
 _UPGRADE: Final = (
-    "See that the list has the newest bundles (`dlion trust show`), and upgrade it with the list: "
-    "helm upgrade … -f sites.yaml"
+    "Check that the list has the newest bundles (`dlion trust show`), and upgrade it with the "
+    "list: helm upgrade … -f sites.yaml"
 )
 
 
-def trust_check(site: str, operator: Operator, others: Sequence[TrustedSite]) -> Check:
-    """One check of all the other sites' bundles there, as bad as the worst of them."""
+def trust_check(site: str, operator: OperatorSnapshot, others: Sequence[TrustedSite]) -> Check:
+    """One check of all other sites' bundles; its outcome is the worst of them."""
     if isinstance(operator.trust, AbsentError):
-        return Check(site, "trust", Outcome.FAIL, "it has nobody's bundle", _UPGRADE)
+        return Check(site, "trust", CheckOutcome.FAIL, "it has no bundles", _UPGRADE)
     if isinstance(operator.trust, DLionError):
-        return Check(site, "trust", Outcome.UNKNOWN, str(operator.trust))
+        return Check(site, "trust", CheckOutcome.UNKNOWN, str(operator.trust))
     failures, warnings = [], []
     for other in others:
         held = operator.trust.get(other.name)
@@ -42,17 +41,17 @@ def trust_check(site: str, operator: Operator, others: Sequence[TrustedSite]) ->
             failures.append(f"the bundle of {other.name} {error}")
             continue
         if not bundle.keys & other.bundle.keys:
-            failures.append(f"another authority's bundle of {other.name} {_which(bundle)}")
+            failures.append(f"another authority's bundle of {other.name} {_describe(bundle)}")
         elif bundle.fingerprint != other.bundle.fingerprint:
-            warnings.append(f"another bundle of {other.name}, for the same key {_which(bundle)}")
+            warnings.append(f"another bundle of {other.name}, for the same key {_describe(bundle)}")
     listed = {other.name for other in others}
-    warnings += [f"believes {name} too" for name in operator.trust if name not in listed]
+    warnings += [f"also trusts {name}" for name in operator.trust if name not in listed]
     if failures or warnings:
-        outcome = Outcome.FAIL if failures else Outcome.WARN
+        outcome = CheckOutcome.FAIL if failures else CheckOutcome.WARN
         return Check(site, "trust", outcome, "; ".join(failures + warnings), _UPGRADE)
-    seen = f"it believes {', '.join(sorted(listed))} by the listed bundles"
-    return Check(site, "trust", Outcome.OK, seen)
+    observed = f"it trusts {', '.join(sorted(listed))} by the listed bundles"
+    return Check(site, "trust", CheckOutcome.OK, observed)
 
 
-def _which(bundle: Bundle) -> str:
-    return f"(until {bundle.ends:%Y-%m-%d}, sha256 {bundle.fingerprint[:29]}…)"
+def _describe(bundle: Bundle) -> str:
+    return f"(until {bundle.not_after:%Y-%m-%d}, sha256 {bundle.fingerprint[:29]}…)"

@@ -1,4 +1,4 @@
-"""`dlion submit`: manifests checked here, then applied to a cluster; with `--wait`, to the end."""
+"""`dlion submit`: validate manifests, apply them to a cluster, and optionally wait for the end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dlion_cli.changed_fields import changed_fields
 from dlion_cli.cluster_options import cluster_options, wait_timeout
 from dlion_cli.failures import exit_code_of, message_of
 from dlion_cli.job_status import JobStatus
+from dlion_cli.job_watch import watch_to_end
 from dlion_cli.manifests import STDIN, apply_set, load_manifest, read_documents
-from dlion_cli.watching import watch_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.spec import Job
-    from dlion_cli.cluster_jobs import Document, Jobs
-    from dlion_worker.yaml_text import Text
+    from dlion_cli.cluster_jobs import Document, JobClient
+    from dlion_worker.yaml_text import YamlDocument
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One document that is valid here."""
+    """A valid document of the file."""
 
     source: str
     document: Document
@@ -42,21 +42,21 @@ class Manifest:
 @click.argument("file")
 @click.option(
     "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Change a field of every document, e.g. runId=2. Repeatable.",
+    help="Set a field of every document, e.g. runId=2. Repeatable.",
 )  # fmt: skip
-@click.option("--wait", is_flag=True, help="Watch to the end; its exit code says how it ended.")
-@click.option("--dry-run", is_flag=True, help="Let the API server judge, and change nothing.")
 @click.option(
-    "--force-conflicts", is_flag=True, help="Take over fields that others have set otherwise."
+    "--wait", is_flag=True, help="Wait until the run ends; the exit code is that of the run."
 )
+@click.option("--dry-run", is_flag=True, help="Let the API server validate, without changes.")
+@click.option("--force-conflicts", is_flag=True, help="Take ownership of conflicting fields.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text",
-    help="What is printed of each job; with --wait, json is a line at each change.",
+    help="Output format. With --wait, json prints a line after each change.",
 )  # fmt: skip
 @wait_timeout
 @cluster_options
 def submit(
-    jobs: Jobs,
+    jobs: JobClient,
     file: str,
     assignments: tuple[str, ...],
     wait: bool,
@@ -67,9 +67,9 @@ def submit(
 ) -> int:
     """Submit the jobs of manifest FILE to the cluster; `-` reads standard input.
 
-    All documents are checked first, as by `dlion validate`; if one is wrong nothing is sent. Then
-    each is applied (server-side apply, field manager dlion-cli): it is created, configured or
-    unchanged. A job that trains over several sites is submitted at each of them.
+    All documents are validated first, as by `dlion validate`; if one is invalid, nothing is sent.
+    Then each is applied with server-side apply (field manager dlion-cli). Submit a job that trains
+    across several sites at each of them.
 
     \b
     dlion submit job.yaml
@@ -78,15 +78,15 @@ def submit(
     for site in plant-a plant-b; do dlion submit job.yaml --context $site; done
     """
     if wait and dry_run:
-        raise click.UsageError("--dry-run makes nothing that --wait could wait for")
+        raise click.UsageError("--dry-run and --wait exclude each other")
     given = click.get_current_context().params.get("namespace")
-    manifests = _valid(file, assignments, given)
+    manifests = _read_valid(file, assignments, given)
     if manifests is None:
         return ExitCode.SPEC
     shown = "" if wait and output == "json" else output
     submitted, code = [], int(ExitCode.OK)
     for each in manifests:
-        place = jobs.within(each.namespace or jobs.cluster.namespace)
+        place = jobs.in_namespace(each.namespace or jobs.cluster.namespace)
         try:
             _submit(place, each, dry_run=dry_run, force=force_conflicts, output=shown)
             submitted.append((place, each.job.metadata.name))
@@ -103,22 +103,26 @@ def submit(
     return code
 
 
-def _valid(file: str, assignments: tuple[str, ...], given: str | None) -> list[Manifest] | None:
-    """Every document, or None where one is wrong: then all their problems have been said."""
+def _read_valid(
+    file: str, assignments: tuple[str, ...], given: str | None
+) -> list[Manifest] | None:
+    """All documents, or None after printing the problems of invalid ones."""
     source = "standard input" if file == STDIN else file
     texts = read_documents(file)
-    found, wrong = [], False
+    manifests, is_invalid = [], False
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
         try:
-            found.append(_manifest(text, name, assignments, given))
+            manifests.append(_manifest(text, name, assignments, given))
         except SpecError as error:
             click.echo(f"dlion: {error}", err=True)
-            wrong = True
-    return None if wrong else found
+            is_invalid = True
+    return None if is_invalid else manifests
 
 
-def _manifest(text: Text, source: str, assignments: tuple[str, ...], given: str | None) -> Manifest:
+def _manifest(
+    text: YamlDocument, source: str, assignments: tuple[str, ...], given: str | None
+) -> Manifest:
     lines = None if assignments else text.lines
     document = apply_set(text.value, assignments) if assignments else text.value
     job = load_manifest(document, source=source, lines=lines)
@@ -126,35 +130,39 @@ def _manifest(text: Text, source: str, assignments: tuple[str, ...], given: str 
     if given and named and named != given:
         problem = Problem(
             "metadata.namespace",
-            "is not the namespace that -n names",
+            "differs from the namespace of -n",
             value=named,
             allowed=given,
-            advice="Leave one of them away",
+            advice="Remove one of them",
             line=(lines or {}).get("metadata.namespace"),
         )
         raise SpecError([problem], source=source)
     return Manifest(source, document, lines, job, named)
 
 
-def _submit(jobs: Jobs, manifest: Manifest, *, dry_run: bool, force: bool, output: str) -> None:
+def _submit(
+    jobs: JobClient, manifest: Manifest, *, dry_run: bool, force: bool, output: str
+) -> None:
     name = manifest.job.metadata.name
     before = jobs.find(name)
     try:
-        after, is_new = jobs.apply(_applied(manifest, jobs), dry_run=dry_run, force=force)
+        after, is_new = jobs.apply(_document_to_apply(manifest, jobs), dry_run=dry_run, force=force)
     except SpecError as error:
-        raise _located(error, manifest, before) from error
-    _say(manifest, before, after, is_new=is_new, dry_run=dry_run, output=output)
+        raise _with_lines(error, manifest, before) from error
+    _print_result(manifest, before, after, is_new=is_new, dry_run=dry_run, output=output)
 
 
-def _applied(manifest: Manifest, jobs: Jobs) -> Document:
-    """The document without what only an API server writes, as in what `dlion get -o yaml` shows."""
+def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
+    """The document without fields that only an API server writes, for input from `dlion get -o
+    yaml`.
+    """
     document = {k: v for k, v in manifest.document.items() if k != "status"}
     metadata = {k: v for k, v in document["metadata"].items() if k not in Metadata.ignored}
     return {**document, "metadata": {**metadata, "namespace": jobs.cluster.namespace}}
 
 
-def _located(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
-    """The API server's problems with the manifest's lines, and what was changed."""
+def _with_lines(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
+    """The API server's problems, with the manifest's lines and the changed values."""
     problems = [
         Problem(
             problem.path,
@@ -166,10 +174,10 @@ def _located(error: SpecError, manifest: Manifest, before: Document | None) -> S
         )
         for problem in error.problems
     ]
-    return SpecError(problems, source=f"{manifest.source}: the API server refuses it")
+    return SpecError(problems, source=f"{manifest.source}: the API server rejects it")
 
 
-def _say(
+def _print_result(
     manifest: Manifest,
     before: Document | None,
     after: Document,
@@ -187,25 +195,25 @@ def _say(
         click.echo(f"dlionjob.dlion.dev/{name}")
     elif output == "text":
         suffix = " (server dry run)" if dry_run else ""
-        click.echo(f"dlionjob.dlion.dev/{name} {_what(before, after, is_new)}{suffix}")
+        click.echo(f"dlionjob.dlion.dev/{name} {_change_word(before, after, is_new)}{suffix}")
     outcome = None if before is None else JobStatus(after).outcome
     if outcome is not None and output == "text":
         run_id = JobStatus(after).run_id
         click.echo(
-            f"dlion: run {run_id} of {name} has ended ({outcome.type}). For a new run: "
-            "--set runId=… with another one",
+            f"dlion: run {run_id} of {name} has ended ({outcome.type}). For a new run, give "
+            "another ID: --set runId=…",
             err=True,
         )
 
 
-def _what(before: Document | None, after: Document, is_new: bool) -> str:
+def _change_word(before: Document | None, after: Document, is_new: bool) -> str:
     if before is None or is_new:
         return "created"
     return "unchanged" if _content(before) == _content(after) else "configured"
 
 
 def _content(document: Document) -> Any:
-    """What a user may set; a dry run has no resource version to compare."""
+    """The part that a user sets. A dry run has no new resource version to compare."""
     metadata = document.get("metadata", {})
     kept = {k: metadata.get(k) for k in ("labels", "annotations", "finalizers")}
     return document.get("spec"), kept

@@ -1,7 +1,4 @@
-"""What `dlion run` prints when a run has ended: a table for people, or the summary as JSON.
-
-Called by `run` and `report` with a summary (docs/results.md). Works nothing out itself.
-"""
+"""Prints the result of a run: a table, or the summary as JSON (docs/results.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.figures import duration, printable, rate, share, size
+from dlion_cli.formatting import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_rate,
+    printable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +31,7 @@ def print_result(
     report: Path | None = None,
     output: str = "table",
 ) -> None:
-    """Prints the end of a run; with `output="json"` one JSON object and nothing else."""
+    """Print the result; with `output="json"` as one JSON object and nothing else."""
     if output == "json":
         document = {**summary, "folder": str(folder), "report": str(report) if report else None}
         console.print(json.dumps(document, indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -40,13 +43,13 @@ def print_result(
 
 COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent")
 NARROW = {96: "samples", 86: "steps"}
-"""Below so many characters these columns are left out: cut figures tell nothing."""
+"""Minimum terminal width of optional columns."""
 
 
 def result_table(summary: Mapping[str, Any], width: int) -> Table:
-    """One row per replica and one for all of them, `width` characters at most."""
+    """One row per replica and one for all of them, at most `width` characters wide."""
     job, ending = summary["job"], summary["ending"]
-    title = f"{job['name']}: {_headline(ending)} after {duration(summary['time_s'])}"
+    title = f"{job['name']}: {_headline(ending)} after {format_duration(summary['time_s'])}"
     table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
     table.add_column("replica", no_wrap=True)
     left_out = {name for least, name in NARROW.items() if width < least}
@@ -62,29 +65,29 @@ def result_table(summary: Mapping[str, Any], width: int) -> Table:
         add(printable(worker["name"]), _worker_cells(worker))
     accuracy = summary["accuracy"]
     table.add_section()
-    everybody = {
-        "accuracy": share(accuracy["mean"]),
+    totals = {
+        "accuracy": format_percent(accuracy["mean"]),
         "steps": f"{summary['steps']:,}",
         "samples": f"{summary['samples']:,}",
-        "samples/s": rate(summary["samples_per_s"]),
-        "sent": size(summary["sent_bytes"]),
+        "samples/s": format_rate(summary["samples_per_s"]),
+        "sent": format_bytes(summary["sent_bytes"]),
     }
-    add("all, mean", everybody, "bold")
+    add("all, mean", totals, "bold")
     if accuracy["averaged_model"] is not None and any(
         len(m["ranks"]) > 1 for m in summary["models"]
     ):
-        add("averaged model", {"accuracy": share(accuracy["averaged_model"])}, "bold")
+        add("averaged model", {"accuracy": format_percent(accuracy["averaged_model"])}, "bold")
     return table
 
 
 def _headline(ending: Mapping[str, Any]) -> str:
-    """Why the run ended; where it has not succeeded, what it comes to before."""
-    words = printable(ending["stop_reason"])
+    """Why the run ended, after the reason if it did not succeed."""
+    stop_reason = printable(ending["stop_reason"])
     if ending["succeeded"]:
-        return words
+        return stop_reason
     missing = ", ".join(map(str, ending["missing"]))
     lacks = f", without the replica{'s' * (len(ending['missing']) > 1)} {missing}"
-    return f"{printable(ending['reason'])}: {words}{lacks if missing else ''}"
+    return f"{printable(ending['reason'])}: {stop_reason}{lacks if missing else ''}"
 
 
 def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
@@ -92,13 +95,13 @@ def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
     classes = [value for value in worker["accuracy"]["classes"] if value is not None]
     one_size = batch["min"] == batch["max"]
     return {
-        "accuracy": share(worker["accuracy"]["final"]),
-        "worst class": share(min(classes, default=None)),
+        "accuracy": format_percent(worker["accuracy"]["final"]),
+        "worst class": format_percent(min(classes, default=None)),
         "steps": f"{worker['steps']:,}",
         "samples": f"{worker['samples']:,}",
-        "samples/s": rate(worker["samples_per_s"]),
+        "samples/s": format_rate(worker["samples_per_s"]),
         "batch": str(batch["last"]) if one_size else f"{batch['min']} to {batch['max']}",
-        "sent": size(worker["sent_bytes"]),
+        "sent": format_bytes(worker["sent_bytes"]),
     }
 
 
@@ -106,13 +109,13 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
     lines = []
     target = summary["target"]
     if target is not None:
-        goal = share(target["accuracy"])
+        goal = format_percent(target["accuracy"])
         if target["time_s"] is None:
             lines.append(f"Target of {goal} (mean over replicas): not reached")
         else:
-            sent = size(target["sent_bytes"])
+            sent = format_bytes(target["sent_bytes"])
             lines.append(
-                f"Target of {goal}: reached after {duration(target['time_s'])}, {sent} sent"
+                f"Target of {goal}: reached after {format_duration(target['time_s'])}, {sent} sent"
             )
     drift = summary["drift"]
     if drift["last"] is not None:

@@ -1,4 +1,4 @@
-"""`dlion trust`: the public certificates by which sites believe each other, shown and checked."""
+"""`dlion trust`: print and verify the public certificates with which sites authenticate."""
 
 from __future__ import annotations
 
@@ -16,67 +16,68 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlion_cli.bundles import Bundle
-    from dlion_cli.cluster_jobs import Jobs
+    from dlion_cli.cluster_jobs import JobClient
     from dlion_cli.contexts import Contexts
     from dlion_cli.site_authority import SiteAuthority
 
-OPERATORS_NAMESPACE: Final = "dlion-system"
-RUNS_OUT_SOON_DAYS: Final = 30
-"""In which a bundle is to be brought to all sites."""
+OPERATOR_NAMESPACE: Final = "dlion-system"
+MIN_VALID_DAYS: Final = 30
+"""Time to distribute a new bundle to all sites."""
 
 
 @click.group()
 def trust() -> None:
-    """Exchange the public certificates by which sites believe each other.
+    """Print and verify the public certificates with which sites authenticate each other.
 
-    Each site has an authority of its own, whose key never leaves it. `show` prints what the others
-    need; `verify` checks the shared file of values in which it is put together.
+    Each site has its own certificate authority. Its private key never leaves
+    the site. `show` prints what other sites need; `verify` checks the values file that combines
+    them.
     """
 
 
-def joined_show(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
-    """`show` of several sites: one list."""
+def show_from_contexts(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
+    """`show` for several sites: one list."""
     from dlion_cli.site_authority import site_authority
 
     if address is not None or output == "pem":
-        raise click.UsageError("--address and -o pem are of one site: leave --contexts away")
-    found = contexts.ask(lambda jobs: site_authority(jobs.cluster, authority=authority))
-    sites = list(found.values())
+        raise click.UsageError("--address and -o pem are for one site: remove --contexts")
+    results = contexts.query(lambda jobs: site_authority(jobs.cluster, authority=authority))
+    sites = list(results.values())
     if output == "json":
         click.echo(json.dumps([_as_json(site) for site in sites], indent=2))
     elif sites:
         click.echo(_as_yaml(sites))
-    return contexts.end()
+    return contexts.report_errors()
 
 
 def _checked_address(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    from dlion_cli.listed_sites import address_fault
+    from dlion_cli.listed_sites import address_problem
 
-    if value is not None and (fault := address_fault(value)):
+    if value is not None and (fault := address_problem(value)):
         raise click.BadParameter(fault)
     return value
 
 
-@trust.command(short_help="Print what other sites need of this one.")
+@trust.command(short_help="Print what other sites need to trust this one.")
 @click.option(
     "--address", metavar="HOST:PORT", callback=_checked_address,
-    help="Where the other sites reach this one's operator.",
+    help="Address at which other sites reach this one's operator.",
 )  # fmt: skip
 @click.option(
     "--authority", metavar="NAME", default="dlion-authority", show_default=True,
     help="The site's authority (the chart's authority.secretName).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["yaml", "pem", "json"]), default="yaml")
-@contexts_option(joined_show)
-@functools.partial(cluster_options, namespace=OPERATORS_NAMESPACE)
-def show(jobs: Jobs, authority: str, address: str | None, output: str) -> int:
-    """Print what other sites need of this one: its name, address and public certificates.
+@contexts_option(show_from_contexts)
+@functools.partial(cluster_options, namespace=OPERATOR_NAMESPACE)
+def show(jobs: JobClient, authority: str, address: str | None, output: str) -> int:
+    """Print what other sites need to trust this one: its name, address and public certificates.
 
-    As an entry of the chart's `sites`, with fingerprint and end; with --contexts the whole list.
-    Where neither the federation Service nor the site's gateway tells the address, a comment says
-    what it has to be.
+    Prints an entry of the chart's `sites`, with fingerprint and expiry; with --contexts, the whole
+    list. If neither the federation Service nor the gateway has an address, a comment describes the
+    address to fill in.
 
     \b
     dlion trust show --address plant-a.example:30446
@@ -95,19 +96,19 @@ def show(jobs: Jobs, authority: str, address: str | None, output: str) -> int:
     return 0
 
 
-@trust.command(short_help="Check the list of sites in a file of values.")
+@trust.command(short_help="Verify the list of sites in a values file.")
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=RUNS_OUT_SOON_DAYS,
-    show_default=True, help="Refuse a bundle that runs out sooner.",
+    "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=MIN_VALID_DAYS,
+    show_default=True, help="Reject bundles that expire sooner.",
 )  # fmt: skip
 def verify(file: str, valid_for: int) -> int:
-    """Check the list `sites` of the chart's values in FILE; `-` reads standard input.
+    """Verify the list `sites` of the chart's values in FILE; `-` reads standard input.
 
-    Names, addresses, and bundles: certificates of an authority, of the site that is named, that
-    hold, no private keys, no two sites with the same. Prints the fingerprints, to be compared with
-    those that `dlion trust show` prints at each site. Exit code 65 with all that is wrong, 66 when
-    the file cannot be read.
+    Checks names, addresses and bundles. A bundle contains valid certificates of its own site's
+    authority, no private key, and nothing that another site has. Prints the fingerprints, to
+    compare with those of `dlion trust show` at each site. The exit code is 65 if an entry is
+    invalid, and 66 if the file cannot be read.
     """
     from dlion_cli.listed_sites import trusted_sites
 
@@ -125,11 +126,11 @@ def verify(file: str, valid_for: int) -> int:
 
 
 def _fingerprint_line(bundle: Bundle) -> str:
-    return f"until {bundle.ends:%Y-%m-%d}, sha256 {bundle.fingerprint}"
+    return f"until {bundle.not_after:%Y-%m-%d}, sha256 {bundle.fingerprint}"
 
 
 def _as_yaml(sites: Sequence[SiteAuthority]) -> str:
-    """A file of values: the list of these sites. Texts are quoted: a site may be called `on`."""
+    """A values file with these sites. Strings are quoted: a site may be named `on`."""
     lines = ["sites:"]
     for site in sites:
         hint = f"  # {site.hint}" if site.hint else ""
@@ -149,6 +150,6 @@ def _as_json(site: SiteAuthority) -> dict[str, Any]:
         "address": site.address,
         "bundle": site.bundle.pem,
         "sha256": site.bundle.fingerprint,
-        "notBefore": site.bundle.begins.isoformat(),
-        "notAfter": site.bundle.ends.isoformat(),
+        "notBefore": site.bundle.not_before.isoformat(),
+        "notAfter": site.bundle.not_after.isoformat(),
     }

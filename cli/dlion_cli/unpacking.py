@@ -1,8 +1,7 @@
-"""The keeper's tar stream as files of a folder: all of them whole and proved, or none of them.
+"""Unpacks the keeper's tar stream into a folder: all files with verified digests, or none.
 
-Called by `fetch`. What `dlion_worker.keeper.pack` writes is read here, and distrusted: no name
-leads out of the folder, nothing but plain files is made, and every SHA-256 is checked before the
-first file takes its place.
+Called by `fetch`. The stream of `dlion_worker.artifact_server.pack` is untrusted: only plain
+files within the folder are created, after every SHA-256 was verified.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
-from dlion_worker.keeper.pack import CHECKSUMS, CONTENTS
+from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
-_MOST_JSON_BYTES: Final = 16 * 1024 * 1024
-_PIECE_BYTES: Final = 1024 * 1024
+_MAX_JSON_BYTES: Final = 16 * 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 def unpack(
@@ -35,136 +34,134 @@ def unpack(
     rename: Callable[[str], str] = lambda name: name,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Path]:
-    """Takes the stream's files into the folder, each replaced in one step; their paths.
+    """Unpack the stream; replace each file atomically, and return the paths.
 
-    `on_progress` hears bytes so far and in all. Raises: UnavailableError where the stream ends too
-    soon, ContractError where it is not what the keeper sends, or damaged; OSError.
+    `on_progress` receives the bytes so far and in total. Raises: UnavailableError if the stream
+    ends early; ContractError if it is malformed or damaged; OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as staging:
-        names = _into(chunks, Path(staging), on_progress)
+        names = _receive(chunks, Path(staging), on_progress)
         made = []
         for name in names:
             target = folder / rename(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_dir() and not target.is_symlink():
-                raise DataError(
-                    f"{target}: is a folder where a file is to be. Choose another --out"
-                )
+                raise DataError(f"{target}: is a folder, not a file. Choose another --out")
             (Path(staging) / name).replace(target)
             made.append(target)
         return made
 
 
-def _into(
+def _receive(
     chunks: Iterable[bytes], staging: Path, on_progress: Callable[[int, int], None]
 ) -> list[str]:
     sizes: dict[str, int] = {}
     digests: dict[str, str] = {}
-    said: dict[str, str] | None = None
+    expected: dict[str, str] | None = None
     done = 0
-    stream = io.BufferedReader(_Chunks(iter(chunks)), _PIECE_BYTES)
+    stream = io.BufferedReader(_Chunks(iter(chunks)), _CHUNK_BYTES)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 if member.name == CONTENTS:
-                    sizes = _said(archive, member, "files", int)
+                    sizes = _checksums_of(archive, member, "files", int)
                 elif member.name == CHECKSUMS:
-                    said = _said(archive, member, "sha256", str)
+                    expected = _checksums_of(archive, member, "sha256", str)
                 else:
                     for count in _extract(archive, member, staging, digests):
                         done += count
                         on_progress(done, sum(sizes.values()))
     except tarfile.ReadError as error:
-        raise _cut_off(str(error)) from error
-    if said is None:
-        raise _cut_off("no checksums at its end")
-    _check(said, digests)
+        raise _truncated_error(str(error)) from error
+    if expected is None:
+        raise _truncated_error("no checksums at its end")
+    _check(expected, digests)
     return list(digests)
 
 
-def _cut_off(why: str) -> UnavailableError:
+def _truncated_error(why: str) -> UnavailableError:
     return UnavailableError(
-        f"the keeper's stream cannot be read to its end ({why}); nothing was changed. Try again"
+        f"the keeper's stream cannot be read to its end ({why}); nothing was changed. Retry"
     )
 
 
 def _extract(
     archive: tarfile.TarFile, member: tarfile.TarInfo, staging: Path, digests: dict[str, str]
 ) -> Iterator[int]:
-    """Writes one file and yields how many bytes at a time; its digest is in `digests` then."""
+    """Write one file, yield the size of each chunk, and add the digest to `digests`."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or str(path) != member.name:
-        raise ContractError(f"the keeper sends {member.name!r}, which is no path within a folder")
+        raise ContractError(
+            f"the keeper sends {member.name!r}, which is no relative path within a folder"
+        )
     if member.name in digests:
-        raise ContractError(f"the keeper sends {member.name!r} twice")
+        raise ContractError(f"the keeper sends {member.name!r} more than once")
     try:
         safe = tarfile.data_filter(member, os.fspath(staging))
     except tarfile.FilterError as error:
         raise ContractError(
-            f"the keeper sends {member.name!r}, which is refused: {error}"
+            f"the keeper sends {member.name!r}, which is rejected: {error}"
         ) from None
     content = archive.extractfile(safe) if safe.isreg() else None
     if content is None:
-        raise ContractError(f"the keeper sends {member.name!r}, which is no plain file")
+        raise ContractError(f"the keeper sends {member.name!r}, which is no regular file")
     target = staging / safe.name
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with target.open("xb") as file:
-        while piece := content.read(_PIECE_BYTES):
-            file.write(piece)
-            digest.update(piece)
-            yield len(piece)
+        while chunk := content.read(_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+            yield len(chunk)
         file.flush()
         os.fsync(file.fileno())
     try:
         os.utime(target, (safe.mtime or 0, safe.mtime or 0))
     except (OverflowError, ValueError):
         raise ContractError(
-            f"the keeper sends {member.name!r} of no time that there is: {safe.mtime}"
+            f"the keeper sends {member.name!r} with an invalid time: {safe.mtime}"
         ) from None
     digests[member.name] = digest.hexdigest()
 
 
-def _said(
+def _checksums_of(
     archive: tarfile.TarFile, member: tarfile.TarInfo, key: str, kind: type[T]
 ) -> dict[str, T]:
-    """What the keeper says of each file."""
+    """The value of each file in this index."""
     content = archive.extractfile(member) if member.isreg() else None
     try:
-        document = json.loads(content.read(_MOST_JSON_BYTES)) if content else None
+        document = json.loads(content.read(_MAX_JSON_BYTES)) if content else None
     except (ValueError, RecursionError):
         document = None
     values = document.get(key) if isinstance(document, dict) else None
     if not isinstance(values, dict) or not all(isinstance(v, kind) for v in values.values()):
-        raise ContractError(
-            f"the keeper sends a {member.name} that does not say {key!r} of each file"
-        )
+        raise ContractError(f"the keeper sends a {member.name} that lacks {key!r} for each file")
     return values
 
 
-def _check(said: dict[str, str], digests: dict[str, str]) -> None:
-    wrong = sorted(name for name in {*said, *digests} if said.get(name) != digests.get(name))
+def _check(expected: dict[str, str], digests: dict[str, str]) -> None:
+    wrong = sorted(
+        name for name in {*expected, *digests} if expected.get(name) != digests.get(name)
+    )
     if wrong:
         raise ContractError(
-            f"{', '.join(wrong[:5])}: SHA-256 differs from what the keeper sent; nothing was "
-            "changed. Try again"
+            f"{', '.join(wrong[:5])}: SHA-256 differs from the keeper's; nothing was changed. Retry"
         )
 
 
 class _Chunks(io.RawIOBase):
-    """Chunks as a file that can be read."""
+    """Chunks as a readable file."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fills the buffer with the next bytes; 0 at the end."""
+        """Fill the buffer with the next bytes; 0 at the end."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:

@@ -1,4 +1,4 @@
-"""`dlion validate`: every problem of every manifest and environment at once, without a cluster."""
+"""`dlion validate`: report every problem of manifests and environments, without a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlion_cli.manifests import STDIN, load_manifest, read_documents
 from dlion_worker.environments import Environment
 
 if TYPE_CHECKING:
-    from dlion_worker.yaml_text import Text
+    from dlion_worker.yaml_text import YamlDocument
 
 ENVIRONMENT = "environment"
 
@@ -24,17 +24,17 @@ ENVIRONMENT = "environment"
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def validate(files: tuple[str, ...], output: str) -> int:
-    """Check manifests and environment files; `-` reads standard input.
+    """Validate manifests and environment files; `-` reads standard input.
 
-    Every document of every file is checked, and every problem said at once. One without apiVersion
-    and kind that has workers is taken for an environment. Exit code 65 when a document is wrong, 66
-    when a file cannot be read.
+    Checks every document of every file and reports all problems. A document with workers, but
+    without apiVersion and kind, is an environment. The exit code is 65 if a document is invalid,
+    and 66 if a file cannot be read.
     """
     results = [result for file in files for result in _check_file(file)]
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
-        _say(results)
+        _print_results(results)
     codes = {result["exitCode"] for result in results}
     return next((c for c in (ExitCode.DATA, ExitCode.SPEC) if c in codes), ExitCode.OK)
 
@@ -56,7 +56,9 @@ def _check_file(file: str) -> list[dict[str, Any]]:
     ]
 
 
-def _check_document(document: Text, source: str, *, is_alone: bool = True) -> dict[str, Any]:
+def _check_document(
+    document: YamlDocument, source: str, *, is_alone: bool = True
+) -> dict[str, Any]:
     if _is_environment(document.value):
         return _check_environment(document, source, is_alone)
     try:
@@ -71,21 +73,21 @@ def _is_environment(value: object) -> bool:
     return "workers" in keys and not keys & {"apiVersion", "kind", "metadata", "spec"}
 
 
-def _check_environment(document: Text, source: str, is_alone: bool) -> dict[str, Any]:
+def _check_environment(document: YamlDocument, source: str, is_alone: bool) -> dict[str, Any]:
     problems: tuple[Problem, ...] = () if is_alone else (_not_alone(document),)
     try:
-        found = parse(Environment, document.value, source=source, lines=document.lines)
+        environment = parse(Environment, document.value, source=source, lines=document.lines)
     except SpecError as error:
         return _result(source, kind=ENVIRONMENT, problems=(*problems, *error.problems))
-    note = f"only for {found.run_lengths}" if found.run_lengths else ""
-    return _result(source, kind=ENVIRONMENT, name=found.name, note=note, problems=problems)
+    note = f"only for {environment.run_lengths}" if environment.run_lengths else ""
+    return _result(source, kind=ENVIRONMENT, name=environment.name, note=note, problems=problems)
 
 
-def _not_alone(document: Text) -> Problem:
+def _not_alone(document: YamlDocument) -> Problem:
     return Problem(
         "(document)",
-        "is an environment beside other documents: --environment takes a file of one",
-        advice="Keep it alone, or split the file at its --- lines.",
+        "is an environment among other documents: --environment takes a file with one",
+        advice="Move it to a file of its own, or split the file at its --- lines.",
         line=document.lines.get(""),
     )
 
@@ -123,7 +125,7 @@ def _as_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _say(results: list[dict[str, Any]]) -> None:
+def _print_results(results: list[dict[str, Any]]) -> None:
     for result in results:
         if result["valid"]:
             note = f", {result['note']}" if result["note"] else ""

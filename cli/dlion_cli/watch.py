@@ -1,4 +1,4 @@
-"""`dlion watch`: a job of a cluster as it trains, until its run has ended."""
+"""`dlion watch`: watch a job of a cluster until its run ends."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from dlion_cli.cluster_options import (
     name_argument,
     wait_timeout,
 )
-from dlion_cli.joined_watching import watch_joined
-from dlion_cli.watching import watch_to_end
+from dlion_cli.job_watch import watch_to_end
+from dlion_cli.multi_context_watch import watch_contexts
 
 if TYPE_CHECKING:
-    from dlion_cli.cluster_jobs import Jobs
+    from dlion_cli.cluster_jobs import JobClient
 
 
 @click.command()
 @name_argument()
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text",
-    help="json: the whole document in one line at each change.",
+    help="json prints the whole document in one line after each change.",
 )  # fmt: skip
 @wait_timeout
-@contexts_option(watch_joined)
+@contexts_option(watch_contexts)
 @cluster_options
-def watch(jobs: Jobs, name: str, output: str, timeout_s: float | None) -> int:
-    """Watch job NAME train: progress, ETA, metrics, sites, conditions, events.
+def watch(jobs: JobClient, name: str, output: str, timeout_s: float | None) -> int:
+    """Watch job NAME: progress, ETA, metrics, sites, conditions and events.
 
-    Ends when the run has, with exit code 0 after success; 79 where it ended before its stop rule
-    was met, 80 where its model lacks a worker's replica; 65, 67 or 124 where manifest, program or
-    deadline were the reason, else 1. A lost connection is made again. Ctrl-C leaves the job
-    running. With --contexts it ends when the run has at all of them, with the first exit code that
-    is not 0, in their order.
+    Ends when the run ends, and reconnects after connection loss. Ctrl-C leaves the job running.
+    With --contexts, it ends when the run has ended in all of them, with the first exit code other
+    than 0, in their order.
+
+    Exit codes: 0 succeeded; 79 ended before its stop condition; 80 the model lacks a replica; 65
+    invalid manifest; 67 failed program; 124 deadline exceeded; 1 other failures.
 
     \b
     dlion watch cifar10

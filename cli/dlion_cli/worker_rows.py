@@ -1,7 +1,6 @@
-"""What the live view knows of each worker, from the records as they come.
+"""Recent rates and the state of each worker, for the live view.
 
-Owns recent rates and the worker's state. Fed and drawn by `live_view`; draws nothing itself. Over
-a whole run, figures are added up by `dlion_worker.results.tally` instead.
+`dlion_worker.results.tally` computes figures of a whole run.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_S = 10.0
-"""Recent rates are over this long."""
+"""Averaging time of recent rates."""
 QUIET_S = 5.0
-"""No step for this long, and for five usual steps: the worker waits for something."""
+"""A worker without a step for this long, and for five mean steps, is waiting."""
 _SPARK_COUNT = 12
 
 
-class WorkerState(StrEnum):
-    """What a worker is doing, as its records tell."""
+class WorkerDisplayState(StrEnum):
+    """A worker's state, derived from its records."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -41,18 +40,18 @@ class WorkerState(StrEnum):
     FINISHED = "finished"
 
 
-_STATES: Mapping[str, WorkerState] = {
-    EventReason.WORKER_READY: WorkerState.STARTING,
-    EventReason.WORKER_LOST: WorkerState.LOST,
-    EventReason.WORKER_FAILED: WorkerState.LOST,
-    EventReason.TRAINING_STOPPED: WorkerState.FINISHED,
-    EventReason.MODEL_SAVED: WorkerState.FINISHED,
+_STATES: Mapping[str, WorkerDisplayState] = {
+    EventReason.WORKER_READY: WorkerDisplayState.STARTING,
+    EventReason.WORKER_LOST: WorkerDisplayState.LOST,
+    EventReason.WORKER_FAILED: WorkerDisplayState.LOST,
+    EventReason.TRAINING_STOPPED: WorkerDisplayState.FINISHED,
+    EventReason.MODEL_SAVED: WorkerDisplayState.FINISHED,
 }
-"""What an event says of its worker, by its reason."""
+"""The state after an event, by the event's reason."""
 
 
-class _Step(NamedTuple):
-    """What rates are taken from."""
+class _StepSample(NamedTuple):
+    """The fields of a step that rates need."""
 
     end_s: float
     wall_s: float
@@ -62,7 +61,7 @@ class _Step(NamedTuple):
 
 @dataclass
 class LinkRow:
-    """One link's recent rate and its total."""
+    """A link's recent rate and total."""
 
     time_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -70,7 +69,7 @@ class LinkRow:
     connected: bool = True
 
     def add(self, record: LinkRecord) -> None:
-        """Takes one report."""
+        """Add one report."""
         span_s = record.time_s - self.time_s
         if span_s > 0:
             self.bytes_per_s = record.sent_bytes / span_s
@@ -81,7 +80,7 @@ class LinkRow:
 
 @dataclass
 class WorkerRow:
-    """One worker as the view shows it."""
+    """One worker in the view."""
 
     rank: Rank
     name: str
@@ -93,14 +92,14 @@ class WorkerRow:
     links: dict[Rank, LinkRow] = field(default_factory=dict)
     spark: deque[float] = field(default_factory=lambda: deque(maxlen=_SPARK_COUNT))
     epochs: float | None = None
-    """Passes of all workers over the job's data, as this one counts them."""
-    _steps: deque[_Step] = field(default_factory=deque)
-    """Those in the window."""
-    _state: WorkerState = WorkerState.STARTING
+    """Passes of all workers over the job's data, as this worker counts them."""
+    _steps: deque[_StepSample] = field(default_factory=deque)
+    """The steps in the window."""
+    _state: WorkerDisplayState = WorkerDisplayState.STARTING
     _spark_s: float = 0.0
 
     def add(self, record: ProgressRecord) -> None:
-        """Takes a record of this worker."""
+        """Add a record of this worker."""
         match record:
             case StepRecord():
                 self._add_step(record)
@@ -113,13 +112,13 @@ class WorkerRow:
             case _:
                 pass
 
-    def state(self, now_s: float) -> WorkerState:
-        """What the worker is doing at that time of the run."""
-        if self._state is not WorkerState.TRAINING or not self._steps:
+    def state(self, now_s: float) -> WorkerDisplayState:
+        """The state at that time of the run."""
+        if self._state is not WorkerDisplayState.TRAINING or not self._steps:
             return self._state
         usual_s = sum(step.wall_s for step in self._steps) / len(self._steps)
         quiet_s = now_s - self._steps[-1].end_s
-        return WorkerState.WAITING if quiet_s > max(QUIET_S, 5 * usual_s) else self._state
+        return WorkerDisplayState.WAITING if quiet_s > max(QUIET_S, 5 * usual_s) else self._state
 
     @property
     def samples_per_s(self) -> float | None:
@@ -135,7 +134,7 @@ class WorkerRow:
 
     @property
     def epochs_per_s(self) -> float | None:
-        """Over the window; None where it is not known, or where data grew faster than it passed."""
+        """Over the window; None if unknown, or if the data grew faster than it was processed."""
         if len(self._steps) < 2:
             return None
         first, last = self._steps[0], self._steps[-1]
@@ -151,11 +150,11 @@ class WorkerRow:
 
     @property
     def sent_bytes(self) -> int:
-        """Over all links, since the run began."""
+        """Over all links, since the start of the run."""
         return sum(link.sent_bytes for link in self.links.values())
 
     def _span_s(self) -> float:
-        """What the steps in the window took; 0 before the first."""
+        """Duration of the steps in the window; 0 before the first."""
         if not self._steps:
             return 0.0
         return self._steps[-1].end_s - self._steps[0].end_s + self._steps[0].wall_s
@@ -165,10 +164,10 @@ class WorkerRow:
         self.batch, self.epochs = record.local_batch_size, record.epochs
         if self.first_step_s is None:
             self.first_step_s = record.time_s - record.wall_s
-        if self._state is not WorkerState.FINISHED:
-            self._state = WorkerState.TRAINING
+        if self._state is not WorkerDisplayState.FINISHED:
+            self._state = WorkerDisplayState.TRAINING
         self._steps.append(
-            _Step(record.time_s, record.wall_s, record.local_batch_size, record.epochs)
+            _StepSample(record.time_s, record.wall_s, record.local_batch_size, record.epochs)
         )
         while len(self._steps) > 2 and self._steps[0].end_s < record.time_s - WINDOW_S:
             self._steps.popleft()

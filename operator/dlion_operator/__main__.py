@@ -1,9 +1,4 @@
-"""`python -m dlion_operator --config FILE`: the operator of one site.
-
-Takes SIGTERM from the first on: what an operator is made of takes seconds to import, and the kernel
-drops a signal to process 1 that nobody handles. kopf handles it later. Its containers start it with
-SIGTERM held back (`HOLDING_BACK_SIGTERM`), so that one that comes before Python runs is not lost.
-"""
+"""`python -m dlion_operator --config FILE`: the operator of one site."""
 
 from __future__ import annotations
 
@@ -16,8 +11,12 @@ from dlion_api.exit_codes import ExitCode
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the operator. Return its exit code."""
+    # The imports below take seconds, and the kernel ignores an unhandled signal to process 1.
+    # kopf handles SIGTERM later.
     signal.signal(signal.SIGTERM, _leave)
+    # The containers start Python with SIGTERM blocked (`HOLDING_BACK_SIGTERM`), so that an earlier
+    # signal is not lost.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     from dlion_operator.process import main as run
 
@@ -25,8 +24,8 @@ def main() -> int:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """At once: nothing has begun that would have to be put in order, and an import that is broken
-    off by an exception may take it for its own."""
+    """Exit at once: nothing has started that needs a shutdown, and an exception could be caught by
+    code that is being imported."""
     os._exit(ExitCode.OK)
 
 

@@ -1,8 +1,7 @@
 """A site's certificate authority and its workers' tokens, both in memory.
 
-Called by the coordinator when a worker sends a certificate signing request. Owns the authority's
-key, which never leaves the process; each site of a run has an authority of its own. Does not
-decide who may join: whoever calls `sign` has checked a token first.
+The coordinator calls it for certificate signing requests, after it has verified the caller's token.
+Each site of a run has its own authority, whose key never leaves the process.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, OperatorIdentity, SiteName, WorkerIdentity
-from dlion_api.trust import BACKDATED
-from dlion_operator.bearers import Bearer
-from dlion_operator.issuing import (
+from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_operator.certificate_issuer import (
     CLIENT_AND_SERVER,
     LIFE,
     Issuer,
@@ -31,28 +29,29 @@ from dlion_operator.issuing import (
     key_usage,
     pem,
 )
+from dlion_operator.token_bindings import Bearer
 
 AUTHORITY_LIFE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """What a server of this site itself presents: key and certificate chain, PEM."""
+    """Key and certificate chain (PEM) that a server of this site presents."""
 
     key_pem: bytes
     certificate_chain_pem: bytes
 
 
 @dataclass(frozen=True)
-class KeptAuthority:
-    """An authority as it is kept, PEM: its key, its certificate, and after it earlier ones."""
+class StoredAuthority:
+    """A stored authority (PEM): its key and its certificates, the newest first."""
 
     key_pem: bytes
     certificate_pem: bytes
 
 
-class Authority:
-    """One site's certificate authority (EC P-256): made here, or kept from an earlier process."""
+class CertificateAuthority:
+    """One site's certificate authority (EC P-256), new or restored from an earlier process."""
 
     def __init__(
         self,
@@ -60,53 +59,53 @@ class Authority:
         *,
         life: timedelta = LIFE,
         now: datetime | None = None,
-        kept: KeptAuthority | None = None,
+        stored: StoredAuthority | None = None,
     ) -> None:
-        """`kept` is what an earlier process kept; None: a new one is made.
+        """`stored` is an earlier process's authority; None: create a new one.
 
         Raises:
-            ContractError: what was kept is no such authority, another site's, or has run out.
+            ContractError: `stored` is invalid, expired or another site's.
         """
         self.site = site
         now = now or datetime.now(UTC)
-        if kept is None:
+        if stored is None:
             self._key = ec.generate_private_key(ec.SECP256R1())
             self._certificate = _authority_certificate(self._key, site, now)
             self._earlier: tuple[x509.Certificate, ...] = ()
         else:
-            self._key, (self._certificate, *earlier) = _restored(kept, site, now)
+            self._key, (self._certificate, *earlier) = _restored(stored, site, now)
             self._earlier = tuple(earlier)
         self._issuer = Issuer(self._key, self._certificate, life)
 
-    def to_keep(self) -> KeptAuthority:
-        """All that a later process needs to be this authority. Holds the private key."""
-        return KeptAuthority(_key_pem(self._key), self.bundle_pem)
+    def to_stored(self) -> StoredAuthority:
+        """Return what restores this authority in a later process, including the private key."""
+        return StoredAuthority(_key_pem(self._key), self.bundle_pem)
 
     @property
     def bundle_pem(self) -> bytes:
-        """The public certificates that others trust this one by, the newest first."""
+        """The public certificates that others trust this authority by, the newest first."""
         return pem(self._certificate, *self._earlier)
 
     def is_renewal_due(self, *, now: datetime | None = None) -> bool:
-        """Whether a third of its certificate's life is left, or less."""
+        """Whether at most a third of its certificate's lifetime is left."""
         ends = self._certificate.not_valid_after_utc
         life = ends - self._certificate.not_valid_before_utc
         return ends - (now or datetime.now(UTC)) <= life / 3
 
-    def renewed(self, *, now: datetime | None = None) -> Authority:
-        """The same authority with a new life: a new certificate for its key, under its name.
+    def renewed(self, *, now: datetime | None = None) -> CertificateAuthority:
+        """Return the authority with a new certificate for the same key and name.
 
-        What it signs is believed by whoever knows either certificate, so that sites may take over
-        the new bundle at any time before the old certificate ends.
+        Either certificate verifies what it signs, so sites may install the new bundle at any time
+        before the old certificate expires.
         """
         now = now or datetime.now(UTC)
         certificate = _authority_certificate(self._key, self.site, now)
-        kept = pem(certificate, self._certificate, *self._earlier)
-        return Authority(
+        stored = pem(certificate, self._certificate, *self._earlier)
+        return CertificateAuthority(
             self.site,
             life=self._issuer.life,
             now=now,
-            kept=KeptAuthority(_key_pem(self._key), kept),
+            stored=StoredAuthority(_key_pem(self._key), stored),
         )
 
     def sign(
@@ -117,21 +116,21 @@ class Authority:
         *,
         now: datetime | None = None,
     ) -> bytes:
-        """Certificate chain (PEM) for that worker, or that site's keeper, of that run.
+        """Return a certificate chain (PEM) for a worker or keeper of that run.
 
         Raises: ContractError, as `Issuer.sign` does.
         """
         return self._issuer.sign(csr_pem, worker, job, site=self.site, now=now)
 
     def server_identity(self, dns_name: str, *, now: datetime | None = None) -> ServerIdentity:
-        """Key and certificate for a server in this very process (the coordinator)."""
+        """Return key and certificate for a server in this process (the coordinator)."""
         names = [x509.DNSName(checked_dns_name(dns_name))]
         return self._identity(names, [ExtendedKeyUsageOID.SERVER_AUTH], None, now)
 
     def operator_identity(
         self, *, life: timedelta | None = None, now: datetime | None = None
     ) -> ServerIdentity:
-        """Key and certificate by which other sites' operators know this site's, on either end."""
+        """Return this site's operator's key and certificate, valid as client and server."""
         operator = OperatorIdentity(self.site)
         return self._identity(
             [
@@ -158,22 +157,21 @@ class Authority:
 
 
 class Tokens:
-    """Random tokens, one per worker of a run, for runs without a cluster to issue them."""
+    """Random tokens, one per worker of a run, for runs without a cluster that issues tokens."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[JobKey, WorkerIdentity | KeeperIdentity], str] = {}
 
     def issue(self, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> str:
-        """That worker's token; the same one when asked again."""
+        """Return the worker's token, which stays the same."""
         return self._tokens.setdefault((job, worker), secrets.token_urlsafe(32))
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
     ) -> Bearer | None:
-        """Whose that token is, if it is that worker's, compared in constant time. Waits for
-        nothing."""
+        """Return the bearer if the token is that worker's. Compares in constant time."""
         expected = self._tokens.get((job, worker), "")
-        # Compared even where nothing was issued, so that timing tells nothing either way.
+        # Compared even if no token was issued, so that timing reveals nothing.
         is_its_own = hmac.compare_digest(token.encode(), expected.encode()) and bool(expected)
         return Bearer() if is_its_own else None
 
@@ -187,25 +185,25 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _restored(
-    kept: KeptAuthority, site: SiteName, now: datetime
+    stored: StoredAuthority, site: SiteName, now: datetime
 ) -> tuple[ec.EllipticCurvePrivateKey, list[x509.Certificate]]:
-    """Its key, its certificate, and those earlier ones that have not run out."""
+    """Return its key and its certificates, without expired earlier ones."""
     try:
-        key = serialization.load_pem_private_key(kept.key_pem, password=None)
-        certificate, *earlier = x509.load_pem_x509_certificates(kept.certificate_pem)
+        key = serialization.load_pem_private_key(stored.key_pem, password=None)
+        certificate, *earlier = x509.load_pem_x509_certificates(stored.certificate_pem)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ContractError(f"the kept authority cannot be read: {error}") from error
+        raise ContractError(f"the stored authority cannot be read: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ContractError(f"the kept authority has a {type(key).__name__}; allowed: EC P-256")
+        raise ContractError(f"the stored authority has a {type(key).__name__}; allowed: EC P-256")
     for each in (certificate, *earlier):
         if each.public_key() != key.public_key():
-            raise ContractError("the kept authority's certificate is for another key")
+            raise ContractError("the stored authority's certificate is for another key")
         if each.subject != _authority_name(site):
             given = each.subject.rfc4514_string()
-            raise ContractError(f"the kept authority is {given}; allowed: that of site {site}")
+            raise ContractError(f"the stored authority is {given}; allowed: that of site {site}")
     if now >= certificate.not_valid_after_utc:
         raise ContractError(
-            f"the kept authority has run out on {certificate.not_valid_after_utc:%Y-%m-%d}"
+            f"the stored authority expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
         )
     return key, [certificate, *(each for each in earlier if now < each.not_valid_after_utc)]
 
@@ -225,7 +223,7 @@ def _authority_certificate(
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
+        .not_valid_before(now - CLOCK_SKEW_ALLOWANCE)
         .not_valid_after(now + AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(signs_certificates=True), critical=True)

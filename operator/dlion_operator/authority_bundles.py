@@ -1,7 +1,6 @@
-"""Public certificates of authorities, read from texts that others wrote. Pure.
+"""Parse and check CA certificates from untrusted sources. Pure.
 
-Called for what stands in files, in annotations, and in what other sites' operators say: nothing of
-it is trusted before it has been here.
+The sources are files, annotations and other sites' reports.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from datetime import datetime
 from cryptography import x509
 
 from dlion_api.errors import ContractError
-from dlion_operator.issuing import pem
+from dlion_operator.certificate_issuer import pem
 
 MAX_RUN_BUNDLE_BYTES = 16 * 1024
 MAX_RUN_CERTIFICATES = 8
-"""Of one site's authority of one run: the one that signs, and those that did before."""
+"""Per site and run: the current certificate and earlier ones."""
 
 
-def authorities_in(content: bytes) -> list[x509.Certificate]:
-    """The certificates of that PEM text, each of an authority; whatever else it holds is left.
+def parse_authorities(content: bytes) -> list[x509.Certificate]:
+    """Return the CA certificates of a PEM text; ignore its other content.
 
     Raises:
-        ContractError: there are none, or one is of no authority.
+        ContractError: It has no certificates, or one that is not a CA's.
     """
     try:
         certificates = x509.load_pem_x509_certificates(content)
@@ -36,31 +35,31 @@ def authorities_in(content: bytes) -> list[x509.Certificate]:
 
 
 def valid_now(certificates: Iterable[x509.Certificate], now: datetime) -> list[x509.Certificate]:
-    """Those that hold at that moment."""
+    """Return the certificates that are valid at `now`."""
     return [c for c in certificates if c.not_valid_before_utc <= now < c.not_valid_after_utc]
 
 
 def run_bundle(certificates: Iterable[x509.Certificate]) -> bytes:
-    """These, PEM, each once, as far as a run's bundle may hold them: the first come first."""
-    bundle, seen = b"", set[bytes]()
+    """Return these certificates (PEM) without duplicates, up to the limits of a run's bundle."""
+    bundle, included = b"", set[bytes]()
     for certificate in certificates:
         text = pem(certificate)
-        fits = len(bundle) + len(text) <= MAX_RUN_BUNDLE_BYTES and len(seen) < MAX_RUN_CERTIFICATES
-        if text not in seen and fits:
-            seen.add(text)
+        fits_size = len(bundle) + len(text) <= MAX_RUN_BUNDLE_BYTES
+        if text not in included and fits_size and len(included) < MAX_RUN_CERTIFICATES:
+            included.add(text)
             bundle += text
     return bundle
 
 
 def checked_run_bundle(content: bytes) -> list[x509.Certificate]:
-    """The certificates by which a site's workers of a run are said to be known.
+    """Parse a site's reported CA bundle of a run.
 
     Raises:
-        ContractError: it is too long, too much, or holds something other than authorities.
+        ContractError: It is too long, has too many certificates, or one that is not a CA's.
     """
     if len(content) > MAX_RUN_BUNDLE_BYTES:
         raise ContractError(f"has {len(content)} bytes; allowed: {MAX_RUN_BUNDLE_BYTES}")
-    certificates = authorities_in(content)
+    certificates = parse_authorities(content)
     if len(certificates) > MAX_RUN_CERTIFICATES:
         raise ContractError(f"has {len(certificates)} certificates; allowed {MAX_RUN_CERTIFICATES}")
     return certificates
@@ -71,6 +70,6 @@ def _is_authority(certificate: x509.Certificate) -> bool:
         constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:
         return False
-    # A date that is none has to show here, not where it is compared.
+    # An invalid date raises on access; it must do so here, where it is handled.
     has_dates = certificate.not_valid_before_utc < certificate.not_valid_after_utc
     return constraints.value.ca and has_dates

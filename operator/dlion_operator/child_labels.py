@@ -1,7 +1,6 @@
-"""The labels by which the operator finds a job's children, and what to do where one has lost them.
+"""The labels by which the operator finds a job's children, and how to restore lost ones. Pure.
 
-The watches bring only what bears our labels: a child without them looks like one that was deleted.
-Pure. Called by `carrying_out`.
+The watches only deliver objects with our labels, so a child without them looks deleted.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dlion_api import cluster_names as names
-from dlion_operator.cluster import Document
+from dlion_operator.kubernetes_client import Document
 
-_OURS = (
+_OUR_LABELS = (
     names.NAME_LABEL,
     names.COMPONENT_LABEL,
     names.MANAGED_BY_LABEL,
@@ -22,16 +21,16 @@ _OURS = (
 )
 
 
-def identifying(document: Document) -> dict[str, str]:
-    """Those labels of a child that say whose it is and what it is."""
+def identifying_labels(document: Document) -> dict[str, str]:
+    """The labels of a child that identify it and its job."""
     labels: Mapping[str, str] = document["metadata"].get("labels") or {}
-    return {name: labels[name] for name in _OURS if name in labels}
+    return {name: labels[name] for name in _OUR_LABELS if name in labels}
 
 
-def restoring(live: Document, wanted: Mapping[str, str]) -> Document | None:
-    """The patch that gives `live`, and no other object, these labels back; None: it has them."""
+def label_patch(live: Document, wanted: Mapping[str, str]) -> Document | None:
+    """The patch that restores these labels on `live` and no other object, or None."""
     labels = live["metadata"].get("labels") or {}
-    lacking = {name: value for name, value in wanted.items() if labels.get(name) != value}
-    if not lacking:
+    missing = {name: value for name, value in wanted.items() if labels.get(name) != value}
+    if not missing:
         return None
-    return {"metadata": {"uid": live["metadata"]["uid"], "labels": lacking}}
+    return {"metadata": {"uid": live["metadata"]["uid"], "labels": missing}}

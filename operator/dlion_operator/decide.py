@@ -1,7 +1,7 @@
-"""What is to be done about a job: from what is seen to a decision. Pure, level-based.
+"""Decide what to do about one job, from what the operator observes. Pure and level-based.
 
-Looks at the world as it is, never at what was done before; so it may be asked at any time, as often
-as one likes, and by an operator that has just started. Called by `reconcile`.
+It looks at the current state only, never at earlier actions. So it may run at any time and any
+number of times, also in an operator that has just started.
 """
 
 from __future__ import annotations
@@ -17,16 +17,6 @@ from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
-from dlion_operator.cluster import Kind
-from dlion_operator.corrections import (
-    CORRECTED,
-    ignored_fields,
-    is_corrected,
-    made_again,
-    manifest_digest,
-    unreadable,
-    wrong_template,
-)
 from dlion_operator.decisions import (
     Action,
     Apply,
@@ -36,103 +26,119 @@ from dlion_operator.decisions import (
     Delete,
     FinishRun,
     OpenRun,
-    Patch,
     StopRun,
 )
-from dlion_operator.exposure import addresses, exposing_objects, hindrances
-from dlion_operator.findings import (
-    hindered,
-    noting,
-    standing,
-    unsigned,
-    without_authority,
+from dlion_operator.diagnosis import (
+    diagnose,
+    missing_authority,
+    with_last_error,
+    with_note,
+    with_signing_problem,
 )
-from dlion_operator.job_view import JobView, moment
-from dlion_operator.news import news_of
+from dlion_operator.event_selection import select_events
+from dlion_operator.exposure import addresses, exposing_objects, exposure_problems
+from dlion_operator.garbage_collection import (
+    delete_earlier_runs,
+    delete_other_runs,
+    delete_run_objects,
+    delete_unneeded_services,
+    delete_worker_services,
+    release_lost_pods,
+)
+from dlion_operator.job_patches import halt_jobs, store_bundles, update_jobs
+from dlion_operator.job_phases import Diagnosis, JobPhase
+from dlion_operator.job_status import run_status, status_without_run
+from dlion_operator.job_view import WorkerJobView, parse_time
+from dlion_operator.kubernetes_client import Kind
+from dlion_operator.manifest_changes import (
+    RECREATING,
+    ignored_fields_note,
+    invalid_manifest,
+    is_manifest_changed,
+    manifest_digest,
+    recreate_objects,
+    template_problem,
+)
 from dlion_operator.observed import Observed
-from dlion_operator.run_ends import (
+from dlion_operator.run_outcome import (
     A_WORKER_FINISHED,
-    ended_at,
-    failure,
+    cannot_continue_reason,
+    diagnose_failure,
+    diagnose_outcome,
+    end_condition,
     has_trained,
-    just_opened,
+    is_deadline_exceeded,
+    may_miss_workers,
     status_of_run,
-    too_long,
-    verdict,
-    why_over,
 )
-from dlion_operator.run_trust import authority_of, written
+from dlion_operator.run_trust import authority_of
 from dlion_operator.runs import Run, groups_of
 from dlion_operator.settings import Settings
-from dlion_operator.situations import Finding, Situation
-from dlion_operator.statuses import bare_status, run_status
-from dlion_operator.tidying import (
-    earlier_runs,
-    left_over,
-    lost_pods,
-    superfluous_services,
-    unused_services,
-    without_objects,
-)
 
 MANAGED_BY = "dlion.dev/operator"
-MADE_ONCE = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
-"""Workers of a run read what they were started with, whatever a newer operator fills in; but for
-where that operator is and what it is known by, which new pods need (`children.to_follow`). A keeper
-that is made anew loses what it keeps where it has no claim; a claim is the user's to change."""
-FINISH_WITHIN = timedelta(seconds=60)
-"""What workers have to save what they trained when a run is given up."""
-KEPT_AT_LEAST = timedelta(seconds=60)
-"""The keeper writes down how the run ended before anything goes."""
-SERVED_AFTER_END = timedelta(minutes=10)
-"""So long the keeper can hear that a run is over."""
-LOOK_AGAIN_S = 10.0
+CREATE_ONLY = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
+"""Kinds that a newer operator does not update: workers keep their initial values. `object_applier`
+updates what new pods need from the current operator. A recreated keeper without a claim loses its
+data; the claim belongs to the user."""
+STOP_TIMEOUT = timedelta(seconds=60)
+"""Time that workers have to save their training state when a run is abandoned."""
+MIN_RETENTION = timedelta(seconds=60)
+"""The keeper records how the run ended before anything is deleted."""
+SERVE_AFTER_END = timedelta(minutes=10)
+"""Time in which the keeper can learn that a run is over."""
+REQUEUE_S = 10.0
 
 
-def decide(seen: Observed, settings: Settings) -> Decision:
-    """What is to be done about that job now."""
-    document = seen.document
-    if is_left_alone(document):
+def decide(observed: Observed, settings: Settings) -> Decision:
+    """Return what to do about the observed job now."""
+    document = observed.document
+    if is_unmanaged(document):
         is_ours = _managed_by(document) == MANAGED_BY
-        released = lost_pods(seen) if is_ours else ()
-        again_s = LOOK_AGAIN_S if is_ours and seen.leaving else None
-        return Decision((CloseRun(), *released), look_again_s=again_s)
+        released = release_lost_pods(observed) if is_ours else ()
+        requeue_s = REQUEUE_S if is_ours and observed.terminating else None
+        return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
     unknown: list[Problem] = []
     try:
         job = load_job(document, unknown=unknown)
     except SpecError as error:
         run_id = _run_id(document)
-        if ended_at(seen, run_id):
-            return Decision((), _seen_again(seen))
-        return _without_a_run(unreadable(error, seen, run_id), seen)
+        if end_condition(observed, run_id):
+            return Decision((), _refreshed_status(observed))
+        return _decide_without_run(invalid_manifest(error, observed, run_id), observed)
     if not groups_of(job, settings.site):
-        words = f"spec.sites does not name this site, {settings.site}"
-        return _without_a_run(Finding(Situation.NOT_SELECTED, Reason.NOT_SELECTED, words), seen)
-    run = Run.of(job, seen, SiteName(settings.site))
-    if ended := ended_at(seen, job.key.run_id):
-        return _after_the_end(run, seen, settings, *ended)
-    return _decide_run(run, seen, settings, ignored_fields(unknown))
+        message = f"spec.sites does not name this site, {settings.site}"
+        return _decide_without_run(
+            Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed
+        )
+    run = Run.of(job, observed, SiteName(settings.site))
+    if ended := end_condition(observed, job.key.run_id):
+        return _decide_after_end(run, observed, settings, *ended)
+    return _decide_run(run, observed, settings, ignored_fields_note(unknown))
 
 
 def _run_id(document: Mapping[str, Any]) -> str:
     return str((document.get("spec") or {}).get("runId", ""))
 
 
-def _without_a_run(finding: Finding, seen: Observed) -> Decision:
-    """Nothing is done about this run; what is left of an earlier one goes all the same."""
-    run_id = _run_id(seen.document)
-    views = [JobView(document) for document in seen.jobs]
-    strays = [view for view in views if view.run_id != run_id]
-    metadata = seen.document["metadata"]
+def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
+    """Only delete the remains of earlier runs."""
+    run_id = _run_id(observed.document)
+    views = [WorkerJobView(document) for document in observed.jobs]
+    other_runs = [view for view in views if view.run_id != run_id]
+    metadata = observed.document["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"], run_id)
-    # Workers that train under a manifest that cannot be read are served on.
-    closing = () if len(strays) < len(views) else (CloseRun(),)
-    actions = (*closing, *left_over(strays, key, seen), *lost_pods(seen))
-    return _told(finding, seen, bare_status(finding, seen), actions)
+    # Workers may train under a manifest that this operator cannot read: serve them further.
+    closing = () if len(other_runs) < len(views) else (CloseRun(),)
+    actions = (
+        *closing,
+        *delete_other_runs(other_runs, key, observed),
+        *release_lost_pods(observed),
+    )
+    return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
 
-def is_left_alone(document: Mapping[str, Any]) -> bool:
-    """Whether that job is on its way out, or somebody else's to act on."""
+def is_unmanaged(document: Mapping[str, Any]) -> bool:
+    """Whether the job is being deleted, or another controller manages it."""
     is_going = bool(document["metadata"].get("deletionTimestamp"))
     return is_going or _managed_by(document) != MANAGED_BY
 
@@ -144,255 +150,223 @@ def _managed_by(document: Mapping[str, Any]) -> str:
 # ---- a run that goes on ----------------------------------------------------------------------
 
 
-def _decide_run(run: Run, seen: Observed, settings: Settings, note: str) -> Decision:
-    """`note`: what else is to be said of its manifest."""
-    cleaning = (*earlier_runs(run, seen), *lost_pods(seen))
+def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> Decision:
+    """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
+    cleaning = (*delete_earlier_runs(run, observed), *release_lost_pods(observed))
     if run.job.spec.suspend:
-        return _suspended(run, seen, settings, cleaning)
+        return _suspend(run, observed, settings, cleaning)
     if run.has_ended:
-        return _ended(verdict(run, seen), run, seen, cleaning)
-    if is_corrected(run, seen):
-        status = run_status(CORRECTED, run, seen)
-        return _told(CORRECTED, seen, status, (*cleaning, *made_again(run)))
-    if given_up := _given_up(run, seen):
-        return _ended(given_up, run, seen, cleaning)
-    wrong = "" if run.is_complete else wrong_template(run, seen, settings)
-    if not run.jobs and (finding := _unstarted(run, seen, wrong)):
-        finding = noting(finding, note)
-        making = () if wrong else _beginnings(run, seen, settings, finding)
-        return _told(finding, seen, run_status(finding, run, seen), (*cleaning, *making))
+        return _finish(diagnose_outcome(run, observed), run, observed, cleaning)
+    if is_manifest_changed(run, observed):
+        status = run_status(RECREATING, run, observed)
+        return _with_status(RECREATING, observed, status, (*cleaning, *recreate_objects(run)))
+    if abandoned := _abandoned(run, observed):
+        return _finish(abandoned, run, observed, cleaning)
+    invalid_template = "" if run.is_complete else template_problem(run, observed, settings)
+    if not run.jobs and (diagnosis := _start_blocker(run, observed, invalid_template)):
+        diagnosis = with_note(diagnosis, note)
+        creating = () if invalid_template else _initial_actions(run, observed, settings, diagnosis)
+        return _with_status(
+            diagnosis, observed, run_status(diagnosis, run, observed), (*cleaning, *creating)
+        )
     actions = (
         *cleaning,
-        *superfluous_services(run, seen),
-        _opened(run, seen, settings),
-        *_objects(run, seen, settings, with_jobs=not wrong),
-        *_changes(run),
-        *_kept_trust(run, seen),
+        *delete_unneeded_services(run, observed),
+        _open_run(run, observed, settings),
+        *_objects(run, observed, settings, with_jobs=not invalid_template),
+        *update_jobs(run),
+        *store_bundles(run, observed),
     )
-    if why := _why_stop(run, seen):
+    if why := _stop_reason(run, observed):
         actions = (*actions, StopRun(why))
-    unreached = hindrances(run, seen, settings)
-    finding = unsigned(standing(run, seen, unreached), authority_of(run.job, seen.authority))
-    finding = hindered(finding, wrong or (seen.refused.message if seen.refused else ""))
-    finding = noting(hindered(finding, seen.hindrance), note)
-    if _just_started(seen, finding, run):
-        return Decision(actions, look_again_s=2.0)
-    return _told(finding, seen, run_status(finding, run, seen), actions)
+    diagnosis = with_signing_problem(
+        diagnose(run, observed, exposure_problems(run, observed, settings)),
+        authority_of(run.job, observed.authority),
+    )
+    diagnosis = with_last_error(
+        diagnosis, invalid_template or (observed.rejected.message if observed.rejected else "")
+    )
+    diagnosis = with_note(with_last_error(diagnosis, observed.last_error), note)
+    if _is_status_ahead(observed, diagnosis, run):
+        return Decision(actions, requeue_after_s=2.0)
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
 
 
-def _unstarted(run: Run, seen: Observed, wrong: str) -> Finding | None:
-    """Why a run without Jobs gets none for now; None: it gets them. Nothing of it is final."""
-    if wrong:
-        return Finding(Situation.STUCK, Reason.INVALID_SPEC, wrong)
-    if lacking := without_authority(run.job, seen):
-        return lacking
-    if seen.refused is not None:
-        return Finding(Situation.STUCK, seen.refused.reason, seen.refused.message)
+def _start_blocker(run: Run, observed: Observed, invalid_template: str) -> Diagnosis | None:
+    """Return why a run without Jobs gets none for now, or None. No such reason is final."""
+    if invalid_template:
+        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, invalid_template)
+    if diagnosis := missing_authority(run.job, observed):
+        return diagnosis
+    if observed.rejected is not None:
+        return Diagnosis(JobPhase.STUCK, observed.rejected.reason, observed.rejected.message)
     return None
 
 
-def _beginnings(
-    run: Run, seen: Observed, settings: Settings, finding: Finding
+def _initial_actions(
+    run: Run, observed: Observed, settings: Settings, diagnosis: Diagnosis
 ) -> tuple[Action, ...]:
-    """What is asked for of a run that has no Jobs yet."""
-    opened = _opened(run, seen, settings)
-    if finding.reason is Reason.NO_AUTHORITY:
-        return (opened, *_requested(run, seen, settings))
-    return (opened, *_objects(run, seen, settings))
+    opened = _open_run(run, observed, settings)
+    if diagnosis.reason is Reason.NO_AUTHORITY:
+        return (opened, *_requested_certificate(run, observed, settings))
+    return (opened, *_objects(run, observed, settings))
 
 
-def _suspended(
-    run: Run, seen: Observed, settings: Settings, cleaning: tuple[Action, ...]
+def _suspend(
+    run: Run, observed: Observed, settings: Settings, cleaning: tuple[Action, ...]
 ) -> Decision:
-    finding = Finding(Situation.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
-    stopping = tuple(_halt(run))
-    # While pods end in order they report, and the keeper hears of it.
-    if run.pods and not _all_over(run):
-        actions = (*cleaning, *stopping, _opened(run, seen, settings))
+    diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
+    stopping = tuple(halt_jobs(run))
+    # Pods that shut down still report, and the keeper needs those reports.
+    if run.pods and not _have_all_finished(run):
+        actions = (*cleaning, *stopping, _open_run(run, observed, settings))
     else:
-        actions = (*cleaning, *stopping, *unused_services(run, seen), CloseRun())
-    return _told(finding, seen, run_status(finding, run, seen), actions)
+        actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
 
 
-def _opened(run: Run, seen: Observed, settings: Settings) -> OpenRun:
-    age = seen.now - run.made_at if run.made_at else timedelta()
+def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
+    age = observed.now - run.created_at if run.created_at else timedelta()
     return OpenRun(
         run.job,
         run.workers,
         run.spec_hash,
         age_s=max(0.0, age.total_seconds()),
         failed=run.failed_ranks,
-        addresses=addresses(run, seen, settings),
-        authority=authority_of(run.job, seen.authority),
+        addresses=addresses(run, observed, settings),
+        authority=authority_of(run.job, observed.authority),
         kept_bundles=run.kept_bundles,
     )
 
 
-def _all_over(run: Run) -> bool:
+def _have_all_finished(run: Run) -> bool:
     return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
 
 
-def _requested(run: Run, seen: Observed, settings: Settings) -> Iterator[Action]:
-    """What cert-manager is asked for, where it is to make the job's authority."""
+def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:
+    """The request to cert-manager, where it issues the job's authority."""
     if run.job.spec.tls.mode == "CertManager":
-        yield Apply(children.authority_certificate(run.job, settings, owner_of(seen.document)))
+        yield Apply(children.authority_certificate(run.job, settings, owner_of(observed.document)))
 
 
 def _objects(
-    run: Run, seen: Observed, settings: Settings, *, with_jobs: bool = True
+    run: Run, observed: Observed, settings: Settings, *, with_jobs: bool = True
 ) -> Iterator[Action]:
-    """Everything that belongs to the run, as it should be. `with_jobs`: its Jobs as well."""
-    owner = owner_of(seen.document)
-    yield from _requested(run, seen, settings)
+    """All objects of the run in their desired form. `with_jobs`: include its Jobs."""
+    owner = owner_of(observed.document)
+    yield from _requested_certificate(run, observed, settings)
     documents = [
-        children.config_map(run.job, settings, owner, authority_pem=seen.authority_pem),
+        children.config_map(run.job, settings, owner, authority_pem=observed.authority_pem),
         children.headless_service(run.job, settings, owner),
         *children.keeper_objects(run.job, settings, owner),
     ]
     for document in documents:
-        yield Create(document) if Kind.of(document) in MADE_ONCE else Apply(document)
+        yield Create(document) if Kind.of(document) in CREATE_ONLY else Apply(document)
     for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
             made = children.worker_job(run.job, group, settings, owner)
             digest = run.manifest_digest or manifest_digest(run.job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             yield Create(made)
-    for service, document in exposing_objects(run, seen, settings):
+    for service, document in exposing_objects(run, observed, settings):
         yield Apply(document, exposes=service)
 
 
-def _changes(run: Run) -> Iterator[Action]:
-    """What may change of a Job while it runs: whether it does, and its size."""
-    for group in run.groups:
-        view = run.jobs.get(group.name)
-        if view is None or view.ended_at is not None:
-            continue
-        spec: dict[str, Any] = {}
-        if view.suspended and not view.queued:
-            spec["suspend"] = False
-        if view.workers != (size := run.size_of(group)):
-            # Not before Kueue has counted its pods; its `startTime` is set anew then.
-            spec |= {"suspend": True} if view.is_emptied else {}
-            spec |= {"parallelism": size, "completions": size}
-        if spec:
-            yield Patch(Kind.JOB, view.name, _of(view, spec))
-
-
-def _kept_trust(run: Run, seen: Observed) -> Iterator[Action]:
-    """By whom workers are known stays with the Jobs, for an operator that starts anew."""
-    if seen.run is None or not seen.run.bundles:
-        return
-    kept = {names.AUTHORITIES_ANNOTATION: written(seen.run.bundles, run.site)}
-    for view in run.jobs.values():
-        if view.ended_at is None and not kept.items() <= view.annotations.items():
-            patch = {"metadata": {"uid": view.uid, "annotations": kept}}
-            yield Patch(Kind.JOB, view.name, patch)
-
-
-def _why_stop(run: Run, seen: Observed) -> str:
-    """Why workers are to finish what they are about and end the run; empty: they are not."""
-    if too_long(run, seen.now):
+def _stop_reason(run: Run, observed: Observed) -> str:
+    """Return why workers should finish now and end the run. Empty: they should not."""
+    if is_deadline_exceeded(run, observed.now):
         limit = run.job.spec.active_deadline_seconds
         return f"the run took longer than activeDeadlineSeconds ({limit} s)"
     if run.succeeded:
-        # Whoever comes back now would wait for peers that are gone.
+        # A worker that rejoins now would wait for peers that are gone.
         return A_WORKER_FINISHED
-    why = why_over(run, seen)
+    why = cannot_continue_reason(run, observed)
     return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
 
 
-def _given_up(run: Run, seen: Observed) -> Finding | None:
-    """A run that does not come to its end by itself, though it was asked to."""
-    if too_long(run, seen.now - FINISH_WITHIN):
-        return verdict(run, seen)
-    if not has_trained(run, seen) and why_over(run, seen):
-        return failure(run)
+def _abandoned(run: Run, observed: Observed) -> Diagnosis | None:
+    """Return the outcome of a run that was asked to end and did not."""
+    if is_deadline_exceeded(run, observed.now - STOP_TIMEOUT):
+        return diagnose_outcome(run, observed)
+    if not has_trained(run, observed) and cannot_continue_reason(run, observed):
+        return diagnose_failure(run)
     return None
 
 
-def _just_started(seen: Observed, finding: Finding, run: Run) -> bool:
-    """Whether the status says more than an operator can know that has started just now."""
-    conditions = status_of_run(seen, run.job.key.run_id).get("conditions") or ()
-    said = {c.get("type"): c.get("status") for c in conditions}
-    was_training = said.get(ConditionType.READY) == "True"
-    was_training &= said.get(ConditionType.SUSPENDED) != "True"
-    less = (Situation.WAITING, Situation.STUCK, Situation.DEGRADED)
-    return was_training and finding.situation in less and just_opened(run, seen)
+def _is_status_ahead(observed: Observed, diagnosis: Diagnosis, run: Run) -> bool:
+    """Whether the status reports more than an operator that has just started can know."""
+    conditions = status_of_run(observed, run.job.key.run_id).get("conditions") or ()
+    reported = {c.get("type"): c.get("status") for c in conditions}
+    was_training = reported.get(ConditionType.READY) == "True"
+    was_training &= reported.get(ConditionType.SUSPENDED) != "True"
+    lesser_phases = (JobPhase.WAITING, JobPhase.STUCK, JobPhase.DEGRADED)
+    return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run, observed)
 
 
-def _ended(finding: Finding, run: Run, seen: Observed, cleaning: tuple[Action, ...]) -> Decision:
-    """The run is over: the keeper is told, and the status says so."""
-    succeeded = finding.situation is Situation.SUCCEEDED
-    # Once the status says so, what still runs is halted (`_after_the_end`): an operator that
-    # is killed in between must not take a halted run for one that goes on.
-    actions = (*cleaning, FinishRun(finding.message, succeeded))
-    return _told(finding, seen, run_status(finding, run, seen), actions)
+def _finish(
+    diagnosis: Diagnosis, run: Run, observed: Observed, cleaning: tuple[Action, ...]
+) -> Decision:
+    """The run is over: inform the keeper, and write the outcome to the status."""
+    succeeded = diagnosis.phase is JobPhase.SUCCEEDED
+    # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
+    # an operator that is killed in between would take the halted run for a running one.
+    actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
 
 
-def _halt(run: Run) -> Iterator[Action]:
-    """Pods that still run end; those that have ended keep their logs.
-
-    A Job in a queue is made empty instead: Kueue starts any that it has admitted whenever it is
-    suspended, and gives up the place of one whose size has changed.
-    """
-    for view in run.jobs.values():
-        if view.ended_at is not None:
-            continue
-        if view.queued and view.workers:
-            yield Patch(Kind.JOB, view.name, _of(view, {"parallelism": 0}))
-        elif not view.queued and not view.suspended:
-            yield Patch(Kind.JOB, view.name, _of(view, {"suspend": True}))
-
-
-def _of(view: JobView, spec: dict[str, Any]) -> dict[str, Any]:
-    """A patch that another Job of the same name refuses."""
-    return {"metadata": {"uid": view.uid}, "spec": spec}
-
-
-def _after_the_end(run: Run, seen: Observed, settings: Settings, type_: str, time: str) -> Decision:
-    """`type_`, `time`: of the condition by which it is over."""
-    age = seen.now - (moment(time) or seen.now)
-    actions: list[Action] = [*earlier_runs(run, seen), *_halt(run), *lost_pods(seen)]
-    actions += unused_services(run, seen)
-    waits = [SERVED_AFTER_END]
-    if age >= SERVED_AFTER_END:
+def _decide_after_end(
+    run: Run, observed: Observed, settings: Settings, type_: str, time: str
+) -> Decision:
+    """Decide about a run that is over. `type_` and `time` are those of the condition that ended
+    it."""
+    age = observed.now - (parse_time(time) or observed.now)
+    actions: list[Action] = [
+        *delete_earlier_runs(run, observed),
+        *halt_jobs(run),
+        *release_lost_pods(observed),
+    ]
+    actions += delete_worker_services(run, observed)
+    waits = [SERVE_AFTER_END]
+    if age >= SERVE_AFTER_END:
         actions.append(CloseRun())
-    elif seen.run is None:
-        finish = FinishRun(_last_words(seen), type_ == ConditionType.SUCCEEDED)
-        actions += [_opened(run, seen, settings), finish]
+    elif observed.run is None:
+        finish = FinishRun(_ready_message(observed), type_ == ConditionType.SUCCEEDED)
+        actions += [_open_run(run, observed, settings), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
-        ttl = max(ttl, int(KEPT_AT_LEAST.total_seconds()))
+        ttl = max(ttl, int(MIN_RETENTION.total_seconds()))
         waits.append(timedelta(seconds=ttl))
         if age >= timedelta(seconds=ttl):
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
-            actions += without_objects(run.job.key)
+            actions += delete_run_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
-    due += [LOOK_AGAIN_S] if seen.leaving else []
-    return Decision(tuple(actions), _seen_again(seen), look_again_s=min(due, default=None))
+    due += [REQUEUE_S] if observed.terminating else []
+    return Decision(
+        tuple(actions), _refreshed_status(observed), requeue_after_s=min(due, default=None)
+    )
 
 
-def _seen_again(seen: Observed) -> dict[str, Any]:
-    """The status as it stands, said of the manifest as it is now."""
-    generation = seen.document["metadata"].get("generation")
-    return {**(seen.document.get("status") or {}), "observedGeneration": generation}
+def _refreshed_status(observed: Observed) -> dict[str, Any]:
+    """The current status, marked as observed for the current manifest."""
+    generation = observed.document["metadata"].get("generation")
+    return {**(observed.document.get("status") or {}), "observedGeneration": generation}
 
 
-def _last_words(seen: Observed) -> str:
-    conditions = (seen.document.get("status") or {}).get("conditions") or ()
+def _ready_message(observed: Observed) -> str:
+    conditions = (observed.document.get("status") or {}).get("conditions") or ()
     ready = (str(each.get("message")) for each in conditions if each.get("type") == "Ready")
     return next(ready, "") or "over"
 
 
-def _told(
-    finding: Finding, seen: Observed, status: dict[str, Any], actions: tuple[Action, ...]
+def _with_status(
+    diagnosis: Diagnosis, observed: Observed, status: dict[str, Any], actions: tuple[Action, ...]
 ) -> Decision:
-    """With what of it is worth an event."""
-    notices = news_of(finding, seen, status)
-    # Of a suspended job nothing changes here, of its other sites something may.
+    """A decision with this status, and the events that follow from it."""
+    events = select_events(diagnosis, observed, status)
+    # A suspended job does not change at this site, but it may at others.
     is_alone = len(status.get("sites") or ()) < 2
-    is_idle = finding.situation is Situation.NOT_SELECTED or (
-        finding.situation is Situation.SUSPENDED and is_alone
+    is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
+        diagnosis.phase is JobPhase.SUSPENDED and is_alone
     )
-    looks_again = seen.leaving or not is_idle
-    return Decision(actions, status, notices, LOOK_AGAIN_S if looks_again else None)
+    looks_again = observed.terminating or not is_idle
+    return Decision(actions, status, events, REQUEUE_S if looks_again else None)

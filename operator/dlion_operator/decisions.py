@@ -1,4 +1,4 @@
-"""What `decide` says is to be done: plain data, carried out by `reconcile` in order."""
+"""The actions that `decide` may choose: plain data, which `reconcile` carries out in order."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, Literal
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_operator.cluster import Document, Kind
 from dlion_operator.exposure import Addresses
 from dlion_operator.job_authority import NamedAuthority
+from dlion_operator.kubernetes_client import Document, Kind
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Have this object as it stands here (server-side apply)."""
+    """Create or update this object by server-side apply."""
 
     document: Document
     exposes: str = ""
-    """Name of the worker's Service that it is or belongs to: it comes after everything else, which
-    goes on without it (`Observed.unmade`)."""
+    """Name of the worker Service that the object is or belongs to. Such objects come last, and the
+    run goes on without them (`Observed.failed_objects`)."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """Have this object; it is never changed afterwards as a whole. Of a ConfigMap that is there,
-    what `children.to_follow` names becomes as it is here."""
+    """Create this object unless it exists. It is never updated as a whole.
+
+    Of an existing ConfigMap `object_applier` updates what new pods need.
+    """
 
     document: Document
 
 
 @dataclass(frozen=True)
 class Patch:
-    """Change these fields of an object."""
-
     kind: Kind
     name: str
     patch: Document
@@ -43,77 +43,70 @@ class Patch:
 
 @dataclass(frozen=True)
 class Delete:
-    """Have no such object. `grace_s` 0: without waiting for its node."""
+    """Delete an object. `grace_s` 0: without waiting for its node."""
 
     kind: Kind
     name: str
     uid: str = ""
-    """Empty: whichever has that name and is owned by this DLionJob; no Job, and no pod."""
+    """Empty: any object of that name that this DLionJob owns; not for Jobs and pods."""
     grace_s: int | None = None
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Let these workers of this run join, and no others; earlier runs are closed."""
+    """Let these workers of this run join, and no others. Earlier runs are closed."""
 
     job: Job
     workers: tuple[WorkerIdentity, ...]
     spec_hash: str
-    """What they say that their manifest's is."""
+    """The hash of the manifest that its workers report."""
     age_s: float
-    """How long ago the run began: its records' times count from there, whoever serves it."""
+    """Time since the run began. Times in its records count from there, also after a restart of the
+    operator."""
     failed: frozenset[Rank] = frozenset()
-    """Of these workers, those of this site that have failed for good."""
+    """Those workers of this site that failed permanently."""
     addresses: Addresses | None = None
-    """Where other sites reach this one's workers; None: where these say."""
+    """Addresses of this site's workers for other sites. None: workers report them."""
     authority: NamedAuthority | None = None
-    """What there is of the authority that the job names; None: the site's own signs."""
+    """State of the authority that the job names. None: the site's own signs."""
     kept_bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
-    """By which the run's workers were known before this operator started, in that case."""
+    """Bundles by which the run's workers were trusted before this operator started."""
 
 
 @dataclass(frozen=True)
 class StopRun:
-    """Ask the workers to end the run and save what they have."""
-
     reason: str
 
 
 @dataclass(frozen=True)
 class FinishRun:
-    """Tell the keeper that the run is over."""
-
     reason: str
     succeeded: bool
 
 
 @dataclass(frozen=True)
 class CloseRun:
-    """Serve no run of this job any more."""
+    """Stop serving any run of this job."""
 
 
 Action = Apply | Create | Patch | Delete | OpenRun | StopRun | FinishRun | CloseRun
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A Kubernetes event on the DLionJob."""
-
+class JobEvent:
     reason: str
     message: str
     type: Literal["Normal", "Warning"] = "Normal"
     count: int = 1
-    """How often it has happened since it was told last."""
+    """Occurrences since the event was posted last."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything that one look at a job leads to."""
-
     actions: tuple[Action, ...] = ()
     status: Mapping[str, Any] | None = None
-    """The whole status as it should be; None: leave it alone."""
-    notices: tuple[Notice, ...] = ()
-    """Told once the status has been written, and only if that changed something."""
-    look_again_s: float | None = None
-    """When to look again though nothing happened."""
+    """The complete desired status. None: leave it unchanged."""
+    events: tuple[JobEvent, ...] = ()
+    """Posted after the status is written, and only if that changed something."""
+    requeue_after_s: float | None = None
+    """When to reconcile again if nothing happens."""

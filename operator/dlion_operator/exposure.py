@@ -1,8 +1,7 @@
-"""How other sites reach this one's workers (`spec.network.exposure`), by what came of the Services
-that are made for it (`children.exposing`). Pure.
+"""How other sites reach this site's workers (`spec.network.exposure`). Pure.
 
-Called by `decide` and `findings`. Workers of one site dial each other's pods all the same: these
-addresses are for other sites alone, which hear of them from this site's operator (`site_runs`).
+The addresses follow from the workers' Services (`children`). They are for other sites
+only: workers of one site dial each other's pods.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dlion_api import cluster_names as names
-from dlion_api.addresses import joined
+from dlion_api.addresses import join_host_port
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator import children
-from dlion_operator.attempts import Unmade
 from dlion_operator.children.pods import owner_of
+from dlion_operator.failure_backoff import FailedObject
 from dlion_operator.observed import Document, Observed, PodView
 from dlion_operator.runs import Run
 from dlion_operator.settings import Settings
 
-EXPOSED_WITHIN = timedelta(minutes=5)
-"""From the start of a run's Jobs, also after a break: clouds take minutes for a load balancer."""
+EXPOSURE_TIMEOUT = timedelta(minutes=5)
+"""Counted from the start or resumption of a run's Jobs. Clouds need minutes for a load balancer."""
 NO_GATEWAY = (
     "exposure Gateway: this site's operator knows of no gateway; name it in the chart's values"
     " (gateway.address, gateway.route)"
@@ -35,19 +34,17 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class WorkerAddresses:
-    """Where other sites reach one worker, each as `host:port`."""
+    """The addresses of one worker for other sites, each as `host:port`."""
 
     exchange: str
     measuring: str
 
 
 Addresses = Mapping[WorkerIdentity, WorkerAddresses]
-"""Those that are known; who is missing cannot be reached yet."""
+"""The known addresses. A worker without one cannot be reached yet."""
 
 
 class WorkerService:
-    """One Service of ours that leads to one worker."""
-
     def __init__(self, document: Document) -> None:
         self.document = document
         metadata = document["metadata"]
@@ -63,36 +60,36 @@ class WorkerService:
 
     @property
     def node_ports(self) -> Mapping[str, int]:
-        """By the worker's ports' names; empty unless it has one for each."""
+        """Node ports by port name. Empty unless all ports have one."""
         ports = {each.get("name"): each.get("nodePort") for each in self._spec.get("ports") or ()}
         return ports if all(ports.get(each) for each in (names.EXCHANGE, names.MEASURING)) else {}
 
     @property
     def load_balancer(self) -> str:
-        """Its address or name; empty: it has none yet."""
+        """Address or host name of its load balancer. Empty: none yet."""
         for each in (self._status.get("loadBalancer") or {}).get("ingress") or ():
             return str(each.get("ip") or each.get("hostname") or "")
         return ""
 
     def addresses(self, host: str) -> WorkerAddresses | None:
-        """With nodes or a load balancer of that name or address; None: it has no ports there."""
+        """The worker's addresses at that host, or None while there are no ports."""
         ports = self.node_ports  # a load balancer's are the same
         if not ports:
             return None
         exchange, measuring = ports[names.EXCHANGE], ports[names.MEASURING]
-        return WorkerAddresses(joined(host, exchange), joined(host, measuring))
+        return WorkerAddresses(join_host_port(host, exchange), join_host_port(host, measuring))
 
 
 def is_exposed(job: Job) -> bool:
-    """Whether its workers need more than their pods' addresses."""
+    """Whether the job's workers need more than their pods' addresses."""
     return job.spec.network.exposure != "PodNetwork" and len(job.spec.sites) > 1
 
 
-def worker_services(seen: Observed) -> dict[str, WorkerService]:
-    """The Services of workers that there are and that stay, of any run, by name."""
+def worker_services(observed: Observed) -> dict[str, WorkerService]:
+    """Existing worker Services of any run that are not being deleted, by name."""
     views = [
         WorkerService(document)
-        for document in seen.services
+        for document in observed.services
         if document["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
         and not document["metadata"].get("deletionTimestamp")
     ]
@@ -100,28 +97,27 @@ def worker_services(seen: Observed) -> dict[str, WorkerService]:
 
 
 def service_name(run: Run, worker: WorkerIdentity) -> str:
-    """Of the Service that leads to that worker."""
     return names.worker_service_name(run.job.key, worker.group, worker.index)
 
 
-def own_workers(run: Run) -> list[WorkerIdentity]:
-    """Those of this site that there should be now; none of a group that waits in a queue, as ports
-    and load balancers are dear."""
-    waiting = {group.name for group in run.groups if run.waits_in_queue(group.name)}
+def local_workers(run: Run) -> list[WorkerIdentity]:
+    """The current workers of this site, without groups that wait in a queue. Ports and load
+    balancers are expensive."""
+    waiting = {group.name for group in run.groups if run.is_queued(group.name)}
     here = (worker for worker in run.workers if worker.site == run.site)
     return [worker for worker in here if worker.group not in waiting]
 
 
 def exposing_objects(
-    run: Run, seen: Observed, settings: Settings
+    run: Run, observed: Observed, settings: Settings
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Services of workers that there should be, and what tells a gateway of those there are, each
-    with that Service's name."""
+    """Services of current workers, and gateway routes for existing Services, each with its
+    Service's name."""
     if not is_exposed(run.job):
         return
-    there, owner = worker_services(seen), owner_of(seen.document)
+    there, owner = worker_services(observed), owner_of(observed.document)
     by_gateway = run.job.spec.network.exposure == "Gateway"
-    for worker in own_workers(run):
+    for worker in local_workers(run):
         name = service_name(run, worker)
         service = there.get(name)
         ports = service.node_ports if service else {}
@@ -131,25 +127,25 @@ def exposing_objects(
             yield from ((name, route) for route in routes)
 
 
-def addresses(run: Run, seen: Observed, settings: Settings) -> Addresses | None:
-    """Where other sites reach this one's workers; None: at their pods' addresses."""
+def addresses(run: Run, observed: Observed, settings: Settings) -> Addresses | None:
+    """Addresses of this site's workers for other sites. None: their pods' addresses."""
     if not is_exposed(run.job):
         return None
-    services, nodes = worker_services(seen), _nodes(run)
-    found = {}
-    for worker in own_workers(run):
+    services, nodes = worker_services(observed), _nodes(run)
+    known_addresses = {}
+    for worker in local_workers(run):
         name, node = service_name(run, worker), nodes.get(_short_name(worker), "")
-        service, unmade = services.get(name), seen.unmade.get(name)
+        service, failed_object = services.get(name), observed.failed_objects.get(name)
         known = _addresses_of(service, run.job, node, settings) if service else None
-        if known is not None and (unmade is None or unmade.is_there):
-            found[worker] = known
-    return found
+        if known is not None and (failed_object is None or failed_object.exists):
+            known_addresses[worker] = known
+    return known_addresses
 
 
 def _addresses_of(
     service: WorkerService, job: Job, node: str, settings: Settings
 ) -> WorkerAddresses | None:
-    """Of the worker that it leads to; `node`: the address of its node, empty: it is on none."""
+    """Addresses of that Service's worker. `node`: its node's address, or empty."""
     if job.spec.network.exposure == "Gateway":
         gateway = settings.gateway
         return WorkerAddresses(gateway.address, gateway.address) if gateway else None
@@ -157,9 +153,10 @@ def _addresses_of(
     return service.addresses(settings.advertised_address or host) if host else None
 
 
-def told_elsewhere(members: Iterable[Member], addresses: Addresses | None) -> tuple[Member, ...]:
-    """Members of this site as other sites are to know them, without those that cannot be reached
-    from there yet."""
+def advertised_members(
+    members: Iterable[Member], addresses: Addresses | None
+) -> tuple[Member, ...]:
+    """Members of this site for other sites, without those that cannot be reached from there yet."""
     if addresses is None:
         return tuple(members)
     return tuple(
@@ -171,57 +168,63 @@ def told_elsewhere(members: Iterable[Member], addresses: Addresses | None) -> tu
     )
 
 
-def hindrances(run: Run, seen: Observed, settings: Settings) -> list[str]:
-    """Why other sites cannot reach some of this one's workers yet, in words.
+def exposure_problems(run: Run, observed: Observed, settings: Settings) -> list[str]:
+    """Messages on why other sites cannot reach some workers of this site yet.
 
-    A pod that has no node yet is no hindrance of this kind.
+    A pod without a node is not such a problem.
     """
     if not is_exposed(run.job):
         return []
     if run.job.spec.network.exposure == "Gateway" and settings.gateway is None:
         return [NO_GATEWAY]
-    services = worker_services(seen)
+    services = worker_services(observed)
     is_balanced = run.job.spec.network.exposure == "LoadBalancer"
-    words = []
-    for worker in own_workers(run):
+    messages = []
+    for worker in local_workers(run):
         name = service_name(run, worker)
-        why = _hindrance(name, services.get(name), seen.unmade.get(name), is_balanced=is_balanced)
+        why = _exposure_problem(
+            name, services.get(name), observed.failed_objects.get(name), is_balanced=is_balanced
+        )
         if why:
-            words.append(f"{_short_name(worker)}: out of other sites' reach: {why}")
-    return words
+            messages.append(f"{_short_name(worker)}: unreachable from other sites: {why}")
+    return messages
 
 
-def _hindrance(
-    name: str, service: WorkerService | None, unmade: Unmade | None, *, is_balanced: bool
+def _exposure_problem(
+    name: str,
+    service: WorkerService | None,
+    failed_object: FailedObject | None,
+    *,
+    is_balanced: bool,
 ) -> str:
-    """Why the worker that this Service leads to cannot be reached; empty: nothing is in the way."""
+    """Why that worker cannot be reached. Empty: it can."""
     has_all = service is not None and not (is_balanced and not service.load_balancer)
-    if unmade is not None and not (has_all and unmade.is_there):
-        return f"{unmade.message}; tried again"
+    if failed_object is not None and not (has_all and failed_object.exists):
+        return f"{failed_object.message}; retrying"
     if service is None:
-        return f"Service {name} is not there yet"
+        return f"Service {name} does not exist yet"
     if not has_all:
         return (
-            f"Service {name} has no load balancer's address yet; where this cluster has no load"
-            " balancer, take exposure NodePort"
+            f"Service {name} has no load balancer address yet; where this cluster has no load"
+            " balancer, use exposure NodePort"
         )
     return ""
 
 
-def is_late(run: Run, now: datetime) -> bool:
+def is_exposure_overdue(run: Run, now: datetime) -> bool:
     """Whether workers should be reachable by now."""
-    return run.started_at is not None and now - run.started_at >= EXPOSED_WITHIN
+    return run.started_at is not None and now - run.started_at >= EXPOSURE_TIMEOUT
 
 
 def _nodes(run: Run) -> dict[str, str]:
-    """The address of the node that each worker's newest pod is on, by the worker's short name."""
+    """Node address of each worker's newest pod, by short name."""
     pods: dict[str, PodView] = {}
-    for pod in sorted(run.pods, key=lambda each: each.made_at or _LONG_AGO):
+    for pod in sorted(run.pods, key=lambda each: each.created_at or _LONG_AGO):
         if pod.phase not in ("Succeeded", "Failed"):
             pods[pod.worker] = pod
     return {worker: pod.node_address for worker, pod in pods.items()}
 
 
 def _short_name(worker: WorkerIdentity) -> str:
-    """As `PodView.worker` has it."""
+    """As in `PodView.worker`."""
     return f"{worker.group}-{worker.index}"

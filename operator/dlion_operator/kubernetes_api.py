@@ -1,7 +1,7 @@
-"""The API server, asked through the Kubernetes client: the only module that knows that client.
+"""API client on top of the `kubernetes` package, which only this module imports.
 
-Documents go in and come out as they are on the wire: the client's models would cost memory and
-drop fields that they do not know. A token is read anew every minute (by the client).
+Documents stay plain mappings: the package's models would cost memory and drop unknown fields. The
+package reads the token again every minute.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from dlion_api.cluster_names import MANAGER
-from dlion_operator.cluster import (
+from dlion_operator.kubernetes_client import (
     ConflictError,
     Document,
     Kind,
     Listing,
-    RefusedError,
+    RequestRefusedError,
     ServerError,
 )
 from dlion_operator.server_clock import ServerClock
@@ -32,24 +32,24 @@ ACCEPTED = "application/json, application/jwk-set+json;q=0.9"
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 _REFUSED = frozenset({400, 403, 404, 405, 413, 415, 422})
-"""Not 401: a token that has run out is read anew."""
+"""Not 401: an expired token is read again."""
 
 
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
-    """A client of the cluster that this process runs in, or of a kubeconfig file's."""
+    """Return a client for the cluster of this process, or of a kubeconfig file."""
     configuration = client.Configuration()
     if kubeconfig is None:
         config.load_incluster_config(  # type: ignore[no-untyped-call]
             client_configuration=configuration
         )
     else:
-        load: Any = config.load_kube_config  # it has no types
+        load: Any = config.load_kube_config  # untyped
         await load(config_file=kubeconfig, client_configuration=configuration)
     return client.ApiClient(configuration)
 
 
 class KubernetesApi:
-    """A `dlion_operator.cluster.Cluster`."""
+    """Implements `dlion_operator.kubernetes_client.KubernetesClient`."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class KubernetesApi:
         *,
         clock: ServerClock | None = None,
     ) -> None:
-        """`on_error` is told the code of each answer that is none; 0: there was no answer."""
+        """`on_error` is called with each error's HTTP status; 0: no answer."""
         self._api = api
         self._on_error = on_error
         self._clock = clock or ServerClock()
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Close the connections."""
         await self._api.close()  # type: ignore[no-untyped-call]
 
     def now(self) -> datetime:
-        """The API server's time, as its answers tell it; before the first, this machine's."""
+        """Return the API server's time from its answers; before the first one, the local time."""
         return self._clock.now()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
@@ -78,7 +78,7 @@ class KubernetesApi:
         items: list[Document] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._sent("GET", _path(kind, namespace), query=query)
+            page = await self._request("GET", _path(kind, namespace), query=query)
             items += page.get("items") or []
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
@@ -88,13 +88,13 @@ class KubernetesApi:
     async def create(self, document: Document, *, dry_run: bool = False) -> Document:
         kind, namespace = Kind.of(document), document["metadata"]["namespace"]
         query = {"fieldManager": MANAGER} | ({"dryRun": "All"} if dry_run else {})
-        return await self._sent("POST", _path(kind, namespace), document, query=query)
+        return await self._request("POST", _path(kind, namespace), document, query=query)
 
     async def apply(self, document: Document) -> Document:
         metadata = document["metadata"]
         path = _path(Kind.of(document), metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "force": "true"}
-        return await self._sent("PATCH", path, document, query=query, content_type=APPLY)
+        return await self._request("PATCH", path, document, query=query, content_type=APPLY)
 
     async def patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, *, subresource: str = ""
@@ -124,12 +124,12 @@ class KubernetesApi:
         await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)
 
     async def signing_keys(self) -> bytes:
-        return json.dumps(await self._sent("GET", "/openid/v1/jwks")).encode()
+        return json.dumps(await self._request("GET", "/openid/v1/jwks")).encode()
 
     async def issuer(self) -> str:
-        return str((await self._sent("GET", "/.well-known/openid-configuration"))["issuer"])
+        return str((await self._request("GET", "/.well-known/openid-configuration"))["issuer"])
 
-    async def _sent(self, method: str, path: str, *args: Any, **keywords: Any) -> Document:
+    async def _request(self, method: str, path: str, *args: Any, **keywords: Any) -> Document:
         document = await self._send(method, path, *args, **keywords)
         assert document is not None, path
         return document
@@ -159,33 +159,33 @@ class KubernetesApi:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._on_error(0)
             raise ServerError(f"{method} {path}: {type(error).__name__}: {error}") from error
-        self._clock.hear(response.headers.get("Date"))
+        self._clock.update(response.headers.get("Date"))
         if response.status == 404 and absent_ok:
             return None
-        return self._judged(response.status, data, f"{method} {path}")
+        return self._checked_response(response.status, data, f"{method} {path}")
 
-    def _judged(self, code: int, data: bytes, what: str) -> Document:
+    def _checked_response(self, code: int, data: bytes, what: str) -> Document:
         if 200 <= code < 300:
             document: Document = json.loads(data)
             return document
         self._on_error(code)
-        message = f"{what}: {code} {_words(data)}"
+        message = f"{what}: {code} {_error_text(data)}"
         if code == 409:
             raise ConflictError(message)
         if code in _REFUSED:
-            raise RefusedError(message, code)
+            raise RequestRefusedError(message, code)
         raise ServerError(message)
 
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
     root, plural = kind.value
-    place = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
-    ends = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
-    return f"{root}{place}/{plural}{ends}"
+    scope = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
+    suffix = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
+    return f"{root}{scope}/{plural}{suffix}"
 
 
-def _words(data: bytes) -> str:
-    """The API server's own words, where there are any."""
+def _error_text(data: bytes) -> str:
+    """Return the API server's message, or the start of its answer."""
     try:
         return str(json.loads(data)["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,27 +1,27 @@
-"""A `Cluster` that writes only where this operator holds the Lease."""
+"""A `KubernetesClient` that writes only where this operator holds the Lease."""
 
 from __future__ import annotations
 
-from dlion_operator.cluster import Cluster, Document, Kind, Listing, ServerError
+from dlion_operator.kubernetes_client import Document, Kind, KubernetesClient, Listing, ServerError
 from dlion_operator.lease import LEASE_NAME, Leases
 
 
 class LeasedCluster:
-    """What `Leases` allows of another `Cluster`. Reads and dry runs always go through.
+    """Restricts another `KubernetesClient`. Reads and dry runs always pass.
 
-    A write without the Lease raises ServerError: it may be had again.
+    A write without the Lease raises ServerError: the Lease may be acquired again.
     """
 
-    def __init__(self, cluster: Cluster, leases: Leases) -> None:
+    def __init__(self, cluster: KubernetesClient, leases: Leases) -> None:
         self._cluster = cluster
         self._leases = leases
 
     def _check(self, namespace: str, what: str) -> None:
         if not self._leases.holds(namespace):
-            words = (
+            message = (
                 f"{what} is not written: Lease {LEASE_NAME} of namespace {namespace} is not held"
             )
-            raise ServerError(words)
+            raise ServerError(message)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Document | None:
         return await self._cluster.get(kind, namespace, name)

@@ -1,4 +1,4 @@
-"""The operator's own Prometheus metrics: docs/metrics.md lists them, a test holds both together."""
+"""The operator's own Prometheus metrics. docs/metrics.md lists them, and a test compares both."""
 
 from __future__ import annotations
 
@@ -10,68 +10,67 @@ from prometheus_client.registry import Collector
 
 from dlion_api.names import JobKey, SiteName
 from dlion_api.status import State
-from dlion_operator.cluster import Kind
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.store import Store
+from dlion_operator.kubernetes_client import Kind
+from dlion_operator.store import ClusterStore
 
 BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0)
 
 
 class OperatorMetrics:
-    """What is counted as it happens; `registry` is what is served."""
+    """Counts events as they happen. `registry` holds all metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._reconciles = Counter(
             "dlion_operator_reconciles",
-            "Looks at a job, by how they ended",
+            "Reconcile passes, by result",
             ["result"],
             registry=self.registry,
         )
         self._seconds = Histogram(
             "dlion_operator_reconcile_seconds",
-            "How long a look at a job takes",
+            "Duration of a reconcile pass",
             buckets=BUCKETS,
             registry=self.registry,
         )
         self._api_errors = Counter(
             "dlion_operator_api_errors",
-            "Answers of the API server that were errors, by code; 0: no answer",
+            "Error responses of the API server, by code; 0: no response",
             ["code"],
             registry=self.registry,
         )
         self._restores = Counter(
             "dlion_operator_restores",
-            "Times that resource versions of the API server went back, as after a restore of etcd",
+            "Decreases of the API server's resource versions, as after a restore of etcd",
             registry=self.registry,
         )
         self.loop_lag_seconds = Gauge(
             "dlion_operator_loop_lag_seconds",
-            "How late the operator's event loop was last",
+            "Latest lag of the operator's event loop",
             registry=self.registry,
         )
 
     def reconciled(self, result: str, seconds: float) -> None:
-        """A look at a job has ended."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
     def restored(self) -> None:
-        """Resource versions of the API server have gone back."""
+        """Count a decrease of resource versions."""
         self._restores.inc()
 
     def api_error(self, code: int) -> None:
-        """The API server has answered with an error, or not at all (0)."""
+        """Count an error response, or no response (0)."""
         self._api_errors.labels(str(code)).inc()
 
 
 class JobMetrics(Collector):
-    """What is read when somebody asks: the jobs' statuses, refusals, the freshness of watches."""
+    """Read on request: the jobs' statuses, refusals, the freshness of watches."""
 
     def __init__(
         self,
-        store: Store,
+        store: ClusterStore,
         *,
         site: SiteName,
         refusals: Callable[[], Mapping[str, int]],
@@ -87,7 +86,6 @@ class JobMetrics(Collector):
         self._watch_age_s = watch_age_s
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
         age = GaugeMetricFamily(
             "dlion_operator_watch_age_seconds",
             "Time since the watches were last confirmed by a list",
@@ -95,7 +93,7 @@ class JobMetrics(Collector):
         age.add_metric([], self._watch_age_s())
         yield age
         refused = CounterMetricFamily(
-            "dlion_coordinator_refusals", "Calls of workers that were refused", labels=["reason"]
+            "dlion_coordinator_refusals", "Refused calls of workers", labels=["reason"]
         )
         for reason, count in self._refusals().items():
             refused.add_metric([reason], count)
@@ -120,16 +118,16 @@ class JobMetrics(Collector):
     def _jobs(self) -> Iterator[Metric]:
         labels = ["namespace", "job"]
         state = GaugeMetricFamily(
-            "dlion_job_state", "1 for the state that a job is in", labels=[*labels, "state"]
+            "dlion_job_state", "1 for the job's current state", labels=[*labels, "state"]
         )
         progress = GaugeMetricFamily(
-            "dlion_job_progress_ratio", "How far training has come", labels=labels
+            "dlion_job_progress_ratio", "Fraction of the training that is done", labels=labels
         )
         ready = GaugeMetricFamily(
-            "dlion_job_ready_workers", "Workers of this site that train", labels=labels
+            "dlion_job_ready_workers", "Training workers of this site", labels=labels
         )
         expected = GaugeMetricFamily(
-            "dlion_job_expected_workers", "Workers of this site that there should be", labels=labels
+            "dlion_job_expected_workers", "Desired workers of this site", labels=labels
         )
         for document in self._store.all(Kind.DLION_JOB):
             metadata, status = document["metadata"], document.get("status") or {}
@@ -147,13 +145,12 @@ class JobMetrics(Collector):
 
 
 class LeaseMetrics(Collector):
-    """In which namespaces this operator acts, read when somebody asks."""
+    """In which namespaces this operator acts, read on request."""
 
     def __init__(self, held: Callable[[], Mapping[str, bool]]) -> None:
         self._held = held
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
         family = GaugeMetricFamily(
             "dlion_lease_held",
             "1 where this operator acts on jobs, 0 where another one does",
@@ -165,69 +162,68 @@ class LeaseMetrics(Collector):
 
 
 class FederationMetrics(Collector):
-    """What is read of the federation when somebody asks."""
+    """The state of the federation, read on request."""
 
     def __init__(self, node: FederationNode) -> None:
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
         labels = ["peer_site"]
         connected = GaugeMetricFamily(
-            "dlion_federation_connected", "1 where that site's operator listens", labels=labels
+            "dlion_federation_connected", "1 where that site's operator is connected", labels=labels
         )
         age = GaugeMetricFamily(
             "dlion_federation_heartbeat_age_seconds",
-            "Time since that site's operator was last heard",
+            "Time since the last message of that site's operator",
             labels=labels,
         )
         bundle = GaugeMetricFamily(
-            "dlion_federation_bundle_valid", "1 where that site's bundle will do", labels=labels
+            "dlion_federation_bundle_valid", "1 where that site's bundle is valid", labels=labels
         )
         round_trip = GaugeMetricFamily(
             "dlion_federation_round_trip_seconds",
-            "Time that the answer took with which the newest stream to that site began",
+            "Round-trip time at the start of the latest stream to that site",
             labels=labels,
         )
         failures = CounterMetricFamily(
             "dlion_federation_dial_failures",
-            "Attempts to reach that site's operator that failed, and streams that broke",
+            "Failed connection attempts to that site's operator, and broken streams",
             labels=labels,
         )
         sent = CounterMetricFamily(
-            "dlion_federation_sent_bytes", "Bytes told to that site's operator", labels=labels
+            "dlion_federation_sent_bytes", "Bytes sent to that site's operator", labels=labels
         )
-        for site, dialler in self._node.diallers.items():
-            connected.add_metric([site], float(dialler.connected))
-            bundle.add_metric([site], float(self._node.bundle_will_do(site)))
-            failures.add_metric([site], dialler.failures)
-            sent.add_metric([site], dialler.sent_bytes)
-            heard = self._node.hearing(site)
-            if heard.heartbeat_age_s is not None:
-                age.add_metric([site], heard.heartbeat_age_s)
-            if dialler.round_trip_s is not None:
-                round_trip.add_metric([site], dialler.round_trip_s)
+        for site, client in self._node.clients.items():
+            connected.add_metric([site], float(client.connected))
+            bundle.add_metric([site], float(self._node.is_bundle_valid(site)))
+            failures.add_metric([site], client.failures)
+            sent.add_metric([site], client.sent_bytes)
+            reachability = self._node.reachability(site)
+            if reachability.heartbeat_age_s is not None:
+                age.add_metric([site], reachability.heartbeat_age_s)
+            if client.round_trip_s is not None:
+                round_trip.add_metric([site], client.round_trip_s)
         yield from (connected, age, bundle, round_trip, failures, sent)
         yield from self._calls()
 
     def _calls(self) -> Iterator[Metric]:
         refused = CounterMetricFamily(
             "dlion_federation_refusals",
-            "Streams of other sites' operators that were refused",
+            "Refused streams of other sites' operators",
             labels=["reason"],
         )
         for reason, count in self._node.service.refusals.items():
             refused.add_metric([reason.value], count)
         handshakes = CounterMetricFamily(
-            "dlion_federation_handshakes", "TLS handshakes begun by others"
+            "dlion_federation_handshakes", "TLS handshakes started by other sites"
         )
         handshakes.add_metric([], self._node.credentials.handshakes)
         streams = CounterMetricFamily(
-            "dlion_federation_streams", "Streams opened by others, past TLS"
+            "dlion_federation_streams", "Streams opened by other sites after a TLS handshake"
         )
         streams.add_metric([], self._node.service.streams)
         measured = CounterMetricFamily(
-            "dlion_federation_measured_bytes", "Bytes that others have sent to measure a link"
+            "dlion_federation_measured_bytes", "Bytes received from other sites to measure links"
         )
-        measured.add_metric([], self._node.service.turns.received_bytes)
+        measured.add_metric([], self._node.service.measurement_slot.received_bytes)
         yield from (refused, handshakes, streams, measured)

@@ -1,8 +1,8 @@
-"""The Secret with the authority that a job names, or that cert-manager keeps for it, read now and
-then (`spec.tls.mode` `Secret` and `CertManager`).
+"""Read the Secret with a job's authority (`spec.tls.mode` `Secret` and `CertManager`).
 
-Called by `reconcile` before it decides; one object for each DLionJob. It is read by its name, never
-watched: the operator may see no other Secret. What cannot be read now stays as it was.
+`reconcile` calls it before it decides, with one object per DLionJob. The Secret is polled by name,
+not watched, because the operator may read no other Secrets. While the API server is unavailable,
+the last content stays in use.
 """
 
 from __future__ import annotations
@@ -21,43 +21,49 @@ from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator import settings as site_settings
 from dlion_operator.authority_secret import CERTIFICATE_KEY, PRIVATE_KEY
-from dlion_operator.cluster import Cluster, Document, Kind, RefusedError, ServerError
-from dlion_operator.issuing import Issuer
+from dlion_operator.certificate_issuer import Issuer
 from dlion_operator.job_authority import NamedAuthority, issuer_of
+from dlion_operator.kubernetes_client import (
+    Document,
+    Kind,
+    KubernetesClient,
+    RequestRefusedError,
+    ServerError,
+)
 from dlion_operator.run_trust import NAMED_MODES
 
 _LOG = logging.getLogger(__name__)
 
-READ_EVERY_S: Final = 30.0
-AGAIN_S: Final = 5.0
-"""While there is no authority: somebody may be putting it there just now."""
+READ_INTERVAL_S: Final = 30.0
+RETRY_S: Final = 5.0
+"""Interval while there is no valid authority, which may be created at any time."""
 MAX_DATA_BYTES: Final = 64 * 1024
-"""Of either key of the Secret."""
-KEPT_FOR: Final = "cert-manager.io/certificate-name"
-"""Annotation of Secrets that cert-manager keeps."""
+"""Per key of the Secret."""
+CERT_MANAGER_ANNOTATION: Final = "cert-manager.io/certificate-name"
+"""Annotation of Secrets that cert-manager manages."""
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Which Secret, for which run."""
+class _SecretReference:
+    """A Secret's name, and the run that uses it."""
 
     job: JobKey
     name: str
     is_issued: bool
-    """Whether cert-manager makes it, for the Certificate of its name."""
+    """Whether cert-manager creates it, for the Certificate of the same name."""
 
     @property
     def granted_by(self) -> str:
-        """What in the chart's values lets the operator read it."""
+        """The chart value that grants the operator read access."""
         return "set tls.certManager" if self.is_issued else "name it in tls.secretNames"
 
 
 class NamedSecret:
-    """What one job's Secret holds, as it was read last."""
+    """The authority in one job's Secret, as last read."""
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: KubernetesClient,
         settings: site_settings.Settings,
         *,
         now: Callable[[], datetime],
@@ -68,16 +74,16 @@ class NamedSecret:
         self._life = timedelta(seconds=settings.authority.certificate_life_seconds)
         self._now = now
         self._monotonic_s = monotonic_s
-        self._wanted: _Wanted | None = None
+        self._wanted: _SecretReference | None = None
         self._data: object = None
-        """What `_issuer` was made of."""
+        """The content that `_issuer` was made from."""
         self._issuer: Issuer | None = None
         self._problem = ""
         self._again_s = float("-inf")
         self._missing_since_s: float | None = None
 
-    async def look(self, document: Document) -> NamedAuthority | None:
-        """What there is of it; None: the job names no Secret, or not for this site."""
+    async def read(self, document: Document) -> NamedAuthority | None:
+        """Return the authority; None: the job names no Secret, or does not run at this site."""
         wanted = self._of(document)
         if wanted is None:
             return None
@@ -86,9 +92,9 @@ class NamedSecret:
             self._again_s, self._missing_since_s = float("-inf"), None
         if self._monotonic_s() >= self._again_s:
             await self._read(wanted)
-        return self._found()
+        return self._result()
 
-    def _found(self) -> NamedAuthority:
+    def _result(self) -> NamedAuthority:
         now_s = self._monotonic_s()
         if not self._problem:
             self._missing_since_s = None
@@ -97,7 +103,7 @@ class NamedSecret:
             self._missing_since_s = now_s
         return NamedAuthority(None, self._problem, now_s - self._missing_since_s)
 
-    async def _read(self, wanted: _Wanted) -> None:
+    async def _read(self, wanted: _SecretReference) -> None:
         before = self._problem
         what = f"Secret {wanted.job.namespace}/{wanted.name}"
         try:
@@ -108,33 +114,33 @@ class NamedSecret:
             self._problem = ""
         except ContractError as error:
             self._problem = f"{what}: {error}"
-        except RefusedError as error:
+        except RequestRefusedError as error:
             advice = f"{wanted.granted_by} in the values of this site's chart"
-            self._problem = f"{what} may not be read by this site's operator: {advice} ({error})"
+            self._problem = f"this site's operator may not read {what}: {advice} ({error})"
         except ServerError as error:
             if self._issuer is None:
-                self._problem = f"{what} cannot be read yet: {error}; tried again"
-        wait_s = AGAIN_S if self._problem else READ_EVERY_S
+                self._problem = f"{what} cannot be read yet: {error}; retrying"
+        wait_s = RETRY_S if self._problem else READ_INTERVAL_S
         self._again_s = self._monotonic_s() + wait_s
         if self._problem and self._problem != before:
             _LOG.warning("run %s: %s", wanted.job, self._problem)
 
-    def _take(self, secret: Document | None, wanted: _Wanted) -> None:
-        """Raises: ContractError where that will not do."""
+    def _take(self, secret: Document | None, wanted: _SecretReference) -> None:
+        """Take the Secret's content. Raises: ContractError if it is invalid."""
         if secret is None:
             raise ContractError(
-                "is not there: make it in the job's namespace, of type kubernetes.io/tls, with"
+                "does not exist: create it in the job's namespace, of type kubernetes.io/tls, with"
                 " certificate (tls.crt) and key (tls.key) of the authority"
             )
-        kept_for = (secret["metadata"].get("annotations") or {}).get(KEPT_FOR)
+        kept_for = (secret["metadata"].get("annotations") or {}).get(CERT_MANAGER_ANNOTATION)
         if wanted.is_issued and kept_for != wanted.name:
             raise ContractError(
-                f"is not what cert-manager keeps for Certificate {wanted.name}: delete or rename it"
+                f"is not cert-manager's for Certificate {wanted.name}: delete or rename it"
             )
         labels = secret["metadata"].get("labels") or {}
         if labels.get(JOB_LABEL, wanted.job.name) != wanted.job.name:
             raise ContractError(
-                f"is that of job {labels[JOB_LABEL]}: name another in tls.secretName, or make one"
+                f"belongs to job {labels[JOB_LABEL]}: name another in tls.secretName"
             )
         data = (_decoded(secret, CERTIFICATE_KEY), _decoded(secret, PRIVATE_KEY))
         if data == self._data and self._issuer is not None:
@@ -146,22 +152,22 @@ class NamedSecret:
             *data, life=self._life, job=wanted.job, site=self._site, now=self._now()
         )
 
-    async def _why_not_issued(self, wanted: _Wanted) -> str:
-        """Raises: RefusedError, ServerError."""
+    async def _why_not_issued(self, wanted: _SecretReference) -> str:
+        """Return why cert-manager has not issued it. Raises: RequestRefusedError, ServerError."""
         namespace = wanted.job.namespace
         certificate = await self._cluster.get(Kind.CERTIFICATE, namespace, wanted.name)
         if certificate is None:
             return (
-                f"is not there, and neither is Certificate {wanted.name}, which the operator makes:"
+                f"does not exist, nor does Certificate {wanted.name}, which the operator creates:"
                 " is cert-manager installed? Is tls.certManager set in the values of this site's"
-                " chart? The job's events say more"
+                " chart? See the job's events"
             )
         conditions = (certificate.get("status") or {}).get("conditions") or ()
-        said = next((c.get("message") for c in conditions if c.get("type") == "Ready"), None)
-        words = f"is not issued by cert-manager yet: {said or 'it has said nothing so far'}"
-        return f"{words}; see `kubectl describe certificate {wanted.name}`"
+        reason = next((c.get("message") for c in conditions if c.get("type") == "Ready"), None)
+        text = f"is not issued by cert-manager yet: {reason or 'it has no status so far'}"
+        return f"{text}; see `kubectl describe certificate {wanted.name}`"
 
-    def _of(self, document: Document) -> _Wanted | None:
+    def _of(self, document: Document) -> _SecretReference | None:
         spec = document.get("spec")
         tls = spec.get("tls") if isinstance(spec, dict) else None
         if not isinstance(tls, dict) or tls.get("mode") not in NAMED_MODES:
@@ -169,11 +175,11 @@ class NamedSecret:
         try:
             job = load_job(document)
         except SpecError:
-            return None  # the status says so
+            return None  # reported in the job's status
         if self._site not in {site.name for site in job.spec.sites}:
             return None
         name = job.spec.tls.secret_name
-        return _Wanted(job.key, name or authority_name(job.key), is_issued=name is None)
+        return _SecretReference(job.key, name or authority_name(job.key), is_issued=name is None)
 
 
 def _decoded(secret: Document, key: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Whether the nodes of pods that should be gone are there and ready, as the API server knows it.
+"""Look up whether nodes exist and are ready, for pods that should be gone.
 
-A pod that is deleted by force on a node that works goes on running beside its successor. `tidying`
-asks for a node only where it would release a pod; `reconcile` looks here.
+A pod that is force-deleted on a working node keeps running beside its successor. `reconcile` looks
+nodes up only where `garbage_collection` would release a pod.
 """
 
 from __future__ import annotations
@@ -12,42 +12,38 @@ from enum import StrEnum
 from typing import Any
 
 from dlion_api.errors import DLionError
-from dlion_operator.cluster import Cluster, Kind, RefusedError
+from dlion_operator.kubernetes_client import Kind, KubernetesClient, RequestRefusedError
 
 _LOG = logging.getLogger(__name__)
 
 
 class NodeState(StrEnum):
-    """Of one node."""
-
     READY = "ready"
     NOT_READY = "not ready"
-    """Its condition Ready is False or Unknown, or it has none."""
+    """Its condition Ready is False, Unknown or absent."""
     ABSENT = "absent"
     FORBIDDEN = "forbidden"
     """The operator may not read nodes."""
     UNANSWERED = "unanswered"
-    """The API server did not say."""
 
 
 class NodeStates:
-    """Looks nodes up, each time anew: a state that is remembered may be wrong by then."""
+    """Reads node states. Nothing is cached, since a cached state may be outdated."""
 
-    def __init__(self, cluster: Cluster, *, may_ask: bool) -> None:
-        """`may_ask`: whether the operator has rights over the whole cluster."""
+    def __init__(self, cluster: KubernetesClient, *, may_read: bool) -> None:
+        """`may_read`: whether the operator has cluster-wide rights."""
         self._cluster = cluster
-        self._may_ask = may_ask
+        self._may_ask = may_read
 
     async def of(self, nodes: Collection[str]) -> Mapping[str, NodeState]:
-        """The state of each of these nodes, by its name."""
-        return {name: await self._look(name) for name in sorted(nodes)}
+        return {name: await self._state_of(name) for name in sorted(nodes)}
 
-    async def _look(self, name: str) -> NodeState:
+    async def _state_of(self, name: str) -> NodeState:
         if not self._may_ask:
             return NodeState.FORBIDDEN
         try:
             node = await self._cluster.get(Kind.NODE, "", name)
-        except RefusedError:
+        except RequestRefusedError:
             return NodeState.FORBIDDEN
         except DLionError as error:
             _LOG.warning("node %s: %s", name, error)

@@ -1,6 +1,6 @@
-"""What the operator sees of one job before it decides, and how Kubernetes' objects are read.
+"""What the operator observes of one job before it decides: pure views of Kubernetes objects.
 
-Pure views over documents of the API; made by `reconcile`, read by `decide`.
+`reconcile` builds them, and `decide` reads them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
-from dlion_operator.attempts import Unmade
+from dlion_operator.failure_backoff import FailedObject
 from dlion_operator.job_authority import NamedAuthority
-from dlion_operator.job_view import moment
-from dlion_operator.last_words import last_words
+from dlion_operator.job_view import parse_time
 from dlion_operator.node_states import NodeState
+from dlion_operator.termination_message import describe_exit
 
 Document = Mapping[str, Any]
-Missing = tuple[str, int]
-"""A pod that is not there: of which Job or Deployment, and its index."""
-Unready = tuple[str, str]
-"""A pod that runs and does not serve: its uid, and since when, as its node says."""
+MissingPod = tuple[str, int]
+"""A pod that does not exist: name of its Job or Deployment, and its index."""
+UnreadyPod = tuple[str, str]
+"""A pod that runs and does not serve: its UID, and the time since then by its node."""
 
-KNOWN_AFTER_S = 45.0
-"""After this an operator that has started anew has heard from every worker that is there."""
+ALL_HEARD_AFTER_S = 45.0
+"""A restarted operator has heard from every existing worker after this time."""
 
-_BROKEN_WAITING = frozenset(
+_FAILED_WAITING_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
      "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
      "CrashLoopBackOff"}
@@ -39,34 +39,32 @@ _FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
 )
-_IMAGE_WAITING = frozenset(
+_IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
 
 
-_POLICY_WORDS = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
-"""As the API server words the answers of its admission plugins, whatever their code."""
+_POLICY_MESSAGE = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
+"""The API server's messages for rejections by admission plugins, whatever their code."""
 
 
 @dataclass(frozen=True)
 class RemoteView:
-    """What is known of another site's part in a run."""
-
     is_reachable: bool = False
-    """Whether its operator is heard."""
+    """Whether its operator is connected."""
     heartbeat_age_s: float | None = None
-    """Since anything was heard of it; None: nothing ever was."""
+    """Time since its last message. None: there was none."""
     problem: str = ""
-    """What stands in the way, for people; empty: nothing."""
+    """What prevents cooperation, for users. Empty: nothing."""
     has_run: bool = False
-    """Whether it has said that it serves this run."""
+    """Whether it reports that it serves this run."""
     knows_all: bool = False
-    """Whether it has heard from every worker that is there."""
+    """Whether it has heard from every existing worker."""
     agrees: bool = True
-    """Whether its manifest is the one here."""
+    """Whether its manifest equals the one here."""
     spec_hash: str = ""
     workers: int | None = None
-    """Those that it wants now; None: as the manifest here has it."""
+    """Number of workers that it wants now. None: as in the manifest here."""
     iteration: int = 0
     samples_per_s: float = 0.0
 
@@ -76,101 +74,94 @@ class RunView:
     """What the coordinator knows of a run that it serves."""
 
     open_s: float
-    """How long it has served this run."""
     ready: Mapping[SiteName, int] = field(default_factory=dict)
-    """Workers that have joined and are there, by site."""
-    away_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since a worker was seen to be there, by its name; those never seen are missing."""
+    """Present workers, by site."""
+    report_age_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since each worker was last present, by name. Missing if it never joined."""
     training: bool = False
-    gathered_s: float = 0.0
-    """How long all workers have been there, and none has begun to train; 0: that is not so."""
+    all_joined_s: float = 0.0
+    """How long all workers have been present without any training. 0: that is not the case."""
     stop_reason: str = ""
-    """Why the run is to end, or has ended; empty: it goes on."""
+    """Why the run is ending or has ended. Empty: it goes on."""
     trainer_status: TrainerStatus | None = None
     steps_per_second: str = ""
     links: LinkStatus | None = None
     iteration: int = 0
-    """Of this site's foremost worker."""
+    """Of this site's most advanced worker."""
     samples_per_s: float = 0.0
     """Of this site's workers."""
     linked: Mapping[SiteName, int] = field(default_factory=dict)
-    """Workers with whom some worker here is linked, by site."""
+    """Workers that are linked with a worker here, by site."""
     remote: Mapping[SiteName, RemoteView] = field(default_factory=dict)
-    """The other sites of the manifest; empty where this site knows of no others."""
+    """The other sites of the manifest. Empty where no others are configured."""
     drift: str = ""
-    """Where the sites' manifests differ; empty: nowhere, as far as is known."""
+    """Where the sites' manifests differ. Empty: no known difference."""
     bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
-    """By which the workers of each site are known, where the job names an authority."""
+    """Trust bundles of each site's workers, where the job names an authority."""
 
 
-NOTHING_KNOWN = RunView(open_s=0.0)
+EMPTY_RUN_VIEW = RunView(open_s=0.0)
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A child that the API server refuses. The operator tries again, with back-off."""
+class RejectedObject:
+    """A child that the API server rejects. The operator retries with back-off."""
 
     message: str
     code: int
-    """Of the answer: 400, 403, 404, 422 and the like."""
+    """HTTP status: 400, 403, 404, 422 or similar."""
 
     @property
     def reason(self) -> Reason:
-        """What the refusal is about: an admission policy, a right or quota, or the manifest."""
-        if _POLICY_WORDS.search(self.message):
+        """The cause: an admission policy, a missing right or quota, or the manifest."""
+        if _POLICY_MESSAGE.search(self.message):
             return Reason.POLICY_DENIED
         return Reason.FORBIDDEN if self.code in (403, 404) else Reason.INVALID_SPEC
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One job and everything that belongs to it, at one moment."""
+    """One job and all its objects, at one moment."""
 
     document: Document
     jobs: Sequence[Document]
-    """Its Jobs, of any run."""
+    """Of any run; so are pods and services."""
     pods: Sequence[Document]
-    """Its pods, of any run."""
     services: Sequence[Document]
-    """Its Services, of any run."""
     now: datetime
     authority_pem: str
     run: RunView | None = None
-    elsewhere: RunView = NOTHING_KNOWN
-    """What other sites say of the run, where it is not served here."""
-    refused: Refusal | None = None
-    """Of a child of this run, where the API server will not have it."""
-    unmade: Mapping[str, Unmade] = field(default_factory=dict)
-    """By the name of a worker's Service, what of it or of its routes could not be made."""
+    remote_view: RunView = EMPTY_RUN_VIEW
+    """What other sites report of the run, where it is not served here."""
+    rejected: RejectedObject | None = None
+    """A child of this run that the API server rejects."""
+    failed_objects: Mapping[str, FailedObject] = field(default_factory=dict)
+    """Failed objects for exposing workers, by the name of the worker's Service."""
     authority: NamedAuthority | None = None
-    """What there is of the authority that the job names; None: it names none."""
-    hindrance: str = ""
-    """What has kept the operator for a while from doing what this job needs; empty: nothing."""
-    missing_s: Mapping[Missing, float] = field(default_factory=dict)
-    """Seconds that this operator has seen each pod missing that there should be (`absences`)."""
-    leaving: Sequence[Document] = ()
-    """Pods of this job that are to go, of any run, whether their Jobs are there or not."""
+    """State of the authority that the job names. None: it names none."""
+    last_error: str = ""
+    """A lasting error that keeps the operator from acting on this job. Empty: none."""
+    missing_s: Mapping[MissingPod, float] = field(default_factory=dict)
+    """How long each missing pod has been missing (`missing_pods`)."""
+    terminating: Sequence[Document] = ()
+    """Terminating pods of this job, of any run, with or without their Jobs."""
     terminating_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that this operator has seen each of these waiting to go, by its uid."""
-    unready_s: Mapping[Unready, float] = field(default_factory=dict)
-    """Seconds that this operator has seen each keeper's pod run and not serve (`delays`)."""
+    """How long each of these has been terminating, by UID."""
+    unready_s: Mapping[UnreadyPod, float] = field(default_factory=dict)
+    """How long each keeper's pod has run without serving (`startup_delays`)."""
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    """Of nodes whose pods should be gone by now, by name (`tidying.overdue`)."""
+    """States of nodes with overdue pods, by name (`garbage_collection.overdue_pods`)."""
     keeper: Document | None = None
     """The keeper's Deployment."""
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Why a pod does not run."""
-
+class PodProblem:
     reason: Reason
     message: str
 
 
 class PodView:
-    """One pod of ours."""
-
     def __init__(self, document: Document) -> None:
         self.document = document
         metadata = document["metadata"]
@@ -178,47 +169,46 @@ class PodView:
         self.uid = str(metadata.get("uid", ""))
         self.labels: Mapping[str, str] = metadata.get("labels") or {}
         self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
-        self.deleted_at = moment(metadata.get("deletionTimestamp"))
-        """When its grace is over by the API server's clock; None: nobody wants it gone."""
+        self.deleted_at = parse_time(metadata.get("deletionTimestamp"))
+        """End of its grace period by the API server's clock. None: it is not being deleted."""
         self._status: Document = document.get("status") or {}
 
     @property
     def worker(self) -> str:
-        """Short name for people: group and index."""
+        """Short name for users: group and index."""
         group, index = self.labels.get(names.GROUP_LABEL), self.labels.get(names.INDEX_LABEL)
         return self.name if group is None or index is None else f"{group}-{index}"
 
     @property
     def index(self) -> int | None:
-        """Of its worker within the group; None: it has none."""
+        """Its worker's index within the group, or None."""
         text = str(self.labels.get(names.INDEX_LABEL, ""))
         return int(text) if text.isdecimal() else None
 
     @property
     def failures(self) -> int:
-        """How often pods of its index had failed before it."""
+        """Failed pods of its index before it."""
         counts = (str(self.annotations.get(name, "")) for name in _FAILURE_COUNTS)
         return sum(int(count) for count in counts if count.isdecimal())
 
     @property
     def grace_s(self) -> float:
-        """Seconds that it has to end in, once somebody wants it gone."""
+        """Seconds that it has to terminate once it is deleted."""
         return float(self.document["metadata"].get("deletionGracePeriodSeconds") or 0)
 
     @property
-    def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+    def is_finished(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
 
     @property
     def containers_ended(self) -> bool:
-        """Whether its node has said that all of its containers have ended."""
+        """Whether its node has reported that all its containers have ended."""
         states = [status.get("state") or {} for status in self._container_statuses()]
         return bool(states) and all("terminated" in state for state in states)
 
     @property
     def node_address(self) -> str:
-        """Of the node that it is on; empty: it is on none yet."""
+        """Address of its node. Empty: it has none yet."""
         return str(self._status.get("hostIP") or "")
 
     @property
@@ -227,7 +217,7 @@ class PodView:
 
     @property
     def trainer_exit(self) -> int | None:
-        """Its trainer's exit code, once it has ended."""
+        """Exit code of its trainer, if that has ended."""
         for status in self._status.get("containerStatuses") or ():
             if status.get("name") == names.TRAINER_CONTAINER:
                 ended = (status.get("state") or {}).get("terminated") or {}
@@ -236,14 +226,14 @@ class PodView:
 
     @property
     def disruption(self) -> str:
-        """Why it was taken from its node; empty: it was not."""
+        """Why it was evicted. Empty: it was not."""
         for condition in self._conditions("DisruptionTarget"):
             if condition.get("status") == "True":
                 return f"{condition.get('reason', '')}: {condition.get('message', '')}"
         return ""
 
-    def failed_by_its_node(self, now: datetime) -> Document:
-        """Its status, told in place of a node that does not answer."""
+    def node_lost_status(self, now: datetime) -> Document:
+        """Its status, written in place of a node that does not answer."""
         others = [
             c for c in self._status.get("conditions") or () if c["type"] != "DisruptionTarget"
         ]
@@ -257,47 +247,47 @@ class PodView:
         return {"phase": "Failed", "conditions": [*others, lost]}
 
     def condition(self, type_: str) -> Document:
-        """That condition; empty where it has none."""
         return next(self._conditions(type_), {})
 
     @property
-    def runs_since(self) -> datetime | None:
-        """When its trainer's container was started; None: it does not run."""
+    def trainer_started_at(self) -> datetime | None:
+        """When its trainer's container started. None: it does not run."""
         for status in self._status.get("containerStatuses") or ():
             if status.get("name") == names.TRAINER_CONTAINER:
                 running = (status.get("state") or {}).get("running") or {}
-                return moment(running.get("startedAt"))
+                return parse_time(running.get("startedAt"))
         return None
 
     @property
-    def unready(self) -> Unready | None:
-        """That it runs and does not serve; None: it serves, or does not run yet.
+    def unready(self) -> UnreadyPod | None:
+        """Identifies the time in which it runs without serving. None: it serves, or does not run
+        yet.
 
-        One that has served for a moment, whoever saw it, is another.
+        A pod that has served in between gets a new identity, even if this operator missed that.
         """
         ready = self.condition("Ready")
         if self.phase != "Running" or ready.get("status") != "False":
             return None
         return self.uid, str(ready.get("lastTransitionTime", ""))
 
-    def trouble(self) -> Trouble | None:
-        """Why it does not run, where waiting alone may not help."""
-        if self.deleted_at is not None or self.is_over:
+    def problem(self) -> PodProblem | None:
+        """Why it does not run, if waiting alone may not help."""
+        if self.deleted_at is not None or self.is_finished:
             return None
         for condition in self._conditions("PodScheduled"):
             if condition.get("reason") == "Unschedulable":
-                return Trouble(
+                return PodProblem(
                     Reason.UNSCHEDULABLE, f"{self.worker}: {condition.get('message', '')}"
                 )
         for status in self._container_statuses():
             waiting = (status.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") in _BROKEN_WAITING:
+            if waiting.get("reason") in _FAILED_WAITING_REASONS:
                 reason = waiting["reason"]
-                words = f"{self.worker}, container {status.get('name')}: {reason}"
-                words += f": {waiting['message']}" if waiting.get("message") else ""
-                is_image = reason in _IMAGE_WAITING
-                return Trouble(
-                    Reason.IMAGE_UNAVAILABLE if is_image else Reason.CONTAINER_BROKEN, words
+                message = f"{self.worker}, container {status.get('name')}: {reason}"
+                message += f": {waiting['message']}" if waiting.get("message") else ""
+                is_image = reason in _IMAGE_REASONS
+                return PodProblem(
+                    Reason.IMAGE_UNAVAILABLE if is_image else Reason.CONTAINER_BROKEN, message
                 )
         return None
 
@@ -309,13 +299,12 @@ class PodView:
         return (c for c in self._status.get("conditions") or () if c.get("type") == type_)
 
     @property
-    def made_at(self) -> datetime | None:
-        """When it was made."""
-        return moment(self.document["metadata"].get("creationTimestamp"))
+    def created_at(self) -> datetime | None:
+        return parse_time(self.document["metadata"].get("creationTimestamp"))
 
     @property
     def failure(self) -> str:
-        """In one line, how it failed; empty: it did not."""
+        """How it failed, in one line. Empty: it did not."""
         if self.phase != "Failed":
             return ""
         if self.disruption:
@@ -324,17 +313,17 @@ class PodView:
         if code is None:
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
-        return f"{self.worker}: trainer ended with {last_words(code, self._last_lines())}"
+        return f"{self.worker}: trainer ended with {describe_exit(code, self._last_lines())}"
 
     @property
     def end_report(self) -> EndReport | None:
-        """What its trainer reported when it ended in order; None: it has not, or no report."""
+        """The report of its trainer, if that ended successfully and left one."""
         if self.phase != "Succeeded":
             return None
         return EndReport.from_json(self._termination_message())
 
     def _last_lines(self) -> list[str]:
-        """What its trainer and the supervisor, in JSON, said last."""
+        """Output of its trainer and of the supervisor, which writes JSON."""
         return [line for line in self._termination_message().splitlines() if line.strip()]
 
     def _termination_message(self) -> str:

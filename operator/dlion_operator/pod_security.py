@@ -1,7 +1,7 @@
-"""What in a pod breaks Kubernetes' pod security standard `restricted`. Pure.
+"""Find what in a pod violates Kubernetes' pod security standard `restricted`. Pure.
 
-A dry run of a Job does not tell: its pods are refused later, one by one, and the Job waits for
-ever. So it is looked at before. Called by `decide`. Source: Pod Security Standards, v1.34.
+`decide` checks this because a dry run of a Job does not: its pods would be refused one by one
+later, and the Job would wait indefinitely. Source: Pod Security Standards, v1.34.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Document = Mapping[str, Any]
 
 
 def restricted_violations(spec: Document) -> tuple[str, ...]:
-    """What in that pod `restricted` refuses, with its path; empty: nothing.
+    """Return each violation of `restricted` in a pod's spec, with its path.
 
     >>> restricted_violations({"hostNetwork": True, "containers": []})
     ('hostNetwork must not be true',)
@@ -93,7 +93,7 @@ def _container(path: str, container: Document, pod: Document) -> Iterator[str]:
 
 
 def _handlers(path: str, container: Document) -> Iterator[str]:
-    """Probes and hooks that the node is to send to some other host (forbidden from v1.34 on)."""
+    """Check probes and hooks for another host (forbidden since v1.34)."""
     for names in _HANDLERS:
         handler = container
         for name in names:
@@ -101,11 +101,11 @@ def _handlers(path: str, container: Document) -> Iterator[str]:
         for action in ("httpGet", "tcpSocket"):
             if _mapping(handler.get(action)).get("host"):
                 at = ".".join((path, *names, action))
-                yield f"{at}.host must not be set; without it the pod's own address is asked"
+                yield f"{at}.host must not be set; the default is the pod's own address"
 
 
 def _shared_context(at: str, context: Document) -> Iterator[str]:
-    """What holds for a pod's context and a container's alike."""
+    """Check what applies to a pod's and to a container's security context."""
     if context.get("runAsUser") == 0:
         yield f"{at}.runAsUser must not be 0"
     seccomp = _mapping(context.get("seccompProfile")).get("type")
@@ -117,7 +117,7 @@ def _shared_context(at: str, context: Document) -> Iterator[str]:
         yield f"{at}.windowsOptions.hostProcess must not be true"
     selinux = _mapping(context.get("seLinuxOptions"))
     if selinux.get("type", "") not in _SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
-        yield f"{at}.seLinuxOptions may hold a container's type and a level alone"
+        yield f"{at}.seLinuxOptions may only hold a container's type and a level"
 
 
 def _mapping(value: object) -> Document:

@@ -1,8 +1,7 @@
 """The operator of one site as a process, from its flags to its exit code.
 
-Puts the parts together: kopf's watches, the loops of the jobs, the coordinator, health and metrics.
-A watch error that kopf cannot mend ends this process; it is meant to be started again. Called by
-`__main__`, before which nothing of this is imported.
+A watch error that kopf cannot handle ends this process, which must then be restarted. `__main__`
+imports this module late.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import kopf
 
 from dlion_api.errors import DLionError, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_operator.handlers import registry_of
-from dlion_operator.log_keys import add_keys
+from dlion_operator.handlers import build_registry
+from dlion_operator.log_context import add_job_to_logs
 from dlion_operator.settings import Settings, load_settings
 from dlion_operator.site_operator import SiteOperator
 
@@ -27,19 +26,19 @@ _LOG = logging.getLogger("dlion_operator")
 
 NAMESPACE_VARIABLE = "POD_NAMESPACE"
 IDENTITY_VARIABLE = "DLION_OPERATOR_IDENTITY"
-"""Its name among operators (`lease`). The pod's, so that a container that starts anew goes on at
-once; without it no other process has the same."""
+"""The operator's identity (`lease`): the pod's name, so that a restarted container continues at
+once. Without it every process has its own."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs until it is told to end; the exit code."""
+    """Run until a signal ends the process. Return the exit code."""
     options = _parser().parse_args(arguments)
     kopf.configure(
         debug=options.log_level == "DEBUG",
         quiet=options.log_level == "WARNING",
         log_format=kopf.LogFormat.JSON if options.log_format == "json" else kopf.LogFormat.FULL,
     )
-    add_keys()
+    add_job_to_logs()
     if options.log_level != "DEBUG":
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event
     if options.kubeconfig is not None:
@@ -81,7 +80,7 @@ async def _run(settings: Settings, options: argparse.Namespace) -> None:
         identity=os.environ.get(IDENTITY_VARIABLE) or f"{socket.gethostname()}-{os.getpid()}",
         kubeconfig=options.kubeconfig,
     )
-    registry = registry_of(
+    registry = build_registry(
         operator.store,
         operator.trigger,
         start=operator.start,
@@ -97,4 +96,4 @@ async def _run(settings: Settings, options: argparse.Namespace) -> None:
     except Exception:
         if operator.failure is None:
             raise
-        raise operator.failure from None  # kopf's own words say less
+        raise operator.failure from None  # kopf's own error has less detail

@@ -1,7 +1,4 @@
-"""From a run's records to what its status says: progress, pace, losses. Pure, bounded memory.
-
-Fed by the coordinator with every record of every worker; read when a status is written.
-"""
+"""Compute progress, pace and losses of a run from its workers' records. Pure, bounded memory."""
 
 from __future__ import annotations
 
@@ -21,69 +18,66 @@ from dlion_api.status import LinkStatus, Metric, TrainerStatus
 from dlion_operator.federation.reports import LinksTo
 
 PACE_STEPS = 32
-"""Steps of a worker over which its pace is taken."""
-RATE_TO_WITHIN = 0.1
-"""A link's rate is said anew when it is another by this part of it."""
-MORE_RANKS = 1024
-"""What a worker says of peers is believed up to a number: groups may grow, memory may not."""
+"""A worker's pace is taken over this number of steps."""
+RATE_TOLERANCE = 0.1
+"""A link's rate is reported again once it has changed by this fraction."""
+EXTRA_RANKS = 1024
+"""Limit for ranks in workers' records: groups may grow, memory must not."""
 
 
-class _Step(NamedTuple):
-    """What a pace is taken from."""
+class _StepCounter(NamedTuple):
+    """The values that a pace is computed from."""
 
     time_s: float
     iteration: int
     samples: int
-    """The worker's so far."""
+    """Of this worker so far."""
     epochs: float
     """Of the job so far; 0: not known."""
 
 
 @dataclass
-class _Worker:
-    steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    """Its last."""
+class _WorkerProgress:
+    steps: deque[_StepCounter] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """The latest ones."""
     loss: float = math.nan
     accuracy: float = math.nan
     global_batch_size: int = 0
     first_s: float | None = None
     """When the first step that is known here began."""
     done_before: int = 0
-    """Steps before that one: told to an earlier operator, or done in an earlier life."""
+    """Earlier steps: reported to an earlier operator, or done before a restart."""
 
     def began_s(self) -> float:
-        """When it began to train; steps that are not known here took as long as the last ones."""
+        """Estimate when it began to train. Unknown steps count at the latest pace."""
         pace = _pace(self)
         missed_s = self.done_before / pace if pace else 0.0
         return max(0.0, (self.first_s or 0.0) - missed_s)
 
 
 class RunProgress:
-    """One run's progress."""
-
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._workers: dict[Rank, _Worker] = {}
+        self._workers: dict[Rank, _WorkerProgress] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
-        self._rates_said: dict[SiteName, float] = {}
+        self._reported_rates: dict[SiteName, float] = {}
         self._drifting = DriftMeter()
         self._drift: float | None = None
         self._members: tuple[WorkerIdentity, ...] = job.workers()
-        self._most_ranks = 2 * (job.workers()[-1].rank + 1) + MORE_RANKS
+        self._max_rank = 2 * (job.workers()[-1].rank + 1) + EXTRA_RANKS
         self.training = False
-        """Whether a worker has begun to train."""
         self.stop_reason = ""
-        """Why the first worker that stopped did."""
+        """The reason of the first worker that stopped."""
 
     def expect(self, workers: tuple[WorkerIdentity, ...]) -> None:
-        """The job has these workers now; figures of others no longer count."""
+        """Set the job's current workers; figures of others no longer count."""
         self._members = workers
         ranks = {worker.rank for worker in workers}
         self._workers = {rank: each for rank, each in self._workers.items() if rank in ranks}
 
     def take(self, record: ProgressRecord) -> None:
-        """One record, in the order of arrival."""
-        worker = self._workers.setdefault(record.rank, _Worker())
+        """Add one record, in order of arrival."""
+        worker = self._workers.setdefault(record.rank, _WorkerProgress())
         match record:
             case StepRecord():
                 self.training = True
@@ -91,9 +85,11 @@ class RunProgress:
                     worker.first_s = record.time_s - record.wall_s
                     worker.done_before = max(0, record.iteration - 1)
                 if worker.steps and record.iteration <= worker.steps[-1].iteration:
-                    worker.steps.clear()  # it went back to a checkpoint: no pace to tell from that
+                    worker.steps.clear()  # it resumed from a checkpoint: its old pace is void
                 worker.steps.append(
-                    _Step(record.time_s, record.iteration, record.samples, record.epochs or 0.0)
+                    _StepCounter(
+                        record.time_s, record.iteration, record.samples, record.epochs or 0.0
+                    )
                 )
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
@@ -101,7 +97,7 @@ class RunProgress:
                 worker.accuracy = record.accuracy
                 if (compared := self._drifting.add(record)) is not None:
                     self._drift = compared[1] if math.isfinite(compared[1]) else None
-            case LinkRecord() if record.peer < self._most_ranks:
+            case LinkRecord() if record.peer < self._max_rank:
                 self._links[record.rank, record.peer] = record
             case EventRecord(reason=EventReason.TRAINING_STARTED):
                 self.training = True
@@ -111,27 +107,27 @@ class RunProgress:
                 pass
 
     def steps_per_second(self) -> str:
-        """The median worker's pace, as the printer column has it; empty: not known yet."""
+        """The median worker's pace, as in the printer column. Empty: not known yet."""
         paces = sorted(pace for pace in map(_pace, self._workers.values()) if pace is not None)
         return f"{paces[len(paces) // 2]:.2f}" if paces else ""
 
     def iteration(self) -> int:
-        """Of the foremost worker that reports here; 0 before the first step."""
+        """Of the most advanced worker that reports here; 0 before the first step."""
         return max(
             (worker.steps[-1].iteration for worker in self._workers.values() if worker.steps),
             default=0,
         )
 
     def samples_per_s(self) -> float:
-        """Of all workers that report here, together."""
+        """Of all workers that report here."""
         return sum(_pace(worker, "samples") or 0.0 for worker in self._workers.values())
 
     def linked(self, membership: Membership) -> Mapping[SiteName, int]:
-        """How many workers of each site some worker that is there was linked with when it last
-        spoke of its links."""
+        """Number of workers per site that were linked with a present worker in its latest link
+        report."""
         sites = {worker.rank: worker.site for worker in self._members}
         ready = {member.identity.rank for member in membership.ready()}
-        last_s = self._last_spoken_s()
+        last_s = self._last_report_s()
         peers = {
             peer
             for (rank, peer), link in self._links.items()
@@ -139,15 +135,15 @@ class RunProgress:
         }
         return Counter(sites[peer] for peer in peers if peer in sites)
 
-    def _last_spoken_s(self) -> dict[Rank, float]:
-        """When each worker spoke of its links last; it speaks of all of them at once."""
+    def _last_report_s(self) -> dict[Rank, float]:
+        """When each worker reported its links last. It reports all links together."""
         last_s: dict[Rank, float] = {}
         for (rank, _), link in self._links.items():
             last_s[rank] = max(link.time_s, last_s.get(rank, link.time_s))
         return last_s
 
     def links(self, membership: Membership) -> LinkStatus | None:
-        """The links between workers that are there, and the slowest pair of sites; None: none."""
+        """The links between present workers, and the slowest pair of sites, or None."""
         sites = {worker.rank: worker.site for worker in self._members}
         ready = {member.identity.rank for member in membership.ready()}
         known = {pair: link for pair, link in self._links.items() if set(pair) <= ready}
@@ -161,38 +157,40 @@ class RunProgress:
         slowest = min(rates, default=(0.0, ""))
         return LinkStatus(
             connected=sum(link.connected for link in known.values()),
-            # With a topology each worker has fewer links than peers: those it reports of.
+            # With a topology each worker has fewer links than peers: count the reported links.
             expected=len(known),
             slowest=slowest[1][:128],
         )
 
     def links_to(self, own: SiteName, membership: Membership) -> tuple[LinksTo, ...]:
-        """Of the workers of this site that are there, to those of each other site, by name. A rate
-        stays as it was said before until it is another by a tenth, so that it is news seldom."""
+        """Links from this site's present workers to each other site, by name.
+
+        A rate is reported again only when it has changed by a tenth, so that reports change rarely.
+        """
         sites = {worker.rank: worker.site for worker in self._members}
         ready = {m.identity.rank for m in membership.ready() if m.identity.site == own}
-        last_s = self._last_spoken_s()
-        found: dict[SiteName, list[LinkRecord]] = {}
+        last_s = self._last_report_s()
+        links_by_site: dict[SiteName, list[LinkRecord]] = {}
         for (rank, peer), link in self._links.items():
             is_current = rank in ready and link.time_s == last_s[rank]
             if is_current and peer in sites and sites[peer] != own:
-                found.setdefault(sites[peer], []).append(link)
-        told = []
-        for site, links in sorted(found.items()):
+                links_by_site.setdefault(sites[peer], []).append(link)
+        reports = []
+        for site, links in sorted(links_by_site.items()):
             up = [link for link in links if link.connected]
             rates = [each.bandwidth_bytes_per_s for each in up]
             slowest = min((rate for rate in rates if rate is not None), default=0.0)
-            said = self._rates_said.get(site, 0.0)
-            if not math.isclose(said, slowest, rel_tol=RATE_TO_WITHIN):
-                said = self._rates_said[site] = slowest
-            told.append(LinksTo(site, len(up), len(links), said))
-        return tuple(told)
+            rate = self._reported_rates.get(site, 0.0)
+            if not math.isclose(rate, slowest, rel_tol=RATE_TOLERANCE):
+                rate = self._reported_rates[site] = slowest
+            reports.append(LinksTo(site, len(up), len(links), rate))
+        return tuple(reports)
 
     def trainer_status(self, now: str) -> TrainerStatus | None:
-        """How far training has come; None: nothing is known. `now` as Kubernetes writes times."""
+        """The training progress, or None if nothing is known. `now` is in Kubernetes' format."""
         if not any(worker.steps for worker in self._workers.values()):
             return None
-        fraction, remaining_s = self._way()
+        fraction, remaining_s = self._remaining()
         return TrainerStatus(
             progress_percentage=None if fraction is None else int(100 * fraction),
             estimated_remaining_seconds=None if remaining_s is None else round(remaining_s),
@@ -200,8 +198,8 @@ class RunProgress:
             last_updated_time=now,
         )
 
-    def _way(self) -> tuple[float | None, float | None]:
-        """Share of the way to the nearest end that a clock or a counter tells, and seconds left."""
+    def _remaining(self) -> tuple[float | None, float | None]:
+        """Fraction done and seconds left until the nearest end by time, steps or epochs."""
         stop = self._job.spec.trainer.stop
         ends: list[tuple[float, float]] = []
         trained_s, iteration = self._trained()
@@ -214,7 +212,7 @@ class RunProgress:
                 if (pace := _pace(worker))
             ]
         if stop.max_epochs is not None:
-            ends += [  # each counts the samples of all
+            ends += [  # each worker counts the samples of all
                 (done / stop.max_epochs, (stop.max_epochs - done) / pace)
                 for worker in self._workers.values()
                 if (pace := _pace(worker, "epochs")) and (done := worker.steps[-1].epochs)
@@ -225,7 +223,7 @@ class RunProgress:
         return min(1.0, fraction), min(max(0.0, remaining_s), 2.0**31 - 1)
 
     def _trained(self) -> tuple[float, int]:
-        """Seconds since the first step, and the iteration of the foremost worker."""
+        """Seconds since the first step, and the iteration of the most advanced worker."""
         stepping = [worker for worker in self._workers.values() if worker.steps]
         began_s = min(worker.began_s() for worker in stepping)
         last = [worker.steps[-1] for worker in stepping]
@@ -246,10 +244,10 @@ class RunProgress:
 
 
 def _pace(
-    worker: _Worker, of: Literal["iteration", "samples", "epochs"] = "iteration"
+    worker: _WorkerProgress, of: Literal["iteration", "samples", "epochs"] = "iteration"
 ) -> float | None:
-    """How many a second over its last steps; None: not known, or none at all (data may grow faster
-    than epochs pass)."""
+    """Units per second over the worker's last steps. None: not known, or no progress (data may grow
+    faster than epochs pass)."""
     if len(worker.steps) < 2:
         return None
     first, last = worker.steps[0], worker.steps[-1]

@@ -1,8 +1,8 @@
-"""Callers that this site's operator or a keeper refused, as events on the jobs that they concern.
+"""Report refused callers as events on the jobs that they concern.
 
-Owns which refusals are told (docs/conditions.md): not those of an orderly life, such as of a worker
-that the operator does not know yet after its own restart. Called by coordinator and federation,
-which count and log all of them; the coordinator hears of the keepers' as these follow.
+Coordinator and federation count and log every refusal, including the keepers', which these report
+when they follow. This module selects the ones worth an event (docs/conditions.md): not those of
+normal operation, such as of a worker that a restarted operator does not know yet.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Protocol
 from dlion_api.names import JobKey
 from dlion_api.refusals import RefusalReason
 from dlion_api.spec import Job
-from dlion_operator.coordinator.events import Refuse
-from dlion_operator.federation.events import RefusalReason as SiteRefusalReason
-from dlion_operator.federation.events import Refuse as RefuseSite
+from dlion_operator.coordinator.events import RefuseCall
+from dlion_operator.federation.events import FederationRefusalReason, RefuseStream
 from dlion_operator.store import ObjectName
-from dlion_operator.worker_news import WorkerNews
+from dlion_operator.worker_events import WorkerEvents
 
 AT_COORDINATOR = frozenset(
     {
@@ -33,60 +32,64 @@ AT_COORDINATOR = frozenset(
 )
 AT_FEDERATION = frozenset(
     {
-        SiteRefusalReason.BAD_CERTIFICATE,
-        SiteRefusalReason.WRONG_SITE,
-        SiteRefusalReason.MALFORMED,
-        SiteRefusalReason.TOO_MUCH,
+        FederationRefusalReason.BAD_CERTIFICATE,
+        FederationRefusalReason.WRONG_SITE,
+        FederationRefusalReason.MALFORMED,
+        FederationRefusalReason.TOO_MUCH,
     }
 )
 
 
-class Served(Protocol):
-    """A run that is served."""
+class ReportableRun(Protocol):
+    """A run that can receive events."""
 
     @property
     def job(self) -> Job: ...
     @property
-    def news(self) -> WorkerNews: ...
+    def events(self) -> WorkerEvents: ...
 
 
 class RefusedCallers:
-    """Tells the runs that are served of callers that were refused."""
+    """Adds events about refused callers to the runs that this site serves."""
 
     def __init__(
-        self, served: Mapping[JobKey, Served], trigger: Callable[[ObjectName], None]
+        self, served: Mapping[JobKey, ReportableRun], trigger: Callable[[ObjectName], None]
     ) -> None:
-        """`served` changes as runs come and go."""
+        """`served` is a live mapping of the served runs."""
         self._served = served
         self._trigger = trigger
 
-    def at_coordinator(self, run: str, refusal: Refuse) -> None:
-        """By the coordinator, which the caller named that run; an earlier or later run of the same
-        job concerns the one that is served."""
+    def at_coordinator(self, run: str, refusal: RefuseCall) -> None:
+        """Report a refusal by the coordinator. `run` is the run that the caller named.
+
+        A caller of another run of the same job concerns the served one.
+        """
         if refusal.reason not in AT_COORDINATOR:
             return
         job = run.rpartition("#")[0]
         for key in self._served:
             if f"{key.namespace}/{key.name}" == job:
-                # Pods of an earlier run may ask once more before they are gone.
+                # Pods of an earlier run may still call before they are gone.
                 warning = refusal.reason is not RefusalReason.WRONG_RUN
-                self._tell(key, f"coordinator: {refusal.reason}", refusal.message, warning=warning)
+                self._record(
+                    key, f"coordinator: {refusal.reason}", refusal.message, warning=warning
+                )
 
-    def at_keeper(self, run: JobKey, reason: str, words: str) -> None:
-        """By the site's keeper of that run."""
+    def at_keeper(self, run: JobKey, reason: str, message: str) -> None:
+        """Report a refusal by the site's keeper of that run."""
         if run in self._served:
-            self._tell(run, f"keeper: {reason}", words, warning=True)
+            self._record(run, f"keeper: {reason}", message, warning=True)
 
-    def at_federation(self, refusal: RefuseSite) -> None:
-        """By the federation: that concerns all runs of several sites."""
+    def at_federation(self, refusal: RefuseStream) -> None:
+        """Report a refusal by the federation, which concerns all runs with several sites."""
         if refusal.reason not in AT_FEDERATION:
             return
         for key, served in self._served.items():
             if len(served.job.spec.sites) > 1:
-                self._tell(key, f"federation: {refusal.reason}", refusal.message, warning=True)
+                self._record(key, f"federation: {refusal.reason}", refusal.message, warning=True)
 
-    def _tell(self, key: JobKey, kind: str, message: str, *, warning: bool) -> None:
-        # Whoever was refused may have chosen the words, which people read on terminals.
-        words = "".join(each if each.isprintable() else "?" for each in message)
-        if self._served[key].news.refuse(kind, words, warning=warning):
+    def _record(self, key: JobKey, kind: str, message: str, *, warning: bool) -> None:
+        # The message may contain the caller's input, and is shown on terminals.
+        text = "".join(each if each.isprintable() else "?" for each in message)
+        if self._served[key].events.refuse(kind, text, warning=warning):
             self._trigger(ObjectName(key.namespace, key.name))

@@ -1,7 +1,7 @@
-"""The time as the API server tells it, so that a wrong clock of the operator's node ends no run.
+"""The API server's time, so that a wrong clock on the operator's node ends no run.
 
-Deadlines are held against times that the API server wrote. Kept by `kubernetes_api`, which hears
-the `Date` of each answer; no I/O.
+Deadlines refer to times that the API server wrote. `kubernetes_api` updates the clock from the
+`Date` of each response. No I/O.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 _WHOLE_SECONDS = timedelta(seconds=1)
-"""A `Date` leaves fractions out: the moment is so much later at most."""
+"""A `Date` has no fractions: the real time is later by less than this."""
 
 
 class ServerClock:
-    """Goes on by the monotonic clock from the newest `Date` that was heard."""
+    """Continues from the latest `Date`, by the monotonic clock."""
 
     def __init__(
         self,
@@ -26,24 +26,24 @@ class ServerClock:
     ) -> None:
         self._monotonic_s = monotonic_s
         self._local = local
-        self._began: datetime | None = None
-        """The server's time when the monotonic clock was at 0; None: none was heard yet."""
+        self._epoch: datetime | None = None
+        """The server's time at monotonic time 0. None: no `Date` was received yet."""
 
-    def hear(self, date: str | None) -> None:
-        """An answer has come with that `Date` (RFC 9110); what is none is passed over."""
+    def update(self, date: str | None) -> None:
+        """Take the `Date` of a response (RFC 9110). An invalid one is ignored."""
         try:
-            heard = parsedate_to_datetime(date or "")
+            received = parsedate_to_datetime(date or "")
         except (ValueError, TypeError):
             return
-        if heard.tzinfo is None:
+        if received.tzinfo is None:
             return
-        earliest = heard - timedelta(seconds=self._monotonic_s())
-        # Between two answers the time must not jump back by the fraction that is left out.
-        kept = earliest if self._began is None else self._began
-        self._began = min(max(kept, earliest), earliest + _WHOLE_SECONDS)
+        earliest = received - timedelta(seconds=self._monotonic_s())
+        # Between two responses the time must not jump back by the missing fraction.
+        kept = earliest if self._epoch is None else self._epoch
+        self._epoch = min(max(kept, earliest), earliest + _WHOLE_SECONDS)
 
     def now(self) -> datetime:
-        """The time of the server that answered last; this machine's before any has."""
-        if self._began is None:
+        """The API server's time; before any response, the local time."""
+        if self._epoch is None:
             return self._local()
-        return self._began + timedelta(seconds=self._monotonic_s())
+        return self._epoch + timedelta(seconds=self._monotonic_s())

@@ -1,7 +1,4 @@
-"""What a site's operator is told by its chart: one YAML file, checked like a manifest.
-
-Read once at the start by `__main__`; the rest of the operator gets parts of it.
-"""
+"""The settings of a site's operator: one YAML file from the chart, validated like a manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from dlion_api.cluster_names import (
 )
 from dlion_api.document import Rule, parse, setting
 from dlion_api.errors import Problem, SpecError
-from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, MOST_SITES, SITE_NAME_LENGTH
+from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_DESCRIPTION, MAX_SITES, SITE_NAME_LENGTH
 from dlion_api.spec.sites import Resources
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -45,9 +42,7 @@ class Images:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coordinator:
-    """The gRPC service that this site's workers talk to."""
-
+class CoordinatorSettings:
     port: int = setting(
         "port that it listens on.", default=COORDINATOR_PORT, minimum=1, maximum=65535
     )
@@ -59,12 +54,12 @@ class Coordinator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeper:
-    """The pod that holds a job's checkpoints and model."""
+class KeeperSettings:
+    """The pod that stores a job's checkpoints and model."""
 
     size: str = setting(
-        "size of the claim that is made for each job; empty: no claim, and what is kept goes with"
-        " the keeper's pod.",
+        "size of the claim that is created for each job; empty: no claim, and the data is lost"
+        " with the keeper's pod.",
         default="",
         max_length=64,
     )
@@ -72,7 +67,7 @@ class Keeper:
         "storage class of that claim; empty: the cluster's default.", default="", max_length=253
     )
     claim_name: str = setting(
-        "a claim that exists in the job's namespace, used instead of one that is made.",
+        "an existing claim in the job's namespace, used instead of a new one.",
         default="",
         max_length=253,
     )
@@ -80,18 +75,16 @@ class Keeper:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sidecar:
-    """The container beside each trainer."""
-
+class SidecarSettings:
     resources: Resources = setting("resources of the sidecar's container.", default=Resources())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadBalancer:
-    """The Services of workers of jobs with exposure LoadBalancer."""
+    """Services of workers in jobs with exposure LoadBalancer."""
 
     annotations: Mapping[str, str] = setting(
-        "annotations of them, as load balancers ask for.", default={}, max_items=64
+        "their annotations, as load balancers require.", default={}, max_items=64
     )
     class_name: str = setting(
         "their load balancer class; empty: the cluster's default.", default="", max_length=253
@@ -99,32 +92,34 @@ class LoadBalancer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listener:
-    """The part of a Gateway (of the Gateway API) that passes TLS through."""
+class GatewayListenerSettings:
+    """The listener of a Gateway (Gateway API) that passes TLS through."""
 
     name: str = setting("name of the Gateway; empty: there is none.", default="", max_length=253)
     namespace: str = setting("its namespace; empty: that of each job.", default="", max_length=63)
     section_name: str = setting(
-        "its listener; empty: all that will do.", default="", max_length=253
+        "its listener; empty: all suitable ones.", default="", max_length=253
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """A proxy through which other sites reach all workers by one port: TLS goes through as it is,
-    and leads to a worker by the server name that the caller asks for (SNI)."""
+    """A proxy through which other sites reach all workers at one port. TLS passes through; the
+    server name (SNI) selects the worker."""
 
     address: str = setting(
         "host:port by which other sites reach it.",
         pattern=r"[^\s/]+:[0-9]{1,5}",
-        pattern_words="host:port",
+        pattern_description="host:port",
         max_length=512,
     )
     route: Literal["TLSRoute", "IngressRouteTCP"] = setting(
-        "what tells it of workers: objects of the Gateway API (1.5 or newer), or of Traefik.",
+        "the kind of its routes: of the Gateway API (1.5 or newer), or of Traefik.",
         default="TLSRoute",
     )
-    parent: Listener = setting("the Gateway of TLSRoutes.", default=Listener())
+    parent: GatewayListenerSettings = setting(
+        "the Gateway of TLSRoutes.", default=GatewayListenerSettings()
+    )
     entry_points: tuple[str, ...] = setting(
         "Traefik's entry points; empty: all.", default=(), max_items=16
     )
@@ -140,24 +135,22 @@ class Gateway:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Authority:
-    """The site's certificate authority."""
-
+class AuthoritySettings:
     secret_name: str = setting(
-        "Secret in the operator's namespace that holds it (tls.crt, tls.key); made if absent.",
+        "Secret in the operator's namespace that holds it (tls.crt, tls.key); created if absent.",
         default="dlion-authority",
         min_length=1,
         max_length=253,
     )
     owner_service: str = setting(
-        "Service in the operator's namespace with which it goes; empty: it stays until somebody"
+        "Service in the operator's namespace that owns it; empty: it stays until a user"
         " deletes it.",
         default="",
         max_length=253,
     )
     certificate_life_seconds: int = setting(
-        "life of a worker's certificate; at half of it the next one is signed, and connections are"
-        " remade with that.",
+        "life of a worker's certificate; it is renewed at half of it, and connections are"
+        " reopened with the new one.",
         default=86400,
         minimum=60,
         maximum=INT32_MAX,
@@ -166,8 +159,8 @@ class Authority:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Federation:
-    """The gRPC service through which the sites' operators tell each other what they see."""
+class FederationSettings:
+    """The gRPC service through which the sites' operators exchange reports."""
 
     port: int = setting(
         "port that it listens on.", default=FEDERATION_PORT, minimum=1, maximum=65535
@@ -180,19 +173,19 @@ class Federation:
         unit="seconds",
     )
     measure_on_demand: bool = setting(
-        "whether whoever reaches the port of metrics may have the links to other sites measured.",
+        "whether any client of the metrics port may measure the links to other sites.",
         default=False,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteSite:
-    """Another site, as this one is told of it."""
+    """Another site, as configured here."""
 
     name: str = setting(
         "name of the site, as spec.sites has it.",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=SITE_NAME_LENGTH,
     )
     address: str = setting(
@@ -200,7 +193,7 @@ class RemoteSite:
     )
     bundle_file: str = setting(
         "file with the public certificates of its authority (PEM; `dlion trust show` there). Read"
-        " again whenever it changes.",
+        " again on every change.",
         min_length=1,
         max_length=1024,
     )
@@ -211,17 +204,17 @@ class Settings:
     """One site's operator."""
 
     site: str = setting(
-        "name of this site: the operator acts on the entry of spec.sites that bears it.",
+        "name of this site: the operator acts on the entry of spec.sites with this name.",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=SITE_NAME_LENGTH,
     )
     advertised_address: str = setting(
-        "host by which other sites reach this site's nodes and load balancers, for jobs that are"
-        " exposed by them; empty: the address of a worker's node, or of its load balancer.",
+        "host at which other sites reach this site's nodes and load balancers, for jobs that are"
+        " exposed there; empty: the address of a worker's node, or of its load balancer.",
         default="",
         pattern=r"([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*)?",
-        pattern_words="a host name or an IP address, without a port",
+        pattern_description="a host name or an IP address, without a port",
         max_length=253,
     )
     namespaces: tuple[str, ...] = setting(
@@ -230,25 +223,31 @@ class Settings:
         max_items=256,
     )
     images: Images = setting("what the pods of a job run.")
-    coordinator: Coordinator = setting("the service that workers talk to.")
-    keeper: Keeper = setting("the pod that holds checkpoints and models.", default=Keeper())
-    sidecar: Sidecar = setting("the container beside each trainer.", default=Sidecar())
+    coordinator: CoordinatorSettings = setting("the service for workers.")
+    keeper: KeeperSettings = setting(
+        "the pod that stores checkpoints and models.", default=KeeperSettings()
+    )
+    sidecar: SidecarSettings = setting(
+        "the container beside each trainer.", default=SidecarSettings()
+    )
     load_balancer: LoadBalancer = setting(
         "the Services of workers behind load balancers.", default=LoadBalancer()
     )
     gateway: Gateway | None = setting(
-        "the proxy before workers of jobs with exposure Gateway; absent: there is none.",
+        "the proxy for workers of jobs with exposure Gateway; absent: there is none.",
         default=None,
     )
-    authority: Authority = setting("the site's certificate authority.", default=Authority())
-    federation: Federation | None = setting(
-        "the service for other sites' operators; absent: this site knows no other.", default=None
+    authority: AuthoritySettings = setting(
+        "the site's certificate authority.", default=AuthoritySettings()
+    )
+    federation: FederationSettings | None = setting(
+        "the service for other sites' operators; absent: no federation.", default=None
     )
     sites: tuple[RemoteSite, ...] = setting(
-        "the other sites; empty: this site knows no other.",
+        "the other sites; empty: no federation.",
         default=(),
         key="name",
-        max_items=MOST_SITES,
+        max_items=MAX_SITES,
     )
     metrics_port: int = setting("port of /metrics.", default=METRICS_PORT, minimum=1, maximum=65535)
     health_port: int = setting(
@@ -277,10 +276,10 @@ class Settings:
 
 
 def load_settings(path: Path) -> Settings:
-    """The settings in that file.
+    """Load the settings from that file.
 
     Raises:
-        SpecError: it is no YAML, or not what `Settings` allows; says all that is wrong.
+        SpecError: it is not YAML, or invalid; lists all problems.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:

@@ -1,7 +1,4 @@
-"""A whole operator: what runs between kopf's start and its end, put together.
-
-Owns the order in which parts start and end. Called by `__main__` and `handlers`.
-"""
+"""A complete operator: everything that runs between kopf's start and its end, in order."""
 
 from __future__ import annotations
 
@@ -16,86 +13,85 @@ from typing import Any
 
 from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
-from dlion_operator.authority import Authority
-from dlion_operator.authority_secret import keep_renewing, kept_authority, show_bundle
-from dlion_operator.cluster import Document, Kind
+from dlion_operator.authority import CertificateAuthority
+from dlion_operator.authority_secret import load_authority, maintain_authority, publish_bundle
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.decide import MANAGED_BY
+from dlion_operator.event_recorder import EventRecorder
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.health import Health, serve_health, serve_metrics
+from dlion_operator.garbage_collection import terminating_pods
+from dlion_operator.health import HealthMonitor, serve_health, serve_metrics
 from dlion_operator.kubernetes_api import KubernetesApi, connect
+from dlion_operator.kubernetes_client import Document, Kind
 from dlion_operator.lease import Leases
 from dlion_operator.leased_cluster import LeasedCluster
-from dlion_operator.loops import Loops
 from dlion_operator.metrics import FederationMetrics, JobMetrics, LeaseMetrics, OperatorMetrics
-from dlion_operator.notices import Notices
-from dlion_operator.pod_tokens import FoundPod, Keys, Owner, PodTokens
+from dlion_operator.pod_tokens import PodOwner, PodRecord, PodTokens, SigningKeys
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.resync import Resync
 from dlion_operator.settings import Settings
 from dlion_operator.site_runs import SiteRuns
-from dlion_operator.store import ObjectName, Store, job_of
-from dlion_operator.tidying import leaving
+from dlion_operator.store import ClusterStore, ObjectName, job_of
+from dlion_operator.work_queue import WorkQueue
 
 _LOG = logging.getLogger(__name__)
 
 
 class StoredPods:
-    """The pods that the watches brought, as tokens are held against them."""
+    """The watched pods, for verifying pod tokens."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ClusterStore) -> None:
         self._store = store
 
-    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
-        """That very pod; None: there is none, or it has ended."""
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
+        """Return that pod, or None if it does not exist or has ended."""
         pod = self._store.get(Kind.POD, ObjectName(namespace, name))
         if pod is None or pod["metadata"].get("uid") != uid:
             return None
         if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
             return None
-        return FoundPod(pod["metadata"].get("labels") or {}, self._owner(pod))
+        return PodRecord(pod["metadata"].get("labels") or {}, self._owner(pod))
 
-    def _owner(self, pod: Document) -> Owner | None:
-        """Its controller, which has to be the very Job of that name where it says that it is one.
-        ReplicaSets are not read here."""
+    def _owner(self, pod: Document) -> PodOwner | None:
+        """Its controller, or None. A Job must match by UID; ReplicaSets are not watched."""
         references = pod["metadata"].get("ownerReferences") or ()
-        found = next((each for each in references if each.get("controller")), None)
-        if found is None:
+        controller = next((each for each in references if each.get("controller")), None)
+        if controller is None:
             return None
-        owner = Owner(str(found.get("kind")), str(found.get("name")))
+        owner = PodOwner(str(controller.get("kind")), str(controller.get("name")))
         if owner.kind == "Job":
             job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
-            if job is None or job["metadata"].get("uid") != found.get("uid"):
+            if job is None or job["metadata"].get("uid") != controller.get("uid"):
                 return None
         return owner
 
 
 class SiteOperator:
-    """One site's operator. All of it runs in kopf's event loop."""
+    """One site's operator. It runs entirely in kopf's event loop."""
 
     def __init__(
         self, settings: Settings, *, namespace: str, identity: str, kubeconfig: Path | None
     ) -> None:
-        """`namespace` is the operator's own, `identity` its name among operators (`lease`);
+        """`namespace` is the operator's own, `identity` its name among operators (`lease`).
         `kubeconfig` None: the cluster that it runs in."""
-        self.store = Store()
+        self.store = ClusterStore()
         self._settings = settings
         self._namespace = namespace
         self._identity = identity
         self._kubeconfig = kubeconfig
         self._metrics = OperatorMetrics()
-        self._loops: Loops | None = None
+        self._queue: WorkQueue | None = None
         self._parts = AsyncExitStack()
         self.failure: DLionError | OSError | None = None
         """Why it could not start."""
 
     def trigger(self, name: ObjectName) -> None:
-        """Something may have changed for that job."""
-        if self._loops is not None:
-            self._loops.trigger(name)
+        if self._queue is not None:
+            self._queue.trigger(name)
 
     async def start(self) -> None:
-        """Starts every part. Raises: DLionError, OSError; what has started is ended by `stop`."""
+        """Start every part. Raises: DLionError, OSError; `stop` ends the parts that have
+        started."""
         try:
             await self._start()
         except (DLionError, OSError) as error:
@@ -109,14 +105,14 @@ class SiteOperator:
             self._metrics.api_error,
         )
         self._parts.push_async_callback(cluster.close)
-        authority = await kept_authority(cluster, settings, self._namespace)
-        await show_bundle(cluster, settings, self._namespace, authority)
+        authority = await load_authority(cluster, settings, self._namespace)
+        await publish_bundle(cluster, settings, self._namespace, authority)
         server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
         await server.start()
         self._parts.push_async_callback(server.shut_down)
 
-        async def keys() -> Keys:
-            return Keys(await cluster.signing_keys(), await cluster.issuer())
+        async def keys() -> SigningKeys:
+            return SigningKeys(await cluster.signing_keys(), await cluster.issuer())
 
         tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
@@ -124,7 +120,7 @@ class SiteOperator:
             cluster,
             self._identity,
             wanted=self._namespaces_of_jobs,
-            on_held=self._look_at_all_in,
+            on_held=self._trigger_namespace,
             now=cluster.now,
         )
         self._parts.push_async_callback(leases.release)
@@ -132,47 +128,49 @@ class SiteOperator:
 
         def restored() -> None:
             self._metrics.restored()
-            reconciler.forget()
+            reconciler.reset()
 
         resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
-        await resync.first()
+        await resync.load()
         node = await self._federate(authority, server, runs)
 
-        def replace_authority(successor: Authority) -> None:
+        def replace_authority(successor: CertificateAuthority) -> None:
             runs.replace_authority(successor)
             if node is not None:
                 node.replace_authority(successor)
 
-        renewing = keep_renewing(cluster, settings, self._namespace, authority, replace_authority)
+        renewing = maintain_authority(
+            cluster, settings, self._namespace, authority, replace_authority
+        )
         self._metrics.registry.register(LeaseMetrics(leases.held))
         await self._serve(runs, resync, node, (resync.run(), renewing, leases.run()))
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
 
     def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
-        """Begins to look at jobs, where their Leases are held."""
+        """Start to reconcile jobs, where their Leases are held."""
         leased = LeasedCluster(cluster, leases)
         reconciler = Reconciler(
             cluster=leased,
             store=self.store,
             runs=runs,
             settings=self._settings,
-            notices=Notices(leased, cluster.now),
+            events=EventRecorder(leased, cluster.now),
             now=cluster.now,
         )
 
-        async def look(name: ObjectName) -> float | None:
+        async def reconcile(name: ObjectName) -> float | None:
             if self._has_work(name) and not leases.holds(name.namespace):
-                return None  # it is looked at once the Lease is held
+                return None  # a pass follows once the Lease is held
             return await reconciler.reconcile(name)
 
-        self._loops = Loops(look, self._is_known, self._metrics.reconciled)
-        self._parts.push_async_callback(self._loops.close)
+        self._queue = WorkQueue(reconcile, self._is_known, self._metrics.reconciled)
+        self._parts.push_async_callback(self._queue.close)
         return reconciler
 
     async def _federate(
-        self, authority: Authority, server: CoordinatorServer, runs: SiteRuns
+        self, authority: CertificateAuthority, server: CoordinatorServer, runs: SiteRuns
     ) -> FederationNode | None:
-        """The federation with the other sites; None: this site knows no other."""
+        """Start the federation with the other sites. None: no other site is configured."""
         federation, sites = self._settings.federation, self._settings.remote_sites
         if federation is None or not sites:
             return None
@@ -181,7 +179,7 @@ class SiteOperator:
             sites,
             certificate_life=timedelta(seconds=federation.certificate_life_seconds),
             reports=runs.reports,
-            on_news=runs.hear,
+            on_run_changed=runs.update_remote,
             on_bundles=server.trust,
         )
         runs.federate(node)
@@ -217,7 +215,9 @@ class SiteOperator:
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
         measure = node.bandwidth if node is not None and may_measure else None
-        health = Health(self._metrics, lambda: resync.stale_rounds, lambda: resync.has_gone_back)
+        health = HealthMonitor(
+            self._metrics, lambda: resync.stale_rounds, lambda: resync.has_version_decreased
+        )
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
             await serve_health(health, self._settings.health_port),
@@ -225,31 +225,30 @@ class SiteOperator:
             self._parts.push_async_callback(runner.cleanup)
         for part in (*tasks, health.tick()):
             task = asyncio.create_task(part)
-            self._parts.push_async_callback(_ended, task)
+            self._parts.push_async_callback(_cancel, task)
         health.ready = True
 
     async def stop(self) -> None:
-        """Ends every part, the last that was started first. Workers train on."""
+        """End every part, in reverse order of starting. Workers go on training."""
         await self._parts.aclose()
 
     def _namespaces_of_jobs(self) -> set[str]:
-        """Those in which there is something to act on."""
-        pods = leaving(self.store.all(Kind.POD))
+        pods = terminating_pods(self.store.all(Kind.POD))
         of_pods = {str(pod["metadata"]["namespace"]) for pod in pods}
         return of_pods | {name.namespace for name in self.store.jobs() if self._is_ours(name)}
 
-    def _look_at_all_in(self, namespace: str) -> None:
-        pods = leaving(self.store.all(Kind.POD))
+    def _trigger_namespace(self, namespace: str) -> None:
+        pods = terminating_pods(self.store.all(Kind.POD))
         for name in {*self.store.jobs(), *(job_of(Kind.POD, pod) for pod in pods)}:
             if name.namespace == namespace:
                 self.trigger(name)
 
     def _has_work(self, name: ObjectName) -> bool:
-        """Whether a look may lead to writes; else nothing is left but to forget the job."""
-        return self._is_ours(name) or bool(leaving(self.store.of_job(Kind.POD, name)))
+        """Whether a pass may write. Otherwise the job only has to be forgotten."""
+        return self._is_ours(name) or bool(terminating_pods(self.store.of_job(Kind.POD, name)))
 
     def _is_ours(self, name: ObjectName) -> bool:
-        """Whether there is such a job, and no other controller is to act on it."""
+        """Whether the job exists and no other controller manages it."""
         job = self.store.get(Kind.DLION_JOB, name)
         if job is None:
             return False
@@ -259,6 +258,6 @@ class SiteOperator:
         return self.store.get(Kind.DLION_JOB, name) is not None
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -126,7 +126,7 @@ def operator(helm: Helm, values: dict[str, Any] | None = None) -> tuple[Any, Any
 
 def test_the_operator_is_started_by_its_module(helm: Helm) -> None:
     template, container = operator(helm)
-    assert container["command"] == [*names.HOLDING_BACK_SIGTERM, "python", "-m", "dlion_operator"]
+    assert container["command"] == [*names.BLOCK_SIGTERM_COMMAND, "python", "-m", "dlion_operator"]
     config = "/etc/dlion-operator/config.yaml"
     assert container["args"] == ["--config", config, "--log-format", "json"]
     *fields, identity = container["env"]

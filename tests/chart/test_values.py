@@ -20,9 +20,9 @@ import yaml
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
 from dlion_operator.settings import (
-    Federation,
+    FederationSettings,
     Gateway,
-    Listener,
+    GatewayListenerSettings,
     RemoteSite,
     Settings,
     load_settings,
@@ -287,7 +287,7 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
                 }
             },
         ),
-        Federation(port=18446, certificate_life_seconds=60, measure_on_demand=True),
+        FederationSettings(port=18446, certificate_life_seconds=60, measure_on_demand=True),
     ),
     "sites": (
         sites("plant-a", "plant-b"),
@@ -331,7 +331,7 @@ REACHED: dict[str, tuple[dict[str, Any], Any]] = {
     "load_balancer.class_name": (nested("loadBalancer.className", "a" * 253), "a" * 253),
     "gateway": (
         dict(GATEWAY),
-        Gateway(address="plant-a.example:443", parent=Listener(name="edge")),
+        Gateway(address="plant-a.example:443", parent=GatewayListenerSettings(name="edge")),
     ),
     "authority.secret_name": (nested("authority.secretName", "true"), "true"),
     "authority.owner_service": (nested("authority.keep", True), ""),

@@ -37,7 +37,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def test_fields_that_others_have_set_are_not_taken_over(
 def test_the_namespace_is_one(shell: Shell, name: str) -> None:
     elsewhere = changed(manifest(name), {"metadata.namespace": "elsewhere"})
     assert shell.dlion("submit", shell.file(elsewhere)) == ExitCode.SPEC
-    assert "is not the namespace that -n names" in shell.complained
+    assert "differs from the namespace of -n" in shell.complained
     shell.namespace = "nowhere"
     assert shell.dlion("submit", shell.file(manifest(name))) == ExitCode.UNAVAILABLE
     assert "there is no namespace 'nowhere'" in shell.complained
@@ -372,7 +372,7 @@ def test_get_of_one_job_shows_sites_conditions_and_events(
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert shell.dlion("get", name) == 0
-    assert "No operator has looked at this job yet" in shell.said
+    assert "No operator has observed this job yet" in shell.said
     write_status(jobs, name, TRAINING)
     kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers\x1b[2J"))
     assert shell.dlion("get", name) == 0
@@ -473,11 +473,11 @@ def test_watch_gives_up_in_time_and_tells_of_a_deletion(
 ) -> None:
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     assert shell.dlion("watch", name, "--timeout", "2") == ExitCode.DEADLINE
-    assert "The job goes on" in shell.complained
+    assert "The job continues" in shell.complained
     operator = in_background(lambda: jobs.delete(name))
     assert shell.dlion("watch", name, "--timeout", "30") == ExitCode.UNAVAILABLE
     operator.join()
-    assert "was deleted while it was watched" in shell.complained
+    assert "was deleted during the watch" in shell.complained
 
 
 def test_ctrl_c_leaves_the_job_running(shell: Shell, jobs: Jobs, name: str) -> None:
@@ -494,7 +494,7 @@ def test_ctrl_c_leaves_the_job_running(shell: Shell, jobs: Jobs, name: str) -> N
         watching.send_signal(signal.SIGINT)
         said = watching.stderr.read()
     assert watching.returncode == ExitCode.INTERRUPTED
-    assert "The job goes on" in said
+    assert "The job continues" in said
     assert jobs.get(name)["spec"]["suspend"] is False
 
 
@@ -518,7 +518,7 @@ def test_watch_goes_on_after_its_connection_broke(shell: Shell, jobs: Jobs, name
         code = relayed.dlion("watch", name, "--timeout", "40")
         operator.join()
     assert code == 0
-    assert relayed.said.count("connection lost, trying again") == 1
+    assert relayed.said.count("connection lost, retrying") == 1
     assert "Training, 42 %" in relayed.said
     assert "has succeeded" in relayed.said
 
@@ -665,7 +665,7 @@ def test_a_token_that_is_not_known(as_reader: Shell) -> None:
     text = as_reader.kubeconfig.read_text()
     as_reader.kubeconfig.write_text(re.sub(r"token: .*", "token: nonsense", text))
     assert as_reader.dlion("get") == ExitCode.DENIED
-    assert "does not accept who you are" in as_reader.complained
+    assert "rejects your credentials" in as_reader.complained
 
 
 def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> None:
@@ -688,7 +688,7 @@ def test_an_exec_plugin_proves_who_the_user_is(as_reader: Shell, jobs: Jobs) -> 
 def test_what_others_need_of_a_site_takes_one_right(
     as_reader: Shell, kubectl: Kubectl, jobs: Jobs
 ) -> None:
-    bundle = Authority(SiteName("plant-a")).bundle_pem.decode()
+    bundle = CertificateAuthority(SiteName("plant-a")).bundle_pem.decode()
     kubectl.apply({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "dlion-authority"},
         "data": {"ca.crt": bundle},
@@ -751,7 +751,7 @@ def test_jobs_without_pods_have_neither_logs_nor_results(
     assert shell.dlion("logs", name) == ExitCode.UNAVAILABLE
     assert "has no pods of workers at this site" in shell.complained
     assert shell.dlion("fetch", name) == ExitCode.UNAVAILABLE
-    assert "has no keeper's pod here" in shell.complained
+    assert "has no keeper pod here" in shell.complained
 
 
 def test_names_are_completed(shell: Shell, jobs: Jobs, name: str) -> None:

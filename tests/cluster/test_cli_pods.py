@@ -30,7 +30,7 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_worker.keeper.pack import pack
+from dlion_worker.artifact_server.pack import pack
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def packed(kept: Path) -> bytes:
 
 
 BEGINNING = "head -c 300000 /bin2/stream"
-EXPECTED = "-m dlion_worker.keeper.pack --run 1 models/plant-a"
+EXPECTED = "-m dlion_worker.artifact_server.pack --run 1 models/plant-a"
 
 
 def test_a_model_is_fetched_whole(

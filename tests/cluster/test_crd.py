@@ -29,6 +29,7 @@ from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.spec import bounds, change_problems, load_job
 from dlion_api.status import Status
+from example_counts import examples
 from manifest_bounds import CONDITION, Trial, document, trials
 from manifest_strategies import changed_documents, values
 from manifest_table import ACCEPTED, CASES, GONE, REFUSED, Case, changed, smallest
@@ -322,12 +323,12 @@ KEPT = {
     "only a path can be watched": "a watched path",
     "watch needs evaluationPath": "a watched path",
     "nesterov needs name: sgd and a momentum above 0": "nesterov with momentum",
-    "a run needs an end": "an endless run",
+    "a run needs a stop rule": "an endless run",
     "a built-in program needs a data set": "nothing but what is required",
     "initial must not be above max": "an initial batch at its maximum",
     "warmupFraction must not be above maxFraction": "a warm-up until growth ends",
     "policy dlion-published weights by dlion_ratio": "the published form",
-    "exposure beyond the pod network needs TLS, else anybody could take part": "exposure by"
+    "exposure beyond the pod network needs TLS, else anyone could take part": "exposure by"
     " a gateway",
     "residual is for policy dlion": "error feedback",
     "selective propagation is for policy dlion": "selective propagation",
@@ -335,18 +336,19 @@ KEPT = {
     "topology randomRegular needs a degree": "a random graph",
     "degree is for topologies randomRegular and bipartite": "two sides",
     "mode backup needs at least one backup worker": "backup workers",
-    "secretName is for mode Secret, and needed there": "a CA in a secret",
-    "issuerName is for mode CertManager, and needed there": "a cert-manager issuer",
+    "secretName is required in mode Secret, and not allowed in others": "a CA in a secret",
+    "issuerName is required in mode CertManager, and not allowed in others": "a cert-manager"
+    " issuer",
     "minSites must not be above the number of sites": "a quorum of all sites",
     "the initial global batch needs a sample for every worker": "a batch of a sample each",
     "backupWorkers must be below the number of workers": "all but one are backup workers",
     "batching policy goodput needs the mean of whole gradients": "goodput of whole gradients",
     "siteClasses must name every site once": "classes by site",
-    "a topology other than allToAll needs two workers at least": "a ring of two",
+    "a topology other than allToAll needs at least two workers": "a ring of two",
     "degree must be below the number of workers": "a random graph",
     "degree or the number of workers must be even": "a random graph",
     "with degree 1 only two workers are connected": "a single pair",
-    "degree must not be above half the number of workers: the other side has no more": "two sides",
+    "degree must not be above half the number of workers, the size of the other side": "two sides",
     "bipartite with a degree needs an even number of workers": "two sides",
 }
 """By a rule's message: the accepted manifest of the table that the rule is about."""
@@ -361,11 +363,11 @@ def test_every_rule_has_an_accepted_and_a_refused_manifest() -> None:
 
 def largest(class_count: int, entries: int) -> dict[str, Any]:
     """A manifest in which as much stands as the schema lets, where a rule looks at it."""
-    names = [f"{i:x>40}" for i in range(bounds.MOST_SITES)]
+    names = [f"{i:x>40}" for i in range(bounds.MAX_SITES)]
     mapping = {f"example.com/k{k}": "1" * 32 for k in range(entries)}
     group = {"workers": 1, "resources": {"limits": mapping, "requests": mapping},
              "nodeSelector": mapping}  # fmt: skip
-    groups = [group | {"name": f"{g:x>16}"} for g in range(bounds.MOST_GROUPS)]
+    groups = [group | {"name": f"{g:x>16}"} for g in range(bounds.MAX_GROUPS_PER_SITE)]
     classes = list(range(class_count))
     dataset = {"name": "digits", "partition": "bySite", "keepClasses": classes,
                "siteClasses": [{"site": name, "classes": classes} for name in names]}  # fmt: skip
@@ -378,7 +380,7 @@ def largest(class_count: int, entries: int) -> dict[str, Any]:
 
 
 def test_the_largest_manifest_is_within_what_rules_may_cost(jobs: Jobs) -> None:
-    answer = jobs.create(largest(bounds.MOST_CLASSES, 16))
+    answer = jobs.create(largest(bounds.MAX_CLASSES, 16))
     assert answer.accepted, answer.message
     answer = jobs.create(largest(100, 4), dry_run=False)  # etcd keeps no more than 1.5 MiB
     assert answer.accepted, answer.message
@@ -388,7 +390,7 @@ def test_the_largest_manifest_is_within_what_rules_may_cost(jobs: Jobs) -> None:
 
 
 @given(changed_documents())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_documents_changed_at_random_are_judged_as_by_the_model(jobs: Jobs, manifest: Any) -> None:
     found = problems(manifest)
     answer = jobs.create(sent(manifest))
@@ -398,7 +400,7 @@ def test_documents_changed_at_random_are_judged_as_by_the_model(jobs: Jobs, mani
 
 
 @given(values)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_anything_that_is_no_manifest_is_refused(jobs: Jobs, anything: Any) -> None:
     assert problems(anything)
     assert not jobs.create(anything).accepted

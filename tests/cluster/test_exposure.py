@@ -275,7 +275,7 @@ def _service_types(kubectl: Kubectl, *chosen: str) -> set[str]:
 def _job() -> Job:
     document = _document("Gateway", 1)
     document["metadata"]["namespace"] = JOBS
-    return load_job(document).with_room_to_grow()
+    return load_job(document).with_group_ranks()
 
 
 def _check_watched(lines: list[str]) -> None:

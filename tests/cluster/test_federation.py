@@ -307,7 +307,7 @@ def test_two_sites_see_the_whole_job(
 
     document = manifest()
     document["metadata"]["namespace"] = a.kubectl.namespace
-    job = load_job(document).with_room_to_grow()
+    job = load_job(document).with_group_ranks()
     eventually("pods are made", lambda: [len(site.pods()) for site in sites] == [2, 1])
     by_name = {site.name: site for site in sites}
     joined = [by_name[worker.site].join(worker, job.hash()) for worker in job.workers()]
@@ -444,7 +444,7 @@ def test_other_sites_workers_are_known_by_what_leads_to_them(
 
     namespace = sites[0].kubectl.namespace
     job = load_job({**exposed, "metadata": {"name": "digits", "namespace": namespace}})
-    job = job.with_room_to_grow()
+    job = job.with_group_ranks()
     by_name = {site.name: site for site in sites}
     joined = {each: by_name[each.site].join(each, job.hash()) for each in job.workers()}
     for worker, stream in joined.items():

@@ -98,7 +98,7 @@ began = time.monotonic()
 import tensorflow as tf
 import_s = time.monotonic() - began
 from dlion_worker.codecs import kernels
-from dlion_worker.training.datasets.named import digits
+from dlion_worker.training.datasets.named_datasets import digits
 dispatchers = [kernels.peak_bits, kernels.count, kernels.gather_blocks, kernels.add_blocks]
 x, y = digits()
 model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(10)])

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from api_server import Jobs, jobs_of
 from dlion_api.spec import load_job
+from example_counts import examples
 from fault_proxy import waited
 from manifest_strategies import changed_documents, values
 from manifest_table import ACCEPTED
@@ -81,7 +82,7 @@ def jobs(control_plane: Kubectl, request: pytest.FixtureRequest) -> Iterator[Job
 
 
 @given(changed_documents() | likely() | likely() | likely(), TEMPLATES)
-@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(1200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_accepted_is_decided_about(jobs: Jobs, manifest: Any, template: Any) -> None:
     if isinstance(template, dict) and isinstance(manifest.get("spec"), dict):
         manifest["spec"]["podTemplate"] = template

@@ -18,10 +18,10 @@ import pytest
 
 from dlion_api.cluster_names import INDEX_LABEL, TOKEN_AUDIENCE, group_job_name
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.cluster import Kind
-from dlion_operator.pod_tokens import FoundPod, Keys, PodTokens, wanted_labels
+from dlion_operator.kubernetes_client import Kind
+from dlion_operator.pod_tokens import PodRecord, PodTokens, SigningKeys, expected_labels
 from dlion_operator.site_operator import StoredPods
-from dlion_operator.store import Store
+from dlion_operator.store import ClusterStore
 from fault_proxy import waited
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ class Cluster:
 
     kubectl: Kubectl
 
-    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
-        kubectl, store = replace(self.kubectl, namespace=namespace), Store()
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
+        kubectl, store = replace(self.kubectl, namespace=namespace), ClusterStore()
         for kind, plural in ((Kind.POD, "pods"), (Kind.JOB, "jobs")):
             for each in kubectl.get(plural)["items"]:
                 store.put(kind, each)
         return StoredPods(store).find(namespace, name, uid)
 
-    async def read_keys(self) -> Keys:
+    async def read_keys(self) -> SigningKeys:
         jwks = self.kubectl.run("get", "--raw", "/openid/v1/jwks")
         about = json.loads(self.kubectl.run("get", "--raw", "/.well-known/openid-configuration"))
-        return Keys(jwks.encode(), about["issuer"])
+        return SigningKeys(jwks.encode(), about["issuer"])
 
 
 def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
@@ -57,7 +57,7 @@ def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
     job = JobKey(namespace, "digits", "1")
     try:
         kubectl.run("create", "serviceaccount", "worker")
-        kubectl.apply(indexed_job(group_job_name(job, WORKER.group), wanted_labels(WORKER, job)))
+        kubectl.apply(indexed_job(group_job_name(job, WORKER.group), expected_labels(WORKER, job)))
         assert waited(lambda: len(kubectl.get("pods")["items"]) == 2, 60)
         mine, other = (
             each["metadata"]["name"]
@@ -65,7 +65,7 @@ def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
                 kubectl.get("pods")["items"], key=lambda pod: pod["metadata"]["labels"][INDEX_LABEL]
             )
         )
-        kubectl.apply(pod("made-up", wanted_labels(WORKER, job)))
+        kubectl.apply(pod("made-up", expected_labels(WORKER, job)))
         tokens = PodTokens(cluster := Cluster(kubectl), cluster.read_keys)
 
         def holds(token: str) -> bool:

@@ -22,7 +22,7 @@ from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.names import SiteName
-from dlion_operator.authority import AUTHORITY_LIFE, Authority
+from dlion_operator.authority import AUTHORITY_LIFE, CertificateAuthority
 from given_authorities import GivenAuthority
 from operator_process import Account, OperatorProcess
 from podless_jobs import (
@@ -139,7 +139,7 @@ class Life:
     def _age_the_authority(self) -> None:
         """So that its certificate is due to be renewed."""
         long_ago = datetime.now(UTC) - AUTHORITY_LIFE + timedelta(days=30)
-        kept = Authority(SiteName(SITE["site"]["name"]), now=long_ago).to_keep()
+        kept = CertificateAuthority(SiteName(SITE["site"]["name"]), now=long_ago).to_stored()
         files = {"tls.crt": kept.certificate_pem, "tls.key": kept.key_pem}
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         patch = json.dumps({"data": data})

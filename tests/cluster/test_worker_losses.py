@@ -26,7 +26,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord, StepRecord
-from dlion_operator.notices import AGAIN_AFTER_S
+from dlion_operator.event_recorder import REPEAT_AFTER_S
 from dlion_worker.results.events import read_events
 from dlion_worker.results.faults import iteration_losses, lost_by_waiting
 from gitops.agreement import agree
@@ -182,7 +182,7 @@ def test_workers_are_lost_come_and_go_while_a_job_trains(
         wait_until_trains(kubectl)
         print(f"| {name} | {degraded_s:.0f} s | {time.monotonic() - began_s:.0f} s |")
         for reason in ("PeersLost", "Training"):
-            told = partial(is_told, kubectl, reason, began - timedelta(seconds=AGAIN_AFTER_S))
+            told = partial(is_told, kubectl, reason, began - timedelta(seconds=REPEAT_AFTER_S))
             eventually(told, what=f"an event {reason}, {name}")
         if name == "pod evicted":
             assert failures(kubectl) == charged

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from dlion_api.reasons import EventReason
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.worker_news import BANDWIDTH_DROPPED, CALLER_REFUSED, PEER_LOST, TOLD
+from dlion_operator.worker_events import (
+    BANDWIDTH_DROPPED,
+    CALLER_REFUSED,
+    FORWARDED_REASONS,
+    PEER_LOST,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text(encoding="utf-8")
@@ -28,7 +33,7 @@ def test_every_reason_is_explained_and_no_other() -> None:
 def test_every_event_of_workers_is_explained_and_no_other() -> None:
     section = PAGE.partition("\nAnd what workers tell")[2]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
-    same = TOLD - {EventReason.WORKER_LOST}
+    same = FORWARDED_REASONS - {EventReason.WORKER_LOST}
     assert sorted(rows) == sorted([*same, PEER_LOST, BANDWIDTH_DROPPED])
 
 
@@ -36,17 +41,17 @@ def test_every_event_of_the_operator_is_explained_and_no_other() -> None:
     section = PAGE.partition("\nWhenever the reason")[2].partition("\nAnd what workers tell")[0]
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     of_conditions = {Reason.SPEC_DIFFERS.value, Reason.NO_AUTHORITY.value}
-    assert sorted(rows) == sorted({*spelt_in_notices(), CALLER_REFUSED, *of_conditions})
+    assert sorted(rows) == sorted({*event_reasons_in_source(), CALLER_REFUSED, *of_conditions})
 
 
-def spelt_in_notices() -> set[str]:
+def event_reasons_in_source() -> set[str]:
     """Reasons that the operator's code gives to an event as they stand."""
     return {
         call.args[0].value
         for path in (ROOT / "operator" / "dlion_operator").rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call)
-        and getattr(call.func, "id", "") == "Notice"
+        and getattr(call.func, "id", "") == "JobEvent"
         and isinstance(call.args[0], ast.Constant)
         and isinstance(call.args[0].value, str)
     }

@@ -129,7 +129,7 @@ def test_the_longest_names_leave_room_in_hostnames_and_certificates() -> None:
     document["spec"]["runId"] = "r" * bounds.RUN_ID_LENGTH
     document["spec"]["sites"] = [{"name": "s" * bounds.SITE_NAME_LENGTH, "groups": [group]}]
     job = load_job(document)
-    hostname = f"{job.metadata.name}-{group['name']}-{'0' * 6}-{bounds.MOST_WORKERS - 1}"
+    hostname = f"{job.metadata.name}-{group['name']}-{'0' * 6}-{bounds.MAX_WORKERS_PER_GROUP - 1}"
     assert len(hostname) <= 63
     dns = job.workers()[-1].dns_name(job.key)
     assert len(dns) <= 253

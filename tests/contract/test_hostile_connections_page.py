@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 
 from dlion_api.refusals import PeerRefusal, RefusalReason
-from dlion_operator.federation.events import RefusalReason as SiteRefusalReason
+from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
 from hostile_cases import CASES, table
 
 PAGE = (Path(__file__).parents[2] / "docs/several-sites.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## What is refused, and how it is told\n")[2].partition("\n## ")[0]
+SECTION = PAGE.partition("## What is refused, and how it is reported\n")[2].partition("\n## ")[0]
 
 
 def test_the_page_has_the_matrix() -> None:

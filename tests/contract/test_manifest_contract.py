@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 import manifest_schema
 from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import load_job
+from example_counts import examples
 from manifest_strategies import changed_documents, values
 from manifest_table import ACCEPTED, CASES, REFUSED, Case, smallest
 
@@ -72,13 +73,13 @@ def test_defaults_in_the_schema_are_the_models() -> None:
 
 
 @given(changed_documents())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_documents_changed_at_random_are_judged_alike(document: Any) -> None:
     found = [p for p in problems(document) if p.message not in MESSAGES]
     assert (not found) == manifest_schema.accepts(STRICT, document), found
 
 
 @given(values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_anything_is_judged_alike_and_never_crashes(document: Any) -> None:
     assert bool(problems(document)) != manifest_schema.accepts(STRICT, document)

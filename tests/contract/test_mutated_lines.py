@@ -63,6 +63,6 @@ def test_only_tests_that_pass_before_can_catch(test: str, verdict: str, tmp_path
     tests.write_text(f"from {TOOL.PACKAGE} import here\n\n\ndef test_it():\n    {test}\n")
     mutation = TOOL.Mutation("here.py", "VALUE = 1", "VALUE = 2", str(tests))
     unchanged: dict[str, str] = {}
-    assert TOOL.tried(tmp_path, mutation, unchanged) == verdict
+    assert TOOL.evaluate(tmp_path, mutation, unchanged) == verdict
     assert list(unchanged) == [str(tests)]
     assert (package / "here.py").read_text() == "VALUE = 1\n"

@@ -316,11 +316,11 @@ def test_rates_chosen_for_one_environment_hold_for_the_next(
 
 def a_piece(published: ModuleType, records: ModuleType) -> Any:
     """Two columns of two seeds in one environment."""
-    from dlion_worker.results.comparison import Figures, Row, diverged
+    from dlion_worker.results.comparison import VariantRow, VariantRun, diverged
 
     systems = published.comparisons()[0]
-    one = Figures(1, 12.5, None, 0.25, 0.5, 0.75, 0.125, 1e9, 0.5, 7, (1.0, 2.0), (None, 0.25))
-    rows = tuple(Row("homo-a", name, 0.05, (one, diverged(2))) for name in ("dlion", "gaia"))
+    one = VariantRun(1, 12.5, None, 0.25, 0.5, 0.75, 0.125, 1e9, 0.5, 7, (1.0, 2.0), (None, 0.25))
+    rows = tuple(VariantRow("homo-a", name, 0.05, (one, diverged(2))) for name in ("dlion", "gaia"))
     comparison = replace(systems, environments=("homo-a",))
     return records.Piece(comparison, rows, "0123456789ab", 2)
 

@@ -1,8 +1,8 @@
 """The rights that the chart grants are about the kinds that the operator knows, and no others.
 
-Proves: each kind of `dlion_operator.cluster` has rights, what is watched may be listed and watched
-and nothing else may, and no rule is about anything that the operator has no word for, but for what
-stands here with its reason.
+Proves: each kind of `dlion_operator.kubernetes_client` has rights, what is watched may be listed
+and watched and nothing else may, and no rule is about anything that the operator has no word for,
+but for what stands here with its reason.
 Leaves out: verbs one by one, which a real API server's audit log tells (tests/cluster).
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from dlion_operator.cluster import Kind
+from dlion_operator.kubernetes_client import Kind
 from dlion_operator.resync import WATCHED
 
 RIGHTS = yaml.safe_load(

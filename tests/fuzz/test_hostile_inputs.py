@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Hello
-from dlion_worker.exchange.framing import Inbox
-from dlion_worker.exchange.transfer import Assembly
+from dlion_worker.exchange.framing import StreamReceiver
+from dlion_worker.exchange.state_transfer import StateAssembler
 from hostile.attacking import Target, run
 from hostile.targets import TARGETS
 
@@ -48,8 +48,8 @@ def test_another_error_than_the_documented_one_is_a_defect(tmp_path: Path) -> No
 
 @given(st.lists(st.binary(max_size=200), max_size=5))
 def test_any_bytes_at_all_are_refused_or_harmless(stream: list[bytes]) -> None:
-    inbox, assembly = Inbox(1000, incarnation=1), Assembly(1000)
-    inbox.greeted(Hello(epoch=1))
+    inbox, assembly = StreamReceiver(1000, incarnation=1), StateAssembler(1000)
+    inbox.hello_received(Hello(epoch=1))
     for data in stream:
         for feed in (lambda d: inbox.feed(inbox.parse(d), 0.0), assembly.feed):
             try:

@@ -8,7 +8,7 @@ import sys
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import Exchange, ExchangeConfig, StateSnapshot
+from dlion_worker.exchange import PeerExchange, PeerExchangeConfig, StateSnapshot
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 
 
@@ -27,8 +27,8 @@ def main() -> None:
         key, chain, {SiteName("plant-a"): plant_a, SiteName("plant-b"): plant_b}
     )
     events: queue.Queue[object] = queue.Queue()
-    exchange = Exchange(
-        ExchangeConfig(job, me, int(sys.argv[1]), proof),
+    exchange = PeerExchange(
+        PeerExchangeConfig(job, me, int(sys.argv[1]), proof),
         events.put,
         lambda wanted: StateSnapshot(0, 0, b"none"),
     )

@@ -24,9 +24,9 @@ from prometheus_client import CollectorRegistry
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import SiteName
-from dlion_operator.authority import Authority
-from dlion_operator.federation import measuring
-from dlion_operator.federation.events import RefusalReason
+from dlion_operator.authority import CertificateAuthority
+from dlion_operator.federation import link_bandwidth
+from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.health import serve_metrics
 from federated import FederatedSite, federated_sites
@@ -39,7 +39,7 @@ def within(body: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[..., N
     """A test that has a folder, and a minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measuring, "SENT_FOR_S", 1.0)
+        monkeypatch.setattr(link_bandwidth, "SEND_DURATION_S", 1.0)
 
         async def run() -> None:
             async with asyncio.timeout(60):
@@ -68,12 +68,16 @@ async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> 
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         first = await here.bandwidth(B)
-        assert 0 < first.bytes_count < measuring.MOST_BYTES + measuring.CHUNK_BYTES
+        assert (
+            0
+            < first.bytes_count
+            < link_bandwidth.MAX_MEASUREMENT_BYTES + link_bandwidth.CHUNK_BYTES
+        )
         assert first.bytes_per_s == pytest.approx(first.bytes_count / first.seconds)
-        received = there.service.turns.received_bytes
-        assert received == first.bytes_count + measuring.CHUNK_BYTES
+        received = there.service.measurement_slot.received_bytes
+        assert received == first.bytes_count + link_bandwidth.CHUNK_BYTES
         assert await here.bandwidth(B) == first
-        assert there.service.turns.received_bytes == received
+        assert there.service.measurement_slot.received_bytes == received
         assert (await there.bandwidth(A)).bytes_per_s > 0
         with pytest.raises(LookupError):
             await here.bandwidth(C)
@@ -126,11 +130,11 @@ async def test_one_is_taken_at_a_time(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
         with (
-            there.service.turns.turn(),
-            pytest.raises(UnavailableError, match="another site measures just now"),
+            there.service.measurement_slot.acquire(),
+            pytest.raises(UnavailableError, match="another site is measuring now"),
         ):
             await here.bandwidth(B)
-        assert there.service.refusals == {RefusalReason.TOO_MUCH: 1}
+        assert there.service.refusals == {FederationRefusalReason.TOO_MUCH: 1}
         assert (await here.bandwidth(B)).bytes_count > 0
 
 
@@ -138,22 +142,24 @@ async def test_one_is_taken_at_a_time(folder: Path) -> None:
 async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
-        most = 4 * measuring.CHUNK_BYTES
-        take = measuring.Arrivals.take
+        most = 4 * link_bandwidth.CHUNK_BYTES
+        take = link_bandwidth.ChunkTimer.take
 
-        def strict(self: measuring.Arrivals, size_bytes: int, now_s: float) -> None:
+        def strict(self: link_bandwidth.ChunkTimer, size_bytes: int, now_s: float) -> None:
             with pytest.MonkeyPatch.context() as bound:
-                bound.setattr(measuring, "MOST_BYTES", most)
+                bound.setattr(link_bandwidth, "MAX_MEASUREMENT_BYTES", most)
                 take(self, size_bytes, now_s)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(measuring, "MOST_BYTES", 2**40)  # the sender knows no bound
-            patch.setattr(measuring.Arrivals, "take", strict)
+            patch.setattr(
+                link_bandwidth, "MAX_MEASUREMENT_BYTES", 2**40
+            )  # the sender knows no bound
+            patch.setattr(link_bandwidth.ChunkTimer, "take", strict)
             with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
                 await here.bandwidth(B)
-        assert there.service.refusals == {RefusalReason.MALFORMED: 1}
-        assert there.service.turns.received_bytes <= most + measuring.CHUNK_BYTES
-        with there.service.turns.turn():
+        assert there.service.refusals == {FederationRefusalReason.MALFORMED: 1}
+        assert there.service.measurement_slot.received_bytes <= most + link_bandwidth.CHUNK_BYTES
+        with there.service.measurement_slot.acquire():
             pass  # it is free again
 
 
@@ -161,10 +167,10 @@ async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
 async def test_another_authority_s_operator_is_refused(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
-        here.replace_authority(Authority(A))
+        here.replace_authority(CertificateAuthority(A))
         with pytest.raises(UnavailableError):
             await here.bandwidth(B)
-        assert there.service.turns.received_bytes == 0
+        assert there.service.measurement_slot.received_bytes == 0
 
 
 @within
@@ -178,9 +184,9 @@ async def test_a_site_that_claims_another_name_is_refused(folder: Path) -> None:
         here._meter._own, there.service._own = A, C
         with pytest.raises(ContractError, match="NOT_FOUND"):
             await here.bandwidth(B)
-        assert there.service.refusals[RefusalReason.BAD_CERTIFICATE] == 1
-        assert there.service.refusals[RefusalReason.WRONG_SITE] == 1
-        assert there.service.turns.received_bytes == 0
+        assert there.service.refusals[FederationRefusalReason.BAD_CERTIFICATE] == 1
+        assert there.service.refusals[FederationRefusalReason.WRONG_SITE] == 1
+        assert there.service.measurement_slot.received_bytes == 0
     finally:
         for site in (a, b):
             if site.node is not None:
@@ -205,7 +211,7 @@ async def test_an_operator_that_may_not_measure_says_so(folder: Path) -> None:
         try:
             code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
             assert (code, "federation.measureOnDemand" in told["message"]) == (404, True)
-            assert there.service.turns.received_bytes == 0
+            assert there.service.measurement_slot.received_bytes == 0
         finally:
             await runner.cleanup()
 

@@ -70,9 +70,9 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     for words, said in (
         (("calibrate", "--batches", "8"), "give two or more sizes"),
-        (("calibrate", "--batches", "a,b"), "not whole numbers"),
-        (("calibrate", "--set", "seed=1"), "give its FILE"),
-        (("calibrate", str(DIGITS), "--builtin", "cipher"), "without a FILE"),
+        (("calibrate", "--batches", "a,b"), "not integers"),
+        (("calibrate", "--set", "seed=1"), "give FILE"),
+        (("calibrate", str(DIGITS), "--builtin", "cipher"), "exclude each other"),
         (("calibrate", "--out", str(tmp_path / "absent" / "costs.json")), "there is no folder"),
         (("calibrate", "--builtin", "nonsense"), "'nonsense' is not one of 'cipher', 'cnn17'"),
         ((*flags, "--step-overhead", "nan"), "no finite number"),

@@ -20,15 +20,15 @@ import yaml
 
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
-from dlion_worker.local.companions import (
+from dlion_worker.local.auxiliary_processes import (
     FIRST_WAIT_S,
     HEALTHY_S,
-    LONGEST_WAIT_S,
-    MOST_RESTARTS,
-    Companion,
-    Companions,
+    MAX_RESTARTS,
+    MAX_WAIT_S,
+    AuxiliaryProcess,
+    AuxiliaryProcesses,
 )
-from dlion_worker.local.imposed import LINKS_MEASURED_ONCE
+from dlion_worker.local.emulation import LINKS_MEASURED_ONCE_NOTE
 from dlion_worker.local.processes import ProcessGroup
 from local_run import LocalRun, job_document
 
@@ -41,9 +41,9 @@ class Kept:
     def __init__(self, group: ProcessGroup) -> None:
         self.told: list[tuple[Rank, str, str]] = []
         self.group = group
-        self.companions = Companions(group, lambda *words: self.told.append(words))
+        self.companions = AuxiliaryProcesses(group, lambda *words: self.told.append(words))
         start = partial(group.start, "sidecar-1", SLEEP)
-        self.companions.start(Companion("sidecar-1", "SidecarEnded", start, Rank(1)), 0.0)
+        self.companions.start(AuxiliaryProcess("sidecar-1", "SidecarEnded", start, Rank(1)), 0.0)
         self.now_s = 0.0
 
     def kill(self) -> None:
@@ -55,7 +55,7 @@ class Kept:
         """How long until it runs again, in steps of a quarter of a second; None: never."""
         began_s = self.now_s
         while not self.group.running():
-            if self.now_s > began_s + 2 * LONGEST_WAIT_S:
+            if self.now_s > began_s + 2 * MAX_WAIT_S:
                 return None
             self.now_s += 0.25
             self.companions.poll(self.now_s, {Rank(1)})
@@ -66,11 +66,11 @@ def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path) as group:
         kept = Kept(group)
         waits = []
-        for _ in range(MOST_RESTARTS):
+        for _ in range(MAX_RESTARTS):
             kept.kill()
             assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
             waits.append(kept.wait_s())
-        assert waits == [min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**n) for n in range(MOST_RESTARTS)]
+        assert waits == [min(MAX_WAIT_S, FIRST_WAIT_S * 2**n) for n in range(MAX_RESTARTS)]
         kept.kill()
         lost = kept.companions.poll(kept.now_s, {Rank(1)})
         assert "the sidecar of worker 1 ended with signal 9 (SIGKILL)" in lost
@@ -82,7 +82,7 @@ def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
 def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path) as group:
         kept = Kept(group)
-        for _ in range(MOST_RESTARTS + 1):
+        for _ in range(MAX_RESTARTS + 1):
             kept.kill()
             assert kept.companions.poll(kept.now_s, {Rank(1)}) == ""
             kept.wait_s()
@@ -161,9 +161,9 @@ def test_a_continuous_run_outlives_its_sidecar_and_evaluator_and_ends_on_demand(
     (alike,) = found["document"]["workers"]
     assert (alike["count"], alike["cores"], alike["mbitPerS"]) == (2, 1, 50)
     assert found["notes"] == [
-        "links: relay (asked to run without root's means)",
-        "CPU: dutyCycle (asked to run without root's means)",
-        LINKS_MEASURED_ONCE,
+        "links: relay (requested to run without root's features)",
+        "CPU: dutyCycle (requested to run without root's features)",
+        LINKS_MEASURED_ONCE_NOTE,
     ]
     measured = {f["quantity"] for f in found["figures"] if f["measured"] is not None}
     assert measured == {"link rate", "CPU quota"}

@@ -32,7 +32,7 @@ from dlion_api.refusals import REASON_KEY, RefusalReason
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.coordination.channel import coordination_stub, open_channel
@@ -85,7 +85,7 @@ class Site:
 
     def __post_init__(self) -> None:
         names = [site.name for site in self.job.spec.sites] if self.secure else []
-        self.authorities = {name: Authority(name, life=self.life) for name in names}
+        self.authorities = {name: CertificateAuthority(name, life=self.life) for name in names}
         self.tokens = Tokens()
         self.coordinator = self.start()
 

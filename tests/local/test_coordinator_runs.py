@@ -31,7 +31,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES
 
@@ -70,7 +70,7 @@ def job(name: str = "digits", run_id: str = "1", workers: int = 2) -> Job:
 class Hub:
     """A coordinator for many runs, and a caller of it."""
 
-    authority: Authority = field(default_factory=lambda: Authority(SITE))
+    authority: CertificateAuthority = field(default_factory=lambda: CertificateAuthority(SITE))
     tokens: Tokens = field(default_factory=Tokens)
     records: list[ProgressRecord] = field(default_factory=list)
 

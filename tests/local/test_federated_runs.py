@@ -35,11 +35,11 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
+from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
-from dlion_operator.issuing import LIFE
 from dlion_operator.job_authority import NamedAuthority, issuer_of
 from dlion_operator.observed import RunView
 from dlion_operator.site_runs import SiteRuns
@@ -105,7 +105,10 @@ class Operator:
         stack.push_async_callback(channel.close)
         self.stub = coordination_pb2_grpc.CoordinationStub(channel)  # type: ignore[no-untyped-call]
         node = await self.site.start(
-            *others, reports=self.runs.reports, on_news=self.runs.hear, on_bundles=self.server.trust
+            *others,
+            reports=self.runs.reports,
+            on_run_changed=self.runs.update_remote,
+            on_bundles=self.server.trust,
         )
         stack.push_async_callback(node.close)
         self.runs.federate(node)
@@ -198,7 +201,7 @@ def federated(
     """A test of two operators, which has a minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(node_module, "BUNDLES_EVERY_S", 0.1)
+        monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
 
         async def run() -> None:
             async with asyncio.timeout(LONG_S), two(tmp_path) as (a, b):
@@ -245,11 +248,11 @@ async def test_a_bundle_that_comes_late_is_told_to_who_runs_and_to_who_signs(
     a.open(job)
     bundle = b.site.bundle_file.read_bytes()
     b.site.bundle_file.write_bytes(
-        Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
+        CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
     )
     await until(lambda: B in a.site.problems())
     assert await a.bundles(job.workers()[0]) == {A: a.site.authority.bundle_pem}
-    assert "has run out on" in a.view().remote[B].problem
+    assert "expired on" in a.view().remote[B].problem
     joined = a.join(job.workers()[0], job.hash())
     assert dict((await joined.read()).site_bundles_pem) == {A: a.site.authority.bundle_pem}
     b.site.bundle_file.write_bytes(bundle)

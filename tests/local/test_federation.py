@@ -28,14 +28,20 @@ from cryptography.x509 import CertificateSigningRequestBuilder, Name
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority import Authority, ServerIdentity
-from dlion_operator.federation import dialling as dialling_module
+from dlion_operator.authority import CertificateAuthority, ServerIdentity
+from dlion_operator.federation import client as dialling_module
 from dlion_operator.federation import node as node_module
+from dlion_operator.federation import outbound_reports as telling_module
 from dlion_operator.federation import service as service_module
-from dlion_operator.federation import telling as telling_module
-from dlion_operator.federation.events import RefusalReason
+from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting, to_wire
-from dlion_operator.federation.reports import Beat, Figures, RunReport, Said, SaidGone
+from dlion_operator.federation.reports import (
+    Heartbeat,
+    RunRemoved,
+    RunReport,
+    RunReported,
+    TrainingFigures,
+)
 from dlion_operator.metrics import FederationMetrics
 from federated import JOB, FederatedSite, federated_sites, report, until, worker
 
@@ -48,11 +54,11 @@ def within(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
     """A test that has a folder, and a minute."""
 
     def test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(node_module, "BUNDLES_EVERY_S", 0.1)
-        monkeypatch.setattr(telling_module, "HEARTBEAT_EVERY_S", 1.0)
-        monkeypatch.setattr(telling_module, "FIGURES_EVERY_S", 0.5)
-        monkeypatch.setattr(dialling_module, "LONGEST_WAIT_S", 1.0)
-        monkeypatch.setattr(dialling_module, "CONNECTED_WITHIN_S", 2.0)
+        monkeypatch.setattr(node_module, "BUNDLES_INTERVAL_S", 0.1)
+        monkeypatch.setattr(telling_module, "HEARTBEAT_INTERVAL_S", 1.0)
+        monkeypatch.setattr(telling_module, "FIGURES_INTERVAL_S", 0.5)
+        monkeypatch.setattr(dialling_module, "MAX_WAIT_S", 1.0)
+        monkeypatch.setattr(dialling_module, "CONNECT_TIMEOUT_S", 2.0)
 
         async def run() -> None:
             async with asyncio.timeout(LONG_S):
@@ -87,7 +93,7 @@ def knows(site: FederatedSite, others: dict[SiteName, RunReport]) -> bool:
     node = site.node
     assert node is not None
     return node.reports(JOB) == others and all(
-        node.hearing(other).reachable and not node.problem(other) for other in others
+        node.reachability(other).reachable and not node.problem(other) for other in others
     )
 
 
@@ -106,8 +112,8 @@ async def test_three_sites_hear_of_each_other(folder: Path) -> None:
                 name = family.name + ("_total" if family.type == "counter" else "")
                 assert f"| `{name}` | {family.type} |" in METRICS_PAGE, name
         first, second, _ = sites
-        first.said = {JOB: replace(first.said[JOB], figures=Figures(True, 7, 3.5))}
-        await until(lambda: heard(second, A).figures == Figures(True, 7, 3.5))
+        first.said = {JOB: replace(first.said[JOB], figures=TrainingFigures(True, 7, 3.5))}
+        await until(lambda: heard(second, A).figures == TrainingFigures(True, 7, 3.5))
         first.said = {}
         await until(lambda: heard(second, A) is None)
 
@@ -152,10 +158,10 @@ async def test_an_idle_link_is_quiet(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     a.said[JOB] = report(A, 0)
     async with counted(b) as passed, running(a, b):
-        await until(lambda: heard(b, A) and a.node and a.node.diallers[B].connected)
+        await until(lambda: heard(b, A) and a.node and a.node.clients[B].connected)
         assert a.node is not None
-        said, before = a.node.diallers[B].sent_bytes, sum(passed)
-        await until(lambda: a.node.diallers[B].sent_bytes > said + 3)  # two heartbeats
+        said, before = a.node.clients[B].sent_bytes, sum(passed)
+        await until(lambda: a.node.clients[B].sent_bytes > said + 3)  # two heartbeats
         on_the_wire = sum(passed) - before
         print(f"{on_the_wire} bytes on the wire for two heartbeats, both ways")
         assert 0 < on_the_wire < 2000
@@ -170,7 +176,7 @@ async def test_sites_that_are_far_apart_hear_each_other(folder: Path) -> None:
         await until(lambda: heard(b, A))
         assert a.node is not None
         await until(lambda: not a.node.problem(B))
-        round_trip_s = a.node.diallers[B].round_trip_s
+        round_trip_s = a.node.clients[B].round_trip_s
         assert round_trip_s is not None
         assert round_trip_s > 0.25
 
@@ -187,7 +193,7 @@ async def test_an_operator_that_is_away_and_comes_back(folder: Path) -> None:
         await until(lambda: a.node.problem(B))
         assert "listens at that address" in a.node.problem(B)
         assert heard(a, B) == b.said[JOB]  # the last that is known
-        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 9, 1.0))
+        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 9, 1.0))
         await b.start(a)
         await until(lambda: heard(a, B).figures.iteration == 9)
         await until(lambda: heard(b, A) and not a.node.problem(B))
@@ -198,11 +204,13 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
     a, b = federated_sites(folder, A, B)
     a.said[JOB], b.said[JOB] = report(A, 0), report(B, 1)
     right = b.bundle_file.read_bytes()
-    b.bundle_file.write_bytes(Authority(B).bundle_pem)  # of another authority of that name
+    b.bundle_file.write_bytes(
+        CertificateAuthority(B).bundle_pem
+    )  # of another authority of that name
     async with running(a, b):
         assert a.node is not None
         assert b.node is not None
-        await until(lambda: b.node.diallers[A].failures and a.node.diallers[B].failures)
+        await until(lambda: b.node.clients[A].failures and a.node.clients[B].failures)
         assert heard(a, B) is None
         b.bundle_file.write_bytes(right)
         await until(lambda: heard(a, B) and heard(b, A))
@@ -211,21 +219,21 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         b.node.replace_authority(b.authority)
         b.bundle_file.write_bytes(b.authority.bundle_pem)
         await until(lambda: a.bundles[-1] == {B: b.authority.bundle_pem})
-        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 2, 1.0))
+        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 2, 1.0))
         await until(lambda: heard(a, B).figures.iteration == 2)
         b.bundle_file.write_text("no bundle")
         await until(lambda: "holds no certificates" in a.node.problem(B))
-        assert not a.node.bundle_will_do(B)
+        assert not a.node.is_bundle_valid(B)
         assert a.bundles[-1] == {B: b.authority.bundle_pem}, "that of before stands"
-        b.said[JOB] = replace(b.said[JOB], figures=Figures(True, 3, 1.0))
+        b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 3, 1.0))
         await until(lambda: heard(a, B).figures.iteration == 3)
         b.bundle_file.write_bytes(
-            Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
+            CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
         )
-        await until(lambda: "has run out on" in a.node.problem(B))
+        await until(lambda: "expired on" in a.node.problem(B))
         assert not a.node.has_bundle(B)
         assert a.bundles[-1] == {}
-        await until(lambda: a.node.service.refusals[RefusalReason.BAD_CERTIFICATE])
+        await until(lambda: a.node.service.refusals[FederationRefusalReason.BAD_CERTIFICATE])
         assert heard(a, B)
 
 
@@ -240,7 +248,7 @@ async def test_streams_go_on_over_renewals(folder: Path) -> None:
         a.said = {JOB: report(A, 0, iteration=7)}
         await until(lambda: heard(b, A) and heard(b, A).figures.iteration == 7)
         assert not b.node.service.refusals
-        assert not a.node.diallers[B].failures
+        assert not a.node.clients[B].failures
 
 
 @within
@@ -251,8 +259,10 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
         await until(lambda: heard(b, A))
         assert a.node is not None
         assert b.node is not None
-        dialler = a.node.diallers[B]
-        a.node.replace_authority(Authority(A))  # whose certificates plant B does not take
+        dialler = a.node.clients[B]
+        a.node.replace_authority(
+            CertificateAuthority(A)
+        )  # whose certificates plant B does not take
         for iteration in (7, 8):
             failures = dialler.failures
             a.said = {JOB: report(A, 0, iteration=iteration)}
@@ -276,7 +286,7 @@ class Scene:
     """Plant A, which is called, and the authorities of all."""
 
     called: FederatedSite
-    authorities: dict[SiteName, Authority]
+    authorities: dict[SiteName, CertificateAuthority]
 
     def identity(self, site: SiteName = B, **arguments: Any) -> ServerIdentity:
         return self.authorities[site].operator_identity(life=timedelta(hours=1), **arguments)
@@ -324,7 +334,9 @@ def ago(hours: float) -> datetime:
 
 IN_TLS: dict[str, Callable[[Scene], ServerIdentity | None]] = {
     "no certificate": lambda scene: None,
-    "a foreign authority of the right name": lambda scene: Authority(B).operator_identity(),
+    "a foreign authority of the right name": lambda scene: CertificateAuthority(
+        B
+    ).operator_identity(),
     "expired": lambda scene: scene.identity(now=ago(2)),
     "not yet valid": lambda scene: scene.identity(now=ago(-2)),
     "its own authority's": lambda scene: scene.identity(A),
@@ -332,7 +344,7 @@ IN_TLS: dict[str, Callable[[Scene], ServerIdentity | None]] = {
 
 HELLO = greeting(B, A).SerializeToString()
 WHOLE = to_wire(
-    Said(JOB, report(B, 1).spec, report(B, 1).workers, report(B, 1).figures)
+    RunReported(JOB, report(B, 1).spec, report(B, 1).workers, report(B, 1).figures)
 ).SerializeToString()
 
 
@@ -349,59 +361,61 @@ def changed(change: Callable[[wire.RunReport], object]) -> bytes:
     return statement.SerializeToString()
 
 
+Reason = FederationRefusalReason
 Identify = Callable[[Scene], ServerIdentity]
-PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
-    "another site's name on a good authority": (forged, [HELLO], RefusalReason.BAD_CERTIFICATE),
-    "a worker's certificate": (of_a_worker, [HELLO], RefusalReason.BAD_CERTIFICATE),
+PAST_TLS: dict[str, tuple[Identify, list[bytes], FederationRefusalReason]] = {
+    "another site's name on a good authority": (forged, [HELLO], Reason.BAD_CERTIFICATE),
+    "a worker's certificate": (of_a_worker, [HELLO], Reason.BAD_CERTIFICATE),
     "claims to be another site": (
-        Scene.identity, [greeting(C, A).SerializeToString()], RefusalReason.BAD_CERTIFICATE,
+        Scene.identity, [greeting(C, A).SerializeToString()], Reason.BAD_CERTIFICATE,
     ),
     "claims to be the called site": (
-        Scene.identity, [greeting(A, A).SerializeToString()], RefusalReason.BAD_CERTIFICATE,
+        Scene.identity, [greeting(A, A).SerializeToString()], Reason.BAD_CERTIFICATE,
     ),
     "claims to be a site that nobody knows": (
         Scene.identity, [greeting(SiteName("x"), A).SerializeToString()],
-        RefusalReason.BAD_CERTIFICATE,
+        Reason.BAD_CERTIFICATE,
     ),
     "takes it for another site": (
-        Scene.identity, [greeting(B, C).SerializeToString()], RefusalReason.WRONG_SITE,
+        Scene.identity, [greeting(B, C).SerializeToString()], Reason.WRONG_SITE,
     ),
-    "no greeting": (Scene.identity, [WHOLE], RefusalReason.MALFORMED),
-    "an empty statement": (Scene.identity, [b""], RefusalReason.MALFORMED),
+    "no greeting": (Scene.identity, [WHOLE], Reason.MALFORMED),
+    "an empty statement": (Scene.identity, [b""], Reason.MALFORMED),
     "no site's name": (
-        Scene.identity, [greeting(SiteName("B/"), A).SerializeToString()], RefusalReason.MALFORMED,
+        Scene.identity, [greeting(SiteName("B/"), A).SerializeToString()], Reason.MALFORMED,
     ),
-    "garbage": (Scene.identity, [b"\xff" * 99], RefusalReason.MALFORMED),
-    "garbage after the greeting": (Scene.identity, [HELLO, b"\x0a\xff"], RefusalReason.MALFORMED),
-    "two greetings": (Scene.identity, [HELLO, HELLO], RefusalReason.MALFORMED),
+    "garbage": (Scene.identity, [b"\xff" * 99], Reason.MALFORMED),
+    "garbage after the greeting": (Scene.identity, [HELLO, b"\x0a\xff"], Reason.MALFORMED),
+    "two greetings": (Scene.identity, [HELLO, HELLO], Reason.MALFORMED),
     "half a report": (
-        Scene.identity, [HELLO, to_wire(Said(JOB, figures=Figures())).SerializeToString()],
-        RefusalReason.MALFORMED,
+        Scene.identity,
+        [HELLO, to_wire(RunReported(JOB, figures=TrainingFigures())).SerializeToString()],
+        Reason.MALFORMED,
     ),
     "no run's name": (
         Scene.identity, [HELLO, changed(lambda run: setattr(run, "run", "../x#1"))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "a long bundle": (
         Scene.identity, [HELLO, changed(lambda run: setattr(run, "bundle_pem", b"x" * 16_385))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "a short hash": (
         Scene.identity, [HELLO, changed(lambda run: setattr(run.spec, "spec_hash", b"short"))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "a default of no field": (
         Scene.identity, [HELLO, changed(lambda run: run.spec.defaults.append("other"))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "a rank twice": (
         Scene.identity,
         [HELLO, changed(lambda run: run.workers.members.append(run.workers.members[0]))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "an unknown state": (
         Scene.identity, [HELLO, changed(lambda run: setattr(run.workers.members[0], "state", "?"))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "a long address": (
         Scene.identity,
@@ -409,26 +423,26 @@ PAST_TLS: dict[str, tuple[Identify, list[bytes], RefusalReason]] = {
             HELLO,
             changed(lambda run: setattr(run.workers.members[0], "exchange_address", "x" * 999)),
         ],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "not a number": (
         Scene.identity,
         [HELLO, changed(lambda run: setattr(run.figures, "samples_per_s", float("nan")))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "links to a site twice": (
         Scene.identity, [HELLO, changed(lambda run: run.figures.links.extend([TO_A, TO_A]))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "links of no number": (
         Scene.identity,
         [HELLO, changed(lambda run: run.figures.links.add(site=A, bytes_per_s=float("nan")))],
-        RefusalReason.MALFORMED,
+        Reason.MALFORMED,
     ),
     "too much at once": (
         Scene.identity,
-        [HELLO, *[to_wire(Beat()).SerializeToString() + LONG_UNKNOWN_FIELD] * 4],
-        RefusalReason.TOO_MUCH,
+        [HELLO, *[to_wire(Heartbeat()).SerializeToString() + LONG_UNKNOWN_FIELD] * 4],
+        Reason.TOO_MUCH,
     ),
 }  # fmt: skip
 
@@ -507,13 +521,13 @@ UNKNOWN_FIELD = b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)
 async def test_a_huge_statement_is_refused(folder: Path) -> None:
     async with scene(folder) as at, at.channel(at.identity()) as channel:
         for content, code in (
-            (to_wire(Beat()).SerializeToString() + UNKNOWN_FIELD, INVALID),
+            (to_wire(Heartbeat()).SerializeToString() + UNKNOWN_FIELD, INVALID),
             (b"\x12" * (2 * MAX_STATEMENT_BYTES + 1), EXHAUSTED),  # gRPC's own: is not counted
         ):
             error = await called(channel, [HELLO, content])
             assert error.code() is code
         assert at.called.node is not None
-        assert at.called.node.service.refusals == {RefusalReason.MALFORMED: 1}
+        assert at.called.node.service.refusals == {Reason.MALFORMED: 1}
         assert heard(at.called, B) == report(B, 1)
 
 
@@ -525,13 +539,13 @@ async def test_the_newest_stream_of_a_site_counts(folder: Path) -> None:
         for stream in (older, newer):
             await stream.write(HELLO)
             await stream.read()
-        await older.write(to_wire(SaidGone(JOB)).SerializeToString())
+        await older.write(to_wire(RunRemoved(JOB)).SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await older.read()
-        assert dict(raised.value.trailing_metadata())[REASON_KEY] == RefusalReason.REPLACED
+        assert dict(raised.value.trailing_metadata())[REASON_KEY] == Reason.REPLACED
         assert heard(at.called, B)
         await newer.write(WHOLE)
-        await newer.write(to_wire(SaidGone(JOB)).SerializeToString())
+        await newer.write(to_wire(RunRemoved(JOB)).SerializeToString())
         await until(lambda: heard(at.called, B) is None)
 
 
@@ -551,7 +565,7 @@ async def test_a_workers_certificate_takes_no_operators_place(folder: Path) -> N
         async with asyncio.timeout(service_module.SILENT_AFTER_S / 2):
             for each in silent:
                 assert await each.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert service.refusals == {RefusalReason.BAD_CERTIFICATE: len(silent)}
+        assert service.refusals == {Reason.BAD_CERTIFICATE: len(silent)}
 
 
 @within
@@ -570,7 +584,7 @@ async def test_a_site_has_a_few_streams_at_most(folder: Path) -> None:
         await until(lambda: sum(stream.done() for stream in streams) == 3)
         for stream in (each for each in streams if each.done()):
             metadata = dict(await stream.trailing_metadata())
-            assert metadata[REASON_KEY] == RefusalReason.REPLACED
+            assert metadata[REASON_KEY] == Reason.REPLACED
         newest = call()
         await newest.write(HELLO)
         await newest.read()
@@ -585,6 +599,6 @@ def test_a_stream_that_says_nothing_is_ended(
         async with scene(tmp_path) as at, at.channel(at.identity()) as channel:
             monkeypatch.setattr(service_module, "SILENT_AFTER_S", 0.2)
             error = await called(channel, [HELLO])
-            assert dict(error.trailing_metadata() or ())[REASON_KEY] == RefusalReason.SILENT
+            assert dict(error.trailing_metadata() or ())[REASON_KEY] == Reason.SILENT
 
     asyncio.run(asyncio.wait_for(body(), LONG_S))

@@ -22,14 +22,14 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.children import worker_routes
-from dlion_operator.settings import Gateway, Listener
+from dlion_operator.settings import Gateway, GatewayListenerSettings
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange import LinkUp
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
-from dlion_worker.sidecar.peer_caller import PeerCaller
+from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from haproxy import PROGRAM, gateways, leads
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials
 from manifest_table import smallest
@@ -38,7 +38,7 @@ from operator_process import free_ports
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no haproxy here: `make testbed-setup`")
 WITHIN_S = 20.0
 GATEWAYS = {
-    PLANT_A: Gateway(address="plant-a.example:443", parent=Listener(name="edge")),
+    PLANT_A: Gateway(address="plant-a.example:443", parent=GatewayListenerSettings(name="edge")),
     PLANT_B: Gateway(address="plant-b.example:443", route="IngressRouteTCP"),
 }
 
@@ -61,7 +61,7 @@ def job_named(name: str) -> Job:
 @pytest.fixture(scope="module")
 def proofs(job: Job) -> list[WorkerCredentials]:
     """Of both workers, each by its own site's authority."""
-    authorities = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+    authorities = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
     return [credentials(worker, authorities, job.key) for worker in job.workers()]
 
 
@@ -135,7 +135,7 @@ class Measured:
     def incarnation(self) -> int:
         return 1
 
-    def heard(self, capacity: Capacity, incarnation: int) -> None:
+    def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         self.peers[capacity.rank] = capacity.samples_per_s
         self.news.set()
 
@@ -176,7 +176,7 @@ async def call(
     by_gateway: bool,
 ) -> None:
     """Rank 0's sidecar tells its capacity, hears the peer's, and probes the link."""
-    caller = PeerCaller(
+    caller = PeerSidecarClient(
         job=job.key,
         rank=Rank(0),
         worker=beside,

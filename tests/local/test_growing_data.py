@@ -320,4 +320,4 @@ def test_a_model_of_another_architecture_is_refused_in_words(
     with LocalRun(tmp_path, job_document(1, trainer=trainer)) as run:
         assert run.finish() == ExitCode.DATA
         assert "does not fit this model" in run.terminal()
-        assert "Name a model that the same program has saved" in run.terminal()
+        assert "Name a model saved by the same program" in run.terminal()

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.exchange import LinkUp
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce
 
@@ -26,7 +26,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_workers_link_over_ipv6() -> None:
-    authorities = {PLANT_A: Authority(PLANT_A)}
+    authorities = {PLANT_A: CertificateAuthority(PLANT_A)}
     with ExitStack() as closing:
         workers = []
         for rank in range(2):

@@ -35,20 +35,20 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import keeping_pb2 as wire
 from dlion_api.wire import keeping_pb2_grpc
 from dlion_api.wire.coordination_pb2 import Worker
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
+from dlion_worker.artifact_client import ArtifactClient, UploadQueue
+from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
+from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES
+from dlion_worker.artifact_client.upload_queue import UploadResult
+from dlion_worker.artifact_server import store as store_module
+from dlion_worker.artifact_server.rejections import UploadRejections
+from dlion_worker.artifact_server.service import ArtifactService
+from dlion_worker.artifact_server.store import ArtifactStore
+from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.keeper import store as store_module
-from dlion_worker.keeper.refusals import Refusals
-from dlion_worker.keeper.service import KeepingService
-from dlion_worker.keeper.store import Store
-from dlion_worker.keeper.workers import WORKERS_FILE, SiteWorkers
-from dlion_worker.keeping import Courier, KeeperClient
-from dlion_worker.keeping.courier import Outcome
-from dlion_worker.keeping.pieces import CHUNK_BYTES, crc32
-from dlion_worker.keeping.places import MAX_ABOUT_BYTES
 from dlion_worker.trainer.__main__ import exit_code_of
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.saving import ModelLostError, Saving
+from dlion_worker.trainer.saving import ModelLostError, StateSaver
 from dlion_worker.trainer.stopping import JobProgress
 from local_run import job_document
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
 OWN = "state/w0/checkpoint.npz"
-AUTHORITIES = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
 def job() -> Job:
@@ -78,7 +78,7 @@ class Keeper:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
-        self.refusals = Refusals()
+        self.refusals = UploadRejections()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -97,9 +97,9 @@ class Keeper:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
-    def client(self, rank: int, incarnation: int = 1) -> KeeperClient:
+    def client(self, rank: int, incarnation: int = 1) -> ArtifactClient:
         worker = job().workers()[rank]
-        return KeeperClient(
+        return ArtifactClient(
             self.address, job=job().key, worker=worker, incarnation=incarnation,
             credentials=proof(worker),
         )  # fmt: skip
@@ -115,9 +115,9 @@ class Keeper:
 
     async def _start(self) -> None:
         credentials = proof(KeeperIdentity(PLANT_A))
-        workers = SiteWorkers(self.folder, job(), PLANT_A)
-        self.service = KeepingService(
-            job().key, workers, Store(self.folder), lambda: credentials, self.refusals
+        workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
+        self.service = ArtifactService(
+            job().key, workers, ArtifactStore(self.folder), lambda: credentials, self.refusals
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))
@@ -139,7 +139,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 @pytest.fixture
-def client(keeper: Keeper) -> Iterator[KeeperClient]:
+def client(keeper: Keeper) -> Iterator[ArtifactClient]:
     it = keeper.client(0)
     yield it
     it.close()
@@ -152,7 +152,7 @@ def write(path: Path, size: int) -> Path:
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17])
 def test_a_file_comes_back_as_it_was(
-    tmp_path: Path, keeper: Keeper, client: KeeperClient, size: int
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient, size: int
 ) -> None:
     source = write(tmp_path / "mine", size)
     assert client.put(OWN, source) == size
@@ -163,7 +163,7 @@ def test_a_file_comes_back_as_it_was(
     assert keeper.files() == {OWN: size}
 
 
-def test_nothing_kept_is_no_error(tmp_path: Path, client: KeeperClient) -> None:
+def test_nothing_kept_is_no_error(tmp_path: Path, client: ArtifactClient) -> None:
     assert not client.get(OWN, tmp_path / "back")
     assert not list(tmp_path.glob("*back*"))
 
@@ -221,7 +221,7 @@ HOSTILE = {
     "another run": ([start(run="default/test#other"), chunk(b"evil")], "PERMISSION_DENIED"),
     "too long": ([start(total=2**63), chunk(b"evil")], "INVALID_ARGUMENT"),
     "too long a description": (
-        [start("models/plant-a/model.json", MAX_ABOUT_BYTES + 1), chunk(b"evil")],
+        [start("models/plant-a/model.json", MAX_METADATA_BYTES + 1), chunk(b"evil")],
         "INVALID_ARGUMENT",
     ),
     "longer than it said": ([start(), chunk(b"evil!")], "INVALID_ARGUMENT"),
@@ -237,7 +237,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused(keeper: Keeper, client: KeeperClient, name: str) -> None:
+def test_a_hostile_file_is_refused(keeper: Keeper, client: ArtifactClient, name: str) -> None:
     messages, code = HOSTILE[name]
     with pytest.raises(grpc.RpcError) as caught:
         client._stub.Put(iter(messages))
@@ -248,7 +248,7 @@ def test_a_hostile_file_is_refused(keeper: Keeper, client: KeeperClient, name: s
     assert keeper.service.counts["refused"] == 1
 
 
-def test_garbage_is_refused(keeper: Keeper, client: KeeperClient) -> None:
+def test_garbage_is_refused(keeper: Keeper, client: ArtifactClient) -> None:
     for data in (b"\xff" * 50, os.urandom(CHUNK_BYTES + 5000)):
         put = client._channel.stream_unary("/dlion.v1alpha1.Keeping/Put")
         with pytest.raises(grpc.RpcError) as caught:
@@ -259,7 +259,7 @@ def test_garbage_is_refused(keeper: Keeper, client: KeeperClient) -> None:
 
 
 def test_what_stood_there_stands_until_the_new_one_is_whole(
-    tmp_path: Path, keeper: Keeper, client: KeeperClient
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     source = write(tmp_path / "mine", 1000)
     client.put(OWN, source)
@@ -269,7 +269,7 @@ def test_what_stood_there_stands_until_the_new_one_is_whole(
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_another_cannot_fetch_it(tmp_path: Path, keeper: Keeper, client: KeeperClient) -> None:
+def test_another_cannot_fetch_it(tmp_path: Path, keeper: Keeper, client: ArtifactClient) -> None:
     client.put(OWN, write(tmp_path / "mine", 10))
     other = keeper.client(1)
     try:
@@ -294,7 +294,7 @@ def test_a_certificate_of_another_kind_is_refused(keeper: Keeper) -> None:
     assert refused_by_tls(keeper, grpc.ssl_channel_credentials(AUTHORITIES[PLANT_A].bundle_pem))
     forged = WorkerKey()
     impostor = WorkerIdentity(Rank(0), PLANT_A, "g", 0)
-    chain = Authority(PLANT_A).sign(forged.csr_pem(), impostor, job().key)
+    chain = CertificateAuthority(PLANT_A).sign(forged.csr_pem(), impostor, job().key)
     bundle = AUTHORITIES[PLANT_A].bundle_pem
     assert refused_by_tls(keeper, grpc.ssl_channel_credentials(bundle, forged.pem(), chain))
     assert keeper.files() == {}
@@ -306,7 +306,7 @@ def test_a_certificate_for_something_else_is_refused(
 ) -> None:
     """Another site's worker, the keeper itself, the same worker of another run."""
     run = JobKey("default", "test", "other") if who == job().workers()[0] else None
-    it = KeeperClient(
+    it = ArtifactClient(
         keeper.address, job=job().key, worker=job().workers()[0], incarnation=1,
         credentials=proof(who, run),
     )  # fmt: skip
@@ -326,7 +326,7 @@ def test_a_worker_that_came_later_is_known_by_its_certificate(
     source = write(tmp_path / "mine", 10)
 
     def put(worker: WorkerIdentity) -> int:
-        it = KeeperClient(
+        it = ArtifactClient(
             keeper.address, job=job().key, worker=worker, incarnation=1, credentials=proof(worker)
         )
         try:
@@ -356,7 +356,7 @@ def test_a_replaced_incarnation_does_not_have_the_last_word(tmp_path: Path, keep
 
 
 def test_a_full_disk_is_said_and_may_pass(
-    tmp_path: Path, keeper: Keeper, client: KeeperClient, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "mine", 10)
     with monkeypatch.context() as patched:
@@ -368,23 +368,23 @@ def test_a_full_disk_is_said_and_may_pass(
 
 
 def test_what_an_earlier_keeper_did_not_receive_is_removed(tmp_path: Path) -> None:
-    file = Store(tmp_path).arriving(OWN, 10)
+    file = ArtifactStore(tmp_path).create(OWN, 10)
     file.write(b"half")
-    assert Store(tmp_path).clear() == 1
+    assert ArtifactStore(tmp_path).remove_partial() == 1
     assert not list((tmp_path / "state/w0").iterdir())
-    file.drop()
+    file.discard()
 
 
 class Told:
     """What a courier says."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[UploadResult] = []
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: UploadResult) -> None:
         self.outcomes.append(outcome)
 
-    def wait(self, holds: Callable[[list[Outcome]], object]) -> None:
+    def wait(self, holds: Callable[[list[UploadResult]], object]) -> None:
         deadline_s = time.monotonic() + 20
         while not holds(self.outcomes):
             assert time.monotonic() < deadline_s, self.outcomes
@@ -392,40 +392,40 @@ class Told:
 
 
 def test_a_courier_brings_the_newest_once_the_keeper_is_back(
-    tmp_path: Path, keeper: Keeper, client: KeeperClient
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     keeper.stop()
     told, source = Told(), write(tmp_path / "mine", 100)
-    courier = Courier(client, told)
+    courier = UploadQueue(client, told)
     try:
         began_s = time.monotonic()
-        courier.bring(OWN, source, iteration=1)
+        courier.upload(OWN, source, iteration=1)
         assert time.monotonic() - began_s < 0.1
         told.wait(lambda outcomes: outcomes)
         assert not told.outcomes[0].final
         assert not courier.wait([OWN], within_s=0.3)
         for iteration in (2, 3):
             write(source, 100 + iteration)
-            courier.bring(OWN, source, iteration=iteration)
+            courier.upload(OWN, source, iteration=iteration)
         keeper.start()
         assert courier.wait([OWN], within_s=20)
         told.wait(lambda outcomes: not outcomes[-1].error)
         assert [(o.iteration, o.final) for o in told.outcomes] == [(1, False), (3, True)]
         assert keeper.files() == {OWN: 103}
-        assert courier.brought_count == 1
+        assert courier.uploaded_count == 1
         assert courier.failed_count >= 1
     finally:
         courier.close()
 
 
 def test_a_courier_does_not_repeat_what_is_refused(
-    tmp_path: Path, keeper: Keeper, client: KeeperClient
+    tmp_path: Path, keeper: Keeper, client: ArtifactClient
 ) -> None:
     told = Told()
-    courier = Courier(client, told)
+    courier = UploadQueue(client, told)
     try:
-        courier.bring("state/w1/checkpoint.npz", write(tmp_path / "mine", 10), iteration=1)
-        courier.bring(OWN, tmp_path / "missing", iteration=1)
+        courier.upload("state/w1/checkpoint.npz", write(tmp_path / "mine", 10), iteration=1)
+        courier.upload(OWN, tmp_path / "missing", iteration=1)
         told.wait(lambda outcomes: len(outcomes) == 2)
         assert all(outcome.final and outcome.error for outcome in told.outcomes)
         assert courier.failed_count == 2
@@ -438,7 +438,7 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
     tmp_path: Path, keeper: Keeper, keeper_does: str
 ) -> None:
     told: list[ProgressRecord] = []
-    saving = Saving(
+    saving = StateSaver(
         cast("WorkerConfig", SimpleNamespace(
             state_dir=str(tmp_path), keeper_address=keeper.address, resume=False
         )),
@@ -447,24 +447,24 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
         reporter=Reporter(
             rank=Rank(0), incarnation=1, start_monotonic_s=time.monotonic(), send=told.extend
         ),
-        model_within_s=20 if keeper_does != "is away" else 0.5,
+        model_upload_timeout_s=20 if keeper_does != "is away" else 0.5,
     )  # fmt: skip
     worker = job().workers()[0]
-    saving.open(job().key, worker, 1, proof(worker))
-    about_bytes = MAX_ABOUT_BYTES + 1 if keeper_does == "refuses it" else 10
+    saving.connect(job().key, worker, 1, proof(worker))
+    about_bytes = MAX_METADATA_BYTES + 1 if keeper_does == "refuses it" else 10
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "model.keras", 100)
     write(tmp_path / "model" / "model.json", about_bytes)
     if keeper_does == "is away":
         keeper.stop()
     try:
-        saving.keep_model(tmp_path / "model")
+        saving.upload_model_and_wait(tmp_path / "model")
         if keeper_does == "takes it":
-            saving.check_model()
+            saving.check_model_uploaded()
             assert sorted(keeper.files().values()) == [10, 100]
         else:
             with pytest.raises(ModelLostError) as lost:
-                saving.check_model()
+                saving.check_model_uploaded()
             assert exit_code_of(lost.value) is ExitCode.MODEL_LOST
     finally:
         saving.close()

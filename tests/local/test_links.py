@@ -22,22 +22,22 @@ from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import (
     LinkDown,
     LinkUp,
     QueueRule,
     Refused,
+    StateRequest,
     StateSnapshot,
-    StateWanted,
     exchange,
-    serving,
+    server,
 )
-from dlion_worker.exchange.links import OFFENCES, Link
-from dlion_worker.exchange.pulls import MOST_PULLS
-from dlion_worker.exchange.service import MAX_LINKS_OF_CALLER, SERVICE, IncomingStream
-from dlion_worker.exchange.serving import MAX_CALLS_OF_CONNECTION
+from dlion_worker.exchange.links import MAX_VIOLATIONS, PeerLink
+from dlion_worker.exchange.server import MAX_CALLS_PER_CONNECTION
+from dlion_worker.exchange.service import MAX_STREAMS_PER_CERTIFICATE, SERVICE, IncomingStream
+from dlion_worker.exchange.state_server import MAX_PULLS_PER_PEER
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
     JOB,
@@ -58,15 +58,15 @@ TO_A, TO_B = Rank(0), Rank(1)
 
 
 @pytest.fixture(scope="module")
-def authorities() -> dict[SiteName, Authority]:
-    return {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+def authorities() -> dict[SiteName, CertificateAuthority]:
+    return {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
 Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def start(authorities: dict[SiteName, Authority]) -> Iterator[Start]:
+def start(authorities: dict[SiteName, CertificateAuthority]) -> Iterator[Start]:
     """Starts workers; afterwards all are closed, quickly, and leave no thread."""
     before = set(threading.enumerate())
     workers: list[Worker] = []
@@ -115,8 +115,8 @@ def test_messages_of_every_kind_and_size_cross_both_ways(
             got = arrived(receiver)
             assert (got.kind, got.iteration) == (message.kind, message.iteration)
             assert bytes(got.payload) == bytes(message.payload)
-    until(lambda: a.exchange.link_states()[TO_B].unacknowledged_bytes == 0)
-    state = a.exchange.link_states()[TO_B]
+    until(lambda: a.exchange.link_counters()[TO_B].unacknowledged_bytes == 0)
+    state = a.exchange.link_counters()[TO_B]
     assert state.acknowledged_total == state.sent_total == sum(m.size_bytes for m in sent)
     assert state.sent_total < state.wire_sent_bytes < 1.01 * state.sent_total
     deliveries = a.exchange.take_deliveries()
@@ -160,7 +160,7 @@ def test_state_is_pulled_whole(start: Start) -> None:
     a, b = start(A), start(B)
     a.state = StateSnapshot(9, 900, os.urandom(5_000_001))
     introduce(a, b)
-    wanted = StateWanted(weights_only=True, at_least=9)
+    wanted = StateRequest(weights_only=True, at_least=9)
     pulled = b.exchange.pull_state(TO_A, wanted)
     assert a.wanted == [wanted]
     assert (pulled.iteration, pulled.samples) == (9, 900)
@@ -180,7 +180,7 @@ def test_a_worker_closes_at_once_while_its_state_is_still_being_gathered(start: 
     a, b = start(A), start(B)
     asked, never = threading.Event(), threading.Event()
 
-    def _stuck(wanted: StateWanted) -> StateSnapshot:
+    def _stuck(wanted: StateRequest) -> StateSnapshot:
         asked.set()
         never.wait(WITHIN_S)
         raise UnavailableError("too late")
@@ -210,12 +210,12 @@ def gathering() -> int:
     return sum(thread.name == "exchange-state" for thread in threading.enumerate())
 
 
-def slow_state(worker: Worker) -> tuple[list[StateWanted], threading.Event]:
+def slow_state(worker: Worker) -> tuple[list[StateRequest], threading.Event]:
     """Its state is given once the event is set; what was asked for until then."""
-    asked: list[StateWanted] = []
+    asked: list[StateRequest] = []
     go_on = threading.Event()
 
-    def give(wanted: StateWanted) -> StateSnapshot:
+    def give(wanted: StateRequest) -> StateSnapshot:
         asked.append(wanted)
         go_on.wait(WITHIN_S)
         return worker.state
@@ -233,14 +233,14 @@ def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start
 
     def _pull() -> None:
         try:
-            got.append(b.exchange.pull_state(TO_A, StateWanted(at_least=2**63)))
+            got.append(b.exchange.pull_state(TO_A, StateRequest(at_least=2**63)))
         except UnavailableError as error:
             got.append(error)
 
     pulling = [threading.Thread(target=_pull) for _ in range(20)]
     for thread in pulling:
         thread.start()
-    until(lambda: len(got) == 20 - MOST_PULLS)
+    until(lambda: len(got) == 20 - MAX_PULLS_PER_PEER)
     assert all("allowed: 3" in str(refused) for refused in got)
     time.sleep(0.5)
     assert len(asked) == gathering() == 1
@@ -249,8 +249,8 @@ def test_a_peer_that_asks_again_and_again_has_one_state_gathered_at_a_time(start
         thread.join(WITHIN_S)
     assert [bytes(each.payload) for each in got if isinstance(each, StateSnapshot)] == [
         a.state.payload
-    ] * MOST_PULLS
-    assert len(asked) == MOST_PULLS
+    ] * MAX_PULLS_PER_PEER
+    assert len(asked) == MAX_PULLS_PER_PEER
 
 
 def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
@@ -258,10 +258,10 @@ def test_a_pull_that_breaks_is_over_when_its_thread_is(start: Start) -> None:
     asked, go_on = slow_state(a)
     introduce(a, b)
     b.wait_for(LinkUp)
-    loop, lines = b.exchange._loop, a.exchange._service._pulls._lines
+    loop, lines = b.exchange._loop, a.exchange._service._pulls._queues
     assert loop is not None
     for number in range(5):  # each hangs up before it has its state
-        pull = b.exchange._pull(TO_A, StateWanted(at_least=number))
+        pull = b.exchange._pull(TO_A, StateRequest(at_least=number))
         call = asyncio.run_coroutine_threadsafe(pull, loop)
         until(lambda: bool(asked) and lines[TO_B].length == 1)
         call.cancel()
@@ -277,8 +277,8 @@ def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) ->
     introduce(a, b)
     for worker in (a, b):
         worker.wait_for(LinkUp)
-    for _ in range(OFFENCES):
-        a.exchange.offended(TO_B, "nonsense")
+    for _ in range(MAX_VIOLATIONS):
+        a.exchange.record_violation(TO_B, "nonsense")
     a.wait_for(LinkDown)
     with pytest.raises(UnavailableError, match="incarnation 1 is in quarantine"):
         b.exchange.pull_state(TO_A)
@@ -290,7 +290,7 @@ def test_who_is_in_quarantine_or_was_replaced_is_given_no_state(start: Start) ->
     assert again.exchange.pull_state(TO_A).iteration == a.state.iteration
     with pytest.raises(UnavailableError, match="replaced by 2"):
         b.exchange.pull_state(TO_A)
-    assert a.wanted == [StateWanted()]
+    assert a.wanted == [StateRequest()]
 
 
 def test_state_of_nobody_and_of_a_dead_peer_is_unavailable(start: Start) -> None:
@@ -309,10 +309,10 @@ def test_state_of_nobody_and_of_a_dead_peer_is_unavailable(start: Start) -> None
 
 def test_a_worker_of_a_foreign_authority_is_refused(start: Start) -> None:
     a = start(A)
-    foreign = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+    foreign = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
     key = WorkerKey()
     # It trusts our sites, so that it is we who refuse.
-    honest = credentials(B, {PLANT_A: Authority(PLANT_A), PLANT_B: foreign[PLANT_B]})
+    honest = credentials(B, {PLANT_A: CertificateAuthority(PLANT_A), PLANT_B: foreign[PLANT_B]})
     assert honest.key is not None
     stranger = start(
         B, WorkerCredentials(key, foreign[PLANT_B].sign(key.csr_pem(), B, JOB), {
@@ -324,13 +324,13 @@ def test_a_worker_of_a_foreign_authority_is_refused(start: Start) -> None:
     refused = a.wait_for(Refused)
     assert refused.outgoing
     assert "andshake" in refused.reason or "CERTIFICATE" in refused.reason
-    assert not a.exchange.link_states()[TO_B].connected
-    assert stranger.events.empty() or not stranger.exchange.link_states()[TO_A].connected
+    assert not a.exchange.link_counters()[TO_B].connected
+    assert stranger.events.empty() or not stranger.exchange.link_counters()[TO_A].connected
 
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_worker_of_another_run_is_refused(
-    start: Start, authorities: dict[SiteName, Authority], *, tls: bool
+    start: Start, authorities: dict[SiteName, CertificateAuthority], *, tls: bool
 ) -> None:
     other = JobKey("default", "cifar10", "2")
     off = WorkerCredentials.insecure()
@@ -340,11 +340,11 @@ def test_a_worker_of_another_run_is_refused(
     for worker in (a, b):
         refused = worker.wait_for(Refused, lambda event: event.outgoing)
         assert ("cannot prove" if tls else "this worker takes part in") in refused.reason
-        assert not next(iter(worker.exchange.link_states().values())).connected
+        assert not next(iter(worker.exchange.link_counters().values())).connected
 
 
 def test_a_site_whose_authority_comes_late_is_linked_then(
-    start: Start, authorities: dict[SiteName, Authority]
+    start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     mine = credentials(A, authorities)
     mine.trust({PLANT_A: authorities[PLANT_A].bundle_pem})
@@ -359,7 +359,7 @@ def test_a_site_whose_authority_comes_late_is_linked_then(
 
 
 def test_a_site_that_claims_to_be_another_is_refused(
-    start: Start, authorities: dict[SiteName, Authority]
+    start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     # Plant A's authority signs a certificate with the names of plant B's worker. TLS lets it in:
     # the server trusts both authorities. The second check does not.
@@ -376,7 +376,7 @@ def test_a_site_that_claims_to_be_another_is_refused(
     introduce(a, liar)
     refused = a.wait_for(Refused, lambda event: not event.outgoing)
     assert "not by the authority of site plant-b" in refused.reason
-    assert not a.exchange.link_states()[TO_B].connected
+    assert not a.exchange.link_counters()[TO_B].connected
     assert "plant-b" in liar.wait_for(Refused).reason
 
 
@@ -403,21 +403,21 @@ def test_what_is_sent_on_a_link_that_is_down_is_lost_and_counted(start: Start) -
     a.wait_for(LinkDown)
     a.exchange.send(TO_B, gradient(1, 100))
     a.exchange.send(Rank(9), gradient(1, 100))
-    until(lambda: a.exchange.link_states()[TO_B].dropped_messages == 1)
+    until(lambda: a.exchange.link_counters()[TO_B].dropped_messages == 1)
 
 
 def slow_down(worker: Worker, monkeypatch: pytest.MonkeyPatch, gate: asyncio.Event) -> None:
     """Makes that worker's receiving side take nothing until the gate opens."""
     from dlion_worker.exchange.service import IncomingStream
 
-    take = IncomingStream._take
+    take = IncomingStream._handle_frame
 
     async def _slow(self: IncomingStream, *arguments: Any) -> None:
-        if self._me.identity == worker.who:
+        if self._local.identity == worker.who:
             await gate.wait()
         await take(self, *arguments)
 
-    monkeypatch.setattr(IncomingStream, "_take", _slow)
+    monkeypatch.setattr(IncomingStream, "_handle_frame", _slow)
 
 
 def test_a_slow_receiver_holds_the_window_and_newer_gradients_replace_waiting_ones(
@@ -432,13 +432,13 @@ def test_a_slow_receiver_holds_the_window_and_newer_gradients_replace_waiting_on
     budget = 50_000
     a.exchange.set_budgets({TO_B: budget})
     a.exchange.send(TO_B, gradient(1, 400_000))
-    until(lambda: a.exchange.link_states()[TO_B].sent_total > 0)
+    until(lambda: a.exchange.link_counters()[TO_B].sent_total > 0)
     for iteration in range(2, 21):
         a.exchange.send(TO_B, gradient(iteration, 400_000))
-        state = a.exchange.link_states()[TO_B]
+        state = a.exchange.link_counters()[TO_B]
         assert state.unacknowledged_bytes <= 2 * budget
-    until(lambda: a.exchange.link_states()[TO_B].dropped_messages == 18)
-    state = a.exchange.link_states()[TO_B]
+    until(lambda: a.exchange.link_counters()[TO_B].dropped_messages == 18)
+    state = a.exchange.link_counters()[TO_B]
     assert state.window_bytes == 2 * budget
     assert state.queued_bytes <= 800_000
     loop = b.exchange._loop
@@ -464,16 +464,16 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = start(A), start(B)
-    from dlion_worker.exchange.window import Outbox
+    from dlion_worker.exchange.send_queue import SendQueue
 
-    leave = Outbox._leave
+    leave = SendQueue._record_frame
 
-    def _spoil(self: Outbox, data: bytes, size: int, lane: object, now_s: float) -> bytes:
-        if size and self is b.exchange._links.by_rank[TO_A].outbox:
+    def _spoil(self: SendQueue, data: bytes, size: int, lane: object, now_s: float) -> bytes:
+        if size and self is b.exchange._links.by_rank[TO_A].send_queue:
             data = data[:-1] + bytes([data[-1] ^ 1])
         return leave(self, data, size, lane, now_s)
 
-    monkeypatch.setattr(Outbox, "_leave", _spoil)
+    monkeypatch.setattr(SendQueue, "_record_frame", _spoil)
     introduce(a, b)
     for _ in range(3):
         b.wait_for(LinkUp)
@@ -482,7 +482,7 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
         assert "checksum" in b.wait_for(Refused, lambda event: event.outgoing).reason
     assert "quarantined" in a.wait_for(Refused).reason
     assert "quarantine" in b.wait_for(Refused, lambda e: "quarantine" in e.reason).reason
-    assert not a.exchange.link_states()[TO_B].connected
+    assert not a.exchange.link_counters()[TO_B].connected
     again = start(B, incarnation=2)  # a restart clears it
     introduce(a, again, version=2)
     a.wait_for(LinkUp, lambda event: event.incarnation == 2)
@@ -509,9 +509,9 @@ def silent(channel: grpc.Channel) -> grpc.Call:
 
 
 def test_calls_of_all_peers_are_bounded(
-    start: Start, authorities: dict[SiteName, Authority], monkeypatch: pytest.MonkeyPatch
+    start: Start, authorities: dict[SiteName, CertificateAuthority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "MAX_CALLS", 4)
+    monkeypatch.setattr(server, "MAX_CALLS", 4)
     a = start(A)
     channels = [
         channel
@@ -532,10 +532,10 @@ def test_calls_of_all_peers_are_bounded(
 
 
 def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
-    start: Start, authorities: dict[SiteName, Authority]
+    start: Start, authorities: dict[SiteName, CertificateAuthority]
 ) -> None:
     a, proof = start(A), credentials(B, authorities)
-    channels = connections(proof, a.exchange.address, MAX_LINKS_OF_CALLER + 3)
+    channels = connections(proof, a.exchange.address, MAX_STREAMS_PER_CERTIFICATE + 3)
     calls = [silent(channel) for channel in channels]
     until(lambda: sum(not call.is_active() for call in calls) == 3)
     refused = {call.code() for call in calls if not call.is_active()}
@@ -552,7 +552,7 @@ def test_a_caller_that_opens_stream_after_stream_is_told_and_keeps_nobody_out(
 
 
 def test_calls_of_one_connection_wait_for_each_other(
-    start: Start, authorities: dict[SiteName, Authority], monkeypatch: pytest.MonkeyPatch
+    start: Start, authorities: dict[SiteName, CertificateAuthority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[object] = []
     reached = IncomingStream.run
@@ -565,12 +565,12 @@ def test_calls_of_one_connection_wait_for_each_other(
     a, proof = start(A), credentials(B, authorities)
     (channel,) = connections(proof, a.exchange.address, 1)
     with channel:
-        calls = [silent(channel) for _ in range(3 * MAX_CALLS_OF_CONNECTION)]
-        until(lambda: len(heard) == MAX_CALLS_OF_CONNECTION)
+        calls = [silent(channel) for _ in range(3 * MAX_CALLS_PER_CONNECTION)]
+        until(lambda: len(heard) == MAX_CALLS_PER_CONNECTION)
         time.sleep(0.5)
-        assert len(heard) == MAX_CALLS_OF_CONNECTION
+        assert len(heard) == MAX_CALLS_PER_CONNECTION
         calls[0].cancel()
-        until(lambda: len(heard) > MAX_CALLS_OF_CONNECTION)
+        until(lambda: len(heard) > MAX_CALLS_PER_CONNECTION)
 
 
 def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
@@ -578,17 +578,17 @@ def test_a_link_that_cannot_be_looked_after_leaves_the_others_alone(
 ) -> None:
     looked_at: list[Rank] = []
 
-    def _watch(link: Link, *_: object) -> None:
-        if link._shared.me.identity == A:
+    def _watch(link: PeerLink, *_: object) -> None:
+        if link._shared.local.identity == A:
             looked_at.append(link.rank)
             if link.rank == TO_B:
                 raise ValueError("a defect")
 
-    monkeypatch.setattr(exchange, "watch", _watch)
+    monkeypatch.setattr(exchange, "check_link", _watch)
     a, b, c = start(A), start(B), start(C)
     introduce(a, b, c)
     until(lambda: looked_at.count(TO_B) > 2 and looked_at.count(C.rank) > 2)
-    assert caplog.text.count("defect: the link to rank 1 is not looked after") == 1
+    assert caplog.text.count("defect: the link to rank 1 is not checked") == 1
 
 
 def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(
@@ -605,8 +605,8 @@ def test_a_link_ends_where_one_end_wants_it_no_more_and_comes_back_when_both_do(
         for worker in (a, b):
             worker.wait_for(LinkDown)
         time.sleep(0.3)  # the other one dials, and is refused
-        assert a.exchange.link_states()[TO_B].connected is False
-        assert a.exchange.link_states()[TO_B].sent_total >= 10_000
+        assert a.exchange.link_counters()[TO_B].connected is False
+        assert a.exchange.link_counters()[TO_B].sent_total >= 10_000
         a.exchange.set_members(membership, linked={TO_B})
         for worker in (a, b):
             worker.wait_for(LinkUp)

@@ -20,7 +20,7 @@ import pytest
 from dlion_api.spec import Optimizer
 from dlion_worker.training import programs
 from dlion_worker.training.datasets import BatchStream, DataSet
-from dlion_worker.training.datasets.named import digits
+from dlion_worker.training.datasets.named_datasets import digits
 from dlion_worker.training.datasets.selection import NearDuplicates
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
@@ -70,7 +70,7 @@ def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
     x, y = x[order], y[order]
     test, plain = (x[:HELD_OUT], y[:HELD_OUT]), (x[HELD_OUT:], y[HELD_OUT:])
     many_x, many_y = repeated(*plain)
-    kept = NearDuplicates(THRESHOLD).fresh(many_x, many_y, ["all"] * len(many_y))
+    kept = NearDuplicates(THRESHOLD).select_new(many_x, many_y, ["all"] * len(many_y))
     share = len(kept) / len(many_y)
     seeds = range(3)
     filtered, unfiltered, without = (

@@ -1,5 +1,5 @@
 """Proves: one object imposes a plan with either means and takes it away again; quotas hold from
-`impose_quota` to `lift_quota`; changes come at their times, and one that cannot be imposed is a
+`apply_quota` to `remove_quota`; changes come at their times, and one that cannot be imposed is a
 failure; what was asked for stands beside what came of it, quotas change by change, latency that
 could not be imposed too, and that links are measured once; calls after the end do nothing.
 
@@ -20,9 +20,9 @@ from attempts import first_that_holds
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import Environment, Plan, unlimited_plan
-from dlion_worker.local.imposed import LINKS_MEASURED_ONCE, ImposedEnvironment
-from dlion_worker.local.means import CpuMeans, LinkMeans
-from dlion_worker.local.measuring import Quantity
+from dlion_worker.local.backends import CpuBackend, LinkBackend
+from dlion_worker.local.emulation import LINKS_MEASURED_ONCE_NOTE, EmulatedEnvironment
+from dlion_worker.local.measurement import Quantity
 from dlion_worker.local.namespaces import namespaces_unavailable
 from dlion_worker.local.quotas import control_groups_unavailable
 
@@ -58,13 +58,13 @@ def plan(latency_ms: float = 0) -> Plan:
 def test_a_plan_is_imposed_changed_measured_and_taken_away(
     privileged: bool, tmp_path: Path
 ) -> None:
-    environment = ImposedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=privileged)
+    environment = EmulatedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=privileged)
     with environment:
         expected = {
-            False: (LinkMeans.RELAY, CpuMeans.DUTY_CYCLE),
-            True: (LinkMeans.NAMESPACES, CpuMeans.CONTROL_GROUP),
+            False: (LinkBackend.RELAY, CpuBackend.DUTY_CYCLE),
+            True: (LinkBackend.NAMESPACES, CpuBackend.CONTROL_GROUP),
         }
-        assert (environment.link_means, environment.cpu_means) == expected[privileged]
+        assert (environment.link_backend, environment.cpu_backend) == expected[privileged]
         addresses = environment.link_addresses(Rank(0))
         assert bool(addresses) is not privileged
         if addresses:
@@ -85,14 +85,14 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
         )
         try:
             time.sleep(0.5)
-            environment.impose_quota(Rank(0))
+            environment.apply_quota(Rank(0))
             changed: list[float] = []
             started_s = time.monotonic()
             environment.start_changes(
                 lambda: time.monotonic() - started_s, lambda change: changed.append(change.time_s)
             )
             time.sleep(5)  # a late turn of the duty cycle is a debt; a short window sees it unpaid
-            environment.lift_quota(Rank(0))
+            environment.remove_quota(Rank(0))
             compared = environment.requested_and_measured()
         finally:
             os.killpg(worker.pid, 9)
@@ -103,17 +103,17 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
         assert (after.begins_s, after.requested) == (0.2, 0.4)
         assert after.ratio is not None
         assert after.ratio <= 1.15
-        assert environment.notes[2:] == (LINKS_MEASURED_ONCE,)
+        assert environment.notes[2:] == (LINKS_MEASURED_ONCE_NOTE,)
         assert environment.failure() == ""
     environment.close()
-    environment.impose_quota(Rank(0))  # a worker that got ready too late
-    environment.lift_quota(Rank(0))
+    environment.apply_quota(Rank(0))  # a worker that got ready too late
+    environment.remove_quota(Rank(0))
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
 def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
-    with ImposedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=True) as environment:
+    with EmulatedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=True) as environment:
         assert environment.failure() == ""
         marks = f"dlion-{os.getpid()}-"
         for name in (entry.name for entry in Path("/run/netns").iterdir() if marks in entry.name):
@@ -126,14 +126,14 @@ def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:
-    environment = ImposedEnvironment(plan(latency_ms=10), run_id="t", work_dir=tmp_path)
-    assert environment.link_means is LinkMeans.RELAY
+    environment = EmulatedEnvironment(plan(latency_ms=10), run_id="t", work_dir=tmp_path)
+    assert environment.link_backend is LinkBackend.RELAY
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
 def test_latency_that_cannot_be_imposed_is_recorded_as_such(tmp_path: Path) -> None:
-    with ImposedEnvironment(
+    with EmulatedEnvironment(
         plan(latency_ms=10), run_id="t", work_dir=tmp_path, privileged=True
     ) as environment:
         records = [record.to_json() for record in environment.requested_and_measured()]
@@ -146,11 +146,11 @@ def test_latency_that_cannot_be_imposed_is_recorded_as_such(tmp_path: Path) -> N
 
 
 def test_without_an_environment_nothing_is_started(tmp_path: Path) -> None:
-    with ImposedEnvironment(unlimited_plan(WORKERS), run_id="t", work_dir=tmp_path) as environment:
+    with EmulatedEnvironment(unlimited_plan(WORKERS), run_id="t", work_dir=tmp_path) as environment:
         assert environment.command_prefix(Rank(0)) == []
         assert environment.sidecar_prefix(Rank(0)) == []
         assert environment.link_addresses(Rank(0)) == {}
         assert environment.exchange_port(Rank(0)) == 0
-        environment.impose_quota(Rank(0))
+        environment.apply_quota(Rank(0))
         assert environment.requested_and_measured() == []
     assert list(tmp_path.iterdir()) == []

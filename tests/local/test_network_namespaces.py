@@ -22,14 +22,14 @@ from attempts import first_that_holds
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
 from dlion_worker.local.in_namespace import in_namespace, run_batch
-from dlion_worker.local.measuring import transfer
+from dlion_worker.local.measurement import measure_transfers
 from dlion_worker.local.namespaces import (
     CONGESTION_CONTROLS,
     NamespaceNetwork,
     namespaces_unavailable,
     remove_stale,
 )
-from dlion_worker.local.owners import Owner
+from dlion_worker.local.resource_owner import ResourceOwner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,7 +91,7 @@ def test_a_20_mbit_link_is_used_and_not_overshot(network: NamespaceNetwork) -> N
     def used() -> tuple[float, float]:
         before = network.interface_bytes(Rank(0))[0]
         started_s = time.monotonic()
-        (one,) = transfer(network, [(Rank(0), Rank(1))], seconds=2.0)
+        (one,) = measure_transfers(network, [(Rank(0), Rank(1))], seconds=2.0)
         on_wire = network.interface_bytes(Rank(0))[0] - before
         assert max(one.windows_bytes_per_s(1.0)) <= 1.05 * asked
         return on_wire / (time.monotonic() - started_s), one.bytes_per_s(skip_s=0.5)
@@ -104,7 +104,7 @@ def test_links_share_their_workers_rate_evenly(network: NamespaceNetwork) -> Non
 
         def rates(pairs: list[tuple[int, int]] = pairs) -> list[float]:
             links = [(Rank(sender), Rank(receiver)) for sender, receiver in pairs]
-            done = transfer(network, links, seconds=1.5)
+            done = measure_transfers(network, links, seconds=1.5)
             return [one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT for one in done]
 
         first_that_holds(rates, lambda them: 18 <= sum(them) <= 21 and max(them) <= 1.3 * min(them))
@@ -188,21 +188,6 @@ def test_a_command_runs_inside_with_a_congestion_control_that_reacts_to_loss(
     assert names == {"lo", "eth0"} or names - {"ifb0", "ifb1"} == {"lo", "eth0"}
 
 
-def test_the_cable_can_be_taken_out(network: NamespaceNetwork) -> None:
-    network.set_link_up(Rank(1), up=False)
-    with network.listener(Rank(1)) as listener:
-        port = listener.getsockname()[1]
-
-        def dial() -> socket.socket:
-            return socket.create_connection((network.host(Rank(1)), port), timeout=0.5)
-
-        with pytest.raises(OSError, match=r"timed out|No route"):
-            in_namespace(network.namespace(Rank(0)), dial)
-    network.set_link_up(Rank(1), up=True)
-    for one in connect(network, Rank(0), Rank(1)):
-        one.close()
-
-
 def test_two_runs_stand_beside_each_other() -> None:
     first, second = NamespaceNetwork(plan(20)), NamespaceNetwork(plan(5))
     first.start()
@@ -219,8 +204,8 @@ def test_two_runs_stand_beside_each_other() -> None:
 def test_what_a_crashed_run_left_is_removed_and_a_living_ones_is_not(
     network: NamespaceNetwork,
 ) -> None:
-    mine = Owner.of_this_process()
-    crashed = Owner(mine.pid, mine.start_ticks + 1).next_prefix()
+    mine = ResourceOwner.of_this_process()
+    crashed = ResourceOwner(mine.pid, mine.start_ticks + 1).next_prefix()
     run_batch("ip", None, [f"netns add {crashed}-hub", f"netns add {crashed}-w0"])
     assert crashed in remove_stale()
     assert not Path(f"/run/netns/{crashed}-hub").exists()

@@ -24,7 +24,7 @@ from attempts import first_that_holds
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
-from dlion_worker.local.measuring import transfer
+from dlion_worker.local.measurement import measure_transfers
 from dlion_worker.local.quotas import process_cpu_s
 from dlion_worker.local.relay_network import RelayNetwork
 
@@ -76,7 +76,7 @@ def connect(network: RelayNetwork, sender: Rank, receiver: Rank) -> tuple[socket
 def rates(network: RelayNetwork, pairs: list[tuple[int, int]]) -> list[float]:
     """Mbit/s of each link with all of them busy."""
     links = [(Rank(sender), Rank(receiver)) for sender, receiver in pairs]
-    done = transfer(network, links, seconds=1.5)
+    done = measure_transfers(network, links, seconds=1.5)
     return [one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT for one in done]
 
 
@@ -85,7 +85,7 @@ def test_a_20_mbit_link_is_used_and_not_overshot_for_little_cpu(network: RelayNe
 
     def used() -> float:
         before_s = process_cpu_s(network.pid) or 0.0
-        (one,) = transfer(network, [(Rank(0), Rank(1))], seconds=2.0)
+        (one,) = measure_transfers(network, [(Rank(0), Rank(1))], seconds=2.0)
         assert max(one.windows_bytes_per_s(1.0)) <= 1.05 * asked
         assert (process_cpu_s(network.pid) or 0.0) - before_s < 0.15 * 2.0
         assert network.interface_bytes(Rank(0))[0] >= one.arrivals[-1][1]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.cluster_names import HOLDING_BACK_SIGTERM
+from dlion_api.cluster_names import BLOCK_SIGTERM_COMMAND
 from dlion_api.exit_codes import ExitCode
 
 WITHIN_S = 30.0
@@ -38,7 +38,7 @@ def test_an_operator_ends_at_a_signal_that_comes_early(
 ) -> None:
     """Without its settings it would end by itself, but not with this code."""
     config = str(tmp_path / "none.yaml")
-    command = [*HOLDING_BACK_SIGTERM, sys.executable, "-m", "dlion_operator", "--config", config]
+    command = [*BLOCK_SIGTERM_COMMAND, sys.executable, "-m", "dlion_operator", "--config", config]
     for _ in range(times):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as operator:
             deadline_s = time.monotonic() + WITHIN_S

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.exchange import LinkUp
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.training.model import FlatModel
@@ -31,7 +31,7 @@ def test_messages_go_out_and_come_in_while_a_step_computes() -> None:
     x_B = chance.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
     y_B = chance.integers(0, 10, SAMPLES).astype(np.int32)
     model.step(x_B, y_B)  # traces it
-    authorities = {PLANT_A: Authority(PLANT_A)}
+    authorities = {PLANT_A: CertificateAuthority(PLANT_A)}
     one, other = (Worker(who, credentials(who, authorities)) for who in map(identity, (0, 1)))
     returned_s: list[float] = []
     has_ended = threading.Event()

@@ -17,7 +17,7 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_cli.__main__ import main
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from federated import FederatedSite, federated_sites, until
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_operators_are_found_or_what_is_wrong(
                 assert found[name, "tls"]["seen"].startswith(f"operator.{name}.dlion by its")
                 least, most = found[name, "clock"]["figures"].values()
                 assert -60 < least <= 0 < most < a.life.total_seconds()
-            anew = Authority(A).bundle_pem.decode()
+            anew = CertificateAuthority(A).bundle_pem.decode()
             wrong = entry(a, bundle=anew), entry(c, address=entry(b)["address"])
             code, found = await looked_at(tmp_path, capsys, *wrong)
             assert code == ExitCode.UNAVAILABLE
@@ -76,7 +76,7 @@ def test_operators_are_found_or_what_is_wrong(
             assert found[A, "tls"]["outcome"] == "ok"
             assert found[C, "port"]["outcome"] == "fail"
             for node, other in ((a.node, B), (b.node, A)):
-                assert await until(lambda n=node, o=other: n.hearing(o).reachable)  # type: ignore[misc]
+                assert await until(lambda n=node, o=other: n.reachability(o).reachable)  # type: ignore[misc]
                 assert not node.service.refusals
         finally:
             await a.node.close()

@@ -49,7 +49,7 @@ def group(tmp_path: Path) -> Iterator[ProcessGroup]:
 
 def test_a_child_has_its_environment_prefix_and_log(group: ProcessGroup) -> None:
     group.start("one", ["sh", "-c", 'echo "$A $B"; echo wrong >&2; exit 7'],
-                env={"A": "a"}, enter=["env", "B=b"])  # fmt: skip
+                env={"A": "a"}, prefix=["env", "B=b"])  # fmt: skip
     wait_until(lambda: group.poll() == {"one": 7}, "ended")
     assert group.log_path("one").read_text() == "a b\nwrong\n"
 

@@ -29,7 +29,7 @@ from dlion_worker.local.quotas import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlion_worker.local.imposed import Cpu
+    from dlion_worker.local.emulation import CpuLimiter
 
 RANK = Rank(0)
 BURN = "while True: sum(range(10000))"
@@ -42,8 +42,8 @@ SUPERVISE = (
 
 
 @pytest.fixture(params=["controlGroup", "dutyCycle"])
-def cpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cpu]:
-    made: Cpu
+def cpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CpuLimiter]:
+    made: CpuLimiter
     if request.param == "controlGroup":
         if control_groups_unavailable():
             pytest.skip(control_groups_unavailable())
@@ -61,7 +61,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cpu]:
 class Supervisor:
     """A process that starts a burning child again whenever it ends."""
 
-    def __init__(self, cpu: Cpu) -> None:
+    def __init__(self, cpu: CpuLimiter) -> None:
         enter = [sys.executable, "-m", "dlion_worker.local.enter", *cpu.enter_arguments(RANK), "--"]
         self._process = subprocess.Popen(
             [*enter, sys.executable, "-c", SUPERVISE], stdout=subprocess.PIPE, text=True
@@ -84,7 +84,7 @@ class Supervisor:
 
 
 @pytest.fixture
-def supervisor(cpu: Cpu) -> Iterator[Supervisor]:
+def supervisor(cpu: CpuLimiter) -> Iterator[Supervisor]:
     made = Supervisor(cpu)
     yield made
     made.close()
@@ -101,7 +101,7 @@ def state_of(pid: int) -> str:
 
 
 def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
-    cpu: Cpu, supervisor: Supervisor
+    cpu: CpuLimiter, supervisor: Supervisor
 ) -> None:
     def used() -> float:
         return cores_used(supervisor.child, 1.5)
@@ -117,7 +117,7 @@ def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
     assert 0.18 <= first_that_holds(used, lambda cores: cores >= 0.18) <= 0.22
 
 
-def test_a_restarted_child_is_held_too(cpu: Cpu, supervisor: Supervisor) -> None:
+def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) -> None:
     cpu.set_quota(RANK, 0.3)
     os.kill(supervisor.child, signal.SIGKILL)
     child = supervisor.next_child()
@@ -126,7 +126,9 @@ def test_a_restarted_child_is_held_too(cpu: Cpu, supervisor: Supervisor) -> None
     assert cores <= 0.35
 
 
-def test_before_and_after_its_quota_a_worker_runs_free(cpu: Cpu, supervisor: Supervisor) -> None:
+def test_before_and_after_its_quota_a_worker_runs_free(
+    cpu: CpuLimiter, supervisor: Supervisor
+) -> None:
     assert cpu.throttled_s(RANK) == 0
     cpu.set_quota(RANK, 0.1)
     time.sleep(0.3)
@@ -137,7 +139,7 @@ def test_before_and_after_its_quota_a_worker_runs_free(cpu: Cpu, supervisor: Sup
     assert cpu.throttled_s(RANK) == throttled_s
 
 
-def test_closing_lets_go(cpu: Cpu, supervisor: Supervisor) -> None:
+def test_closing_lets_go(cpu: CpuLimiter, supervisor: Supervisor) -> None:
     cpu.set_quota(RANK, 0.05)
     time.sleep(0.3)
     cpu.close()

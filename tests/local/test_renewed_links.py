@@ -26,14 +26,14 @@ from cryptography import x509
 from dlion_api.names import Rank, SiteName
 from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkDown, LinkState, LinkUp, Refused, proving
-from dlion_worker.exchange.client import Dialler, open_channel
+from dlion_worker.exchange import LinkCounters, LinkDown, LinkUp, Refused, reauthentication
+from dlion_worker.exchange.client import PeerConnector, open_channel
 from dlion_worker.exchange.framing import PROTOCOL
-from dlion_worker.exchange.links import Link, Self
+from dlion_worker.exchange.links import LocalPeer, PeerLink
+from dlion_worker.exchange.send_queue import QueueRule
 from dlion_worker.exchange.service import SERVICE, IncomingStream
-from dlion_worker.exchange.window import QueueRule
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import (
     JOB,
@@ -48,18 +48,18 @@ from linked_workers import (
 
 A, B = identity(0), identity(1, PLANT_B)
 TO_A, TO_B = Rank(0), Rank(1)
-AUTHORITIES = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
 def renewed(worker: Worker) -> None:
     """Gives that worker a new certificate, as its coordinator would, and has its links remade."""
     key, proof = WorkerKey(), worker.exchange._config.credentials
     proof.renew(key, AUTHORITIES[worker.who.site].sign(key.csr_pem(), worker.who, JOB))
-    worker.exchange.remake_links()
+    worker.exchange.migrate_links()
 
 
-def states(worker: Worker) -> list[LinkState]:
-    return list(worker.exchange.link_states().values())
+def states(worker: Worker) -> list[LinkCounters]:
+    return list(worker.exchange.link_counters().values())
 
 
 def remade(worker: Worker) -> int:
@@ -68,7 +68,7 @@ def remade(worker: Worker) -> int:
 
 
 @contextmanager
-def linked_by(authorities: dict[SiteName, Authority]) -> Iterator[tuple[Worker, Worker]]:
+def linked_by(authorities: dict[SiteName, CertificateAuthority]) -> Iterator[tuple[Worker, Worker]]:
     pair = Worker(A, credentials(A, authorities)), Worker(B, credentials(B, authorities))
     try:
         introduce(*pair)
@@ -139,7 +139,7 @@ def test_a_remade_connection_shows_the_new_certificate(linked: tuple[Worker, Wor
     assert incoming.proof is not None
     certificate_pem = incoming.proof.certificate_pem
     assert certificate_pem is not None
-    _, chain_pem = a.exchange._config.credentials.shown()
+    _, chain_pem = a.exchange._config.credentials.key_and_chain()
     assert x509.load_pem_x509_certificate(certificate_pem) == x509.load_pem_x509_certificate(
         chain_pem
     )
@@ -161,14 +161,14 @@ def test_a_break_half_way_is_a_link_that_goes_down_and_comes_back(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
-    waits = IncomingStream._wait_for_turn
+    waits = IncomingStream._wait_for_handover
 
-    async def breaks_meanwhile(self: IncomingStream, link: Link, hello: Hello) -> None:
-        monkeypatch.setattr(IncomingStream, "_wait_for_turn", waits)
-        link.break_off("it breaks just now")
+    async def breaks_meanwhile(self: IncomingStream, link: PeerLink, hello: Hello) -> None:
+        monkeypatch.setattr(IncomingStream, "_wait_for_handover", waits)
+        link.close_streams("it breaks just now")
         await waits(self, link, hello)
 
-    monkeypatch.setattr(IncomingStream, "_wait_for_turn", breaks_meanwhile)
+    monkeypatch.setattr(IncomingStream, "_wait_for_handover", breaks_meanwhile)
     renewed(a)
     both_down_and_up_again((a, b))
     renewed(a)
@@ -181,7 +181,7 @@ def test_a_peer_that_takes_the_last_frame_and_not_what_follows_loses_the_link(
     a, b = linked
     hand_over = IncomingStream._hand_over
 
-    def forgets(self: IncomingStream, link: Link) -> str:
+    def forgets(self: IncomingStream, link: PeerLink) -> str:
         monkeypatch.setattr(IncomingStream, "_hand_over", hand_over)
         assert self.successor is not None
         self.successor.end("its connection has broken")
@@ -198,14 +198,14 @@ def test_the_old_connection_serves_until_a_new_one_stands(
 ) -> None:
     a, b = linked
     reached = threading.Event()
-    target = a.exchange._diallers[TO_B]._connection
+    target = a.exchange._connectors[TO_B]._connection
 
-    def to_nowhere(self: Dialler, address: str) -> Any:
+    def to_nowhere(self: PeerConnector, address: str) -> Any:
         reached.set()
         return target("127.0.0.1:1")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Dialler, "_connection", to_nowhere)
+        patch.setattr(PeerConnector, "_connection", to_nowhere)
         renewed(a)
         assert reached.wait(20)
         for number in range(20):
@@ -218,7 +218,7 @@ def test_the_old_connection_serves_until_a_new_one_stands(
 
 async def first_words(port_of: Worker, proof: WorkerCredentials, *frames: Frame) -> Any:
     """What worker B of that address and certificate hears who dials and says this."""
-    me = Self(JOB, B, 1, QueueRule.KEEP, 64, 2**20)
+    me = LocalPeer(JOB, B, 1, QueueRule.KEEP, 64, 2**20)
     async with open_channel(port_of.exchange.address, A, me, proof) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Link")()
         for frame in frames:
@@ -272,7 +272,10 @@ def test_a_site_that_is_no_longer_believed_is_heard_no_more(linked: tuple[Worker
 
 def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew() -> None:
     life = timedelta(seconds=6)
-    authorities = {PLANT_A: Authority(PLANT_A), PLANT_B: Authority(PLANT_B, life=life)}
+    authorities = {
+        PLANT_A: CertificateAuthority(PLANT_A),
+        PLANT_B: CertificateAuthority(PLANT_B, life=life),
+    }
     began_s = time.monotonic()
     with linked_by(authorities) as (a, b):
         signed_s = time.monotonic()
@@ -284,7 +287,9 @@ def test_a_link_ends_a_tenth_after_the_certificate_of_a_peer_that_does_not_renew
         b.wait_for(LinkDown)
         renewed_by = b.exchange._config.credentials
         key = WorkerKey()
-        renewed_by.renew(key, Authority.sign(authorities[PLANT_B], key.csr_pem(), B, JOB))
+        renewed_by.renew(
+            key, CertificateAuthority.sign(authorities[PLANT_B], key.csr_pem(), B, JOB)
+        )
         for worker in (a, b):
             worker.wait_for(LinkUp)
 
@@ -293,13 +298,13 @@ def test_a_peer_proves_itself_by_the_authorities_that_are_believed_now(
     linked: tuple[Worker, Worker],
 ) -> None:
     a, b = linked
-    before, other = AUTHORITIES[PLANT_B], Authority(PLANT_B)
+    before, other = AUTHORITIES[PLANT_B], CertificateAuthority(PLANT_B)
     own = AUTHORITIES[PLANT_A].bundle_pem
     trusts(a, plant_a=own, plant_b=other.bundle_pem + before.bundle_pem)
     until(lambda: remade(a) == 1)
     key, proof = WorkerKey(), b.exchange._config.credentials
     proof.renew(key, other.sign(key.csr_pem(), B, JOB))
-    b.exchange.remake_links()
+    b.exchange.migrate_links()
     until(lambda: remade(b) == 1)
     trusts(a, plant_a=own, plant_b=other.bundle_pem)
     until(lambda: remade(a) == 2)
@@ -314,21 +319,21 @@ def test_what_is_dialled_and_does_not_prove_itself_anew_hears_no_more(
     linked: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = linked
-    monkeypatch.setattr(proving, "PROVES_WITHIN_S", 1.0)
-    own, before, other = AUTHORITIES[PLANT_A], AUTHORITIES[PLANT_B], Authority(PLANT_B)
-    dialler = a.exchange._diallers[TO_B]
-    target = dialler._connection
+    monkeypatch.setattr(reauthentication, "REAUTHENTICATION_TIMEOUT_S", 1.0)
+    own, before, other = AUTHORITIES[PLANT_A], AUTHORITIES[PLANT_B], CertificateAuthority(PLANT_B)
+    connector = a.exchange._connectors[TO_B]
+    target = connector._connection
     with monkeypatch.context() as patch:
-        patch.setattr(dialler, "_connection", lambda _: target("127.0.0.1:1"))
+        patch.setattr(connector, "_connection", lambda _: target("127.0.0.1:1"))
         trusts(a, plant_a=own.bundle_pem, plant_b=other.bundle_pem + before.bundle_pem)
         key, proof = WorkerKey(), b.exchange._config.credentials
         proof.renew(key, other.sign(key.csr_pem(), B, JOB))
-        b.exchange.remake_links()
+        b.exchange.migrate_links()
         until(lambda: remade(b) == 1)
         time.sleep(2.0)
         assert a.events.empty(), "nobody that was believed is believed no longer"
         trusts(a, plant_a=own.bundle_pem, plant_b=other.bundle_pem)
-        assert "has not proved itself" in a.wait_for(LinkDown).reason
+        assert "has not authenticated again" in a.wait_for(LinkDown).reason
         b.wait_for(LinkDown)
     for worker in linked:
         worker.wait_for(LinkUp)

@@ -23,13 +23,13 @@ from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.coordination import CoordinationClient
+from dlion_worker.credential_store import load_credentials, store_credentials
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.kept_credentials import keep_credentials, kept_credentials
-from dlion_worker.trainer import renewing as renewing_module
-from dlion_worker.trainer.interruption import Interrupted
-from dlion_worker.trainer.renewing import Renewing, first_credentials
+from dlion_worker.trainer import certificate_renewal as renewing_module
+from dlion_worker.trainer.certificate_renewal import CertificateRenewer, initial_credentials
+from dlion_worker.trainer.signal_handler import Interrupted
 from linked_workers import until
 from local_run import job_document
 from pod_run import PodRun, pod_run
@@ -49,15 +49,15 @@ class Renewed:
     told: list[tuple[EventReason, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.credentials = first_credentials(
-            self.config, self.run.job, self.client, came_back=False, interrupted=lambda: False
+        self.credentials = initial_credentials(
+            self.config, self.run.job, self.client, is_restart=False, interrupted=lambda: False
         )
-        self.renewing = Renewing(
+        self.renewing = CertificateRenewer(
             self.config,
             self.run.job.key,
             credentials=self.credentials,
             coordination=self.client,
-            remake_links=lambda: self.links.append(self.credentials.shown()[1]),
+            migrate_links=lambda: self.links.append(self.credentials.key_and_chain()[1]),
             trust_changed=lambda: None,
             report=lambda *told: self.told.append(told),
         )
@@ -114,7 +114,7 @@ def joins(run: PodRun) -> int:
 def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Renewed) -> None:
     run, client = renewed.run, renewed.client
     until(client.connected)
-    first = renewed.credentials.shown()[1]
+    first = renewed.credentials.key_and_chain()[1]
     renewed.renewing.start()
     for count in range(1, 4):
         until(lambda count=count: len(renewed.links) >= count and joins(run) > count)  # type: ignore[misc]
@@ -124,9 +124,9 @@ def test_certificates_follow_each_other_and_the_worker_stays_joined(renewed: Ren
     serials = [x509.load_pem_x509_certificate(chain).serial_number for chain in chains]
     assert len(set(serials)) == len(chains)
     assert set(renewed.reasons()) == {EventReason.CERTIFICATE_RENEWED}
-    kept = kept_credentials(renewed.config.state_dir, run.job.key)
+    kept = load_credentials(renewed.config.state_dir, run.job.key)
     assert kept is not None
-    assert kept.shown() == renewed.credentials.shown()
+    assert kept.key_and_chain() == renewed.credentials.key_and_chain()
     assert client.connected()
     lost_before = sum(r.reason == "WorkerLost" for r in run.told if isinstance(r, EventRecord))
     assert client.close()
@@ -150,14 +150,14 @@ def test_a_coordinator_that_is_away_is_told_of_and_waited_for(renewed: Renewed) 
 
 def test_a_refusal_is_told_and_changes_nothing(renewed: Renewed) -> None:
     Path(renewed.config.token_path).write_text("of somebody else")
-    before = renewed.credentials.shown()
+    before = renewed.credentials.key_and_chain()
     renewed.renewing.start()
     until(lambda: bool(renewed.told))
     reason, words, warning = renewed.told[0]
     assert reason is EventReason.CERTIFICATE_NOT_RENEWED
     assert warning
     assert "no certificate" in words
-    assert renewed.credentials.shown() == before
+    assert renewed.credentials.key_and_chain() == before
 
 
 DAY = timedelta(hours=24)
@@ -166,22 +166,22 @@ DAY = timedelta(hours=24)
 def kept_since(renewed: Renewed, ago: timedelta) -> WorkerCredentials:
     """What an earlier process of this worker kept, with a certificate for a day from then on."""
     run, worker = renewed.run, renewed.run.job.worker(Rank(0))
-    authority = Authority(worker.site, life=DAY, now=datetime.now(UTC) - ago)
+    authority = CertificateAuthority(worker.site, life=DAY, now=datetime.now(UTC) - ago)
     key = WorkerKey()
     chain = authority.sign(key.csr_pem(), worker, run.job.key, now=datetime.now(UTC) - ago)
     credentials = WorkerCredentials(key, chain, {worker.site: authority.bundle_pem})
-    keep_credentials(renewed.config.state_dir, run.job.key, credentials)
+    store_credentials(renewed.config.state_dir, run.job.key, credentials)
     return credentials
 
 
 def come_back(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
     """As the next trainer process asks for them; it is told to end after a while."""
     give_up_s = time.monotonic() + within_s
-    return first_credentials(
+    return initial_credentials(
         renewed.config,
         renewed.run.job,
         renewed.client,
-        came_back=True,
+        is_restart=True,
         interrupted=lambda: time.monotonic() > give_up_s,
     )
 
@@ -190,10 +190,10 @@ def come_back(renewed: Renewed, within_s: float = 60.0) -> WorkerCredentials:
 def test_kept_credentials_do_to_their_end_where_nobody_signs(
     renewed: Renewed, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
-    monkeypatch.setattr(renewing_module, "SIGNED_WITHIN_S", 1.0)
+    monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 1.0)
     kept = kept_since(renewed, timedelta(hours=hours))
     renewed.run.coordinator.close()
-    assert come_back(renewed).shown() == kept.shown()
+    assert come_back(renewed).key_and_chain() == kept.key_and_chain()
 
 
 def test_kept_credentials_that_are_over_are_waited_for_to_be_replaced(renewed: Renewed) -> None:
@@ -206,26 +206,26 @@ def test_kept_credentials_that_are_over_are_waited_for_to_be_replaced(renewed: R
 def test_kept_credentials_that_are_due_are_replaced_where_somebody_signs(renewed: Renewed) -> None:
     old = kept_since(renewed, timedelta(hours=17))
     new = come_back(renewed)
-    assert new.shown() != old.shown()
-    kept = kept_credentials(renewed.config.state_dir, renewed.run.job.key)
+    assert new.key_and_chain() != old.key_and_chain()
+    kept = load_credentials(renewed.config.state_dir, renewed.run.job.key)
     assert kept is not None
-    assert kept.shown() == new.shown()
+    assert kept.key_and_chain() == new.key_and_chain()
 
 
 def test_credentials_that_were_due_are_renewed_as_soon_as_somebody_signs(
     renewed: Renewed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewing_module, "SIGNED_WITHIN_S", 1.0)
+    monkeypatch.setattr(renewing_module, "SIGNING_TIMEOUT_S", 1.0)
     kept_since(renewed, timedelta(hours=17))
     renewed.run.coordinator.close()
     credentials = come_back(renewed)
     links: list[bytes] = []
-    renewing = Renewing(
+    renewing = CertificateRenewer(
         renewed.config,
         renewed.run.job.key,
         credentials=credentials,
         coordination=renewed.client,
-        remake_links=lambda: links.append(credentials.shown()[1]),
+        migrate_links=lambda: links.append(credentials.key_and_chain()[1]),
         trust_changed=lambda: None,
         report=lambda *_: None,
     )

@@ -54,7 +54,7 @@ def as_in_a_cluster(run: Path, folder: Path, **resources: Any) -> Path:
     for site in document["spec"]["sites"]:
         for group in site["groups"]:
             group["resources"] = resources
-    job = load_job(document).with_room_to_grow()
+    job = load_job(document).with_group_ranks()
     counted = load_job(document).workers()
     ranks = {w.rank: job.worker_at(w.site, w.group, w.index).rank for w in counted}
     assert ranks == {0: 0, 1: 2, 2: 4, 3: 1}
@@ -182,7 +182,7 @@ def test_what_cannot_be_replayed_is_refused(simulated: Path, tmp_path: Path) -> 
 
     code, words = refused(tmp_path)
     assert code == ExitCode.DATA
-    assert "is no job that can be read" in words
+    assert "is not a readable job" in words
     fewer = "sites=[{name: plant-a, groups: [{name: small, workers: 2}]}]"
     settings = ("--set", fewer, "--set", "trainer.dataset={name: digits}")
     code, words = refused(simulated, *settings)

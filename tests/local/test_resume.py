@@ -44,7 +44,7 @@ def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> Non
     second.mkdir()
     with LocalRun(second, document, "--resume", str(results)) as run:
         assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
-    assert "still goes on" in run.terminal()
+    assert "still uses this folder" in run.terminal()
 
 
 @pytest.mark.timeout(300)

@@ -34,7 +34,7 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_worker.coordination.signing import request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
@@ -145,7 +145,7 @@ class Run:
         secure = self.tls != "Disabled"
         self.tokens = Tokens()
         names = [site.name for site in self.job.spec.sites] if secure else []
-        authorities = {name: Authority(name) for name in names}
+        authorities = {name: CertificateAuthority(name) for name in names}
         server = CoordinatorServer("127.0.0.1:0", next(iter(authorities.values()), None))
         server.open(self.job, authorities=authorities, tokens=self.tokens, on_record=lambda _: None)
         self.coordinator = CoordinatorThread(server, self.job.key)
@@ -274,7 +274,7 @@ def test_a_killed_sidecar_is_found_again_and_goes_on_where_it_was(
     began_s = time.monotonic()
     wait_until(worker.trainer.connected, "client connects again")
     print(f"reconnected {time.monotonic() - began_s:.1f} s after the start of the new process")
-    wait_until(lambda: worker.log().count("answering other sidecars") == 2, "it serves again")
+    wait_until(lambda: worker.log().count("serving other sidecars") == 2, "it serves again")
     run.step_all(6, [100.0, 20.0])
     run.step_all(7, [50.0, 20.0])
     run.step_all(8, [50.0, 20.0])
@@ -460,5 +460,5 @@ def test_an_unknown_rank_ends_with_the_code_for_a_wrong_manifest(tmp_path: Path)
     worker.start()
     assert worker.process is not None
     assert worker.process.wait(timeout=LONG_S) == ExitCode.SPEC
-    assert "is no worker of the job" in worker.log()
+    assert "is not a worker of the job" in worker.log()
     run.stop()

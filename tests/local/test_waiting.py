@@ -17,13 +17,13 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord
 from dlion_api.reasons import EventReason
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
+from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.waiting import Waiting
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity, introduce, until
 from operator_process import free_ports
 
-AUTHORITIES = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 OWN, OTHER = Rank(0), Rank(1)
 
 
@@ -55,7 +55,7 @@ class Wait:
             send=self.records.extend,
             clock_s=lambda: self.now_s,
         )
-        self._waiting = Waiting(
+        self._waiting = JoinWaitReporter(
             worker.who.rank,
             worker.exchange,
             reporter,
@@ -89,12 +89,12 @@ def closed_to(worker: Worker, peer: Worker) -> Membership:
 
 
 def problem(worker: Worker, peer: Rank) -> str:
-    states = worker.exchange.link_states()
+    states = worker.exchange.link_counters()
     return states[peer].problem if peer in states else ""
 
 
 def is_linked(worker: Worker, peer: Rank) -> bool:
-    states = worker.exchange.link_states()
+    states = worker.exchange.link_counters()
     return peer in states and states[peer].connected
 
 
@@ -135,7 +135,7 @@ def test_one_that_is_reached_and_does_not_reach_back_is_told_apart(
     (words,) = wait.told()
     assert words == (
         "not linked for 60 s with plant-b/small-1"
-        f" (reached at {other.exchange.address}, and does not reach this worker)"
+        f" (reached at {other.exchange.address}, but it does not reach this worker)"
     )
 
 

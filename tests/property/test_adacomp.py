@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, decode_gradient
-from dlion_worker.policies.adacomp import Touches
+from dlion_worker.policies.adacomp import TouchCounters
 from dlion_worker.policies.interface import (
+    ApplyGradient,
     BudgetsChanged,
-    Descend,
-    Descended,
     Event,
     Instruction,
     Layout,
@@ -31,8 +30,10 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
+    RejectMessage,
+    UpdateApplied,
 )
+from example_counts import examples
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
 
@@ -66,12 +67,12 @@ def naive_kept(gradient_D: np.ndarray, sizes: Iterable[int], share: float) -> np
     values=st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0, 0.5]), min_size=12, max_size=12),
     share=st.sampled_from([0.01, 0.1, 0.29, 0.3, 0.5, 1.0]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_largest_share_of_each_variable_is_sent(values: list[float], share: float) -> None:
     layout = Layout(("a", "b", "c"), (1, 7, 4))
     gradient_D = np.array(values, np.float32)
     expected_D = naive_kept(gradient_D, layout.sizes, share)
-    touches = Touches(layout, share, ValueCodec.FLOAT32)
+    touches = TouchCounters(layout, share, ValueCodec.FLOAT32)
     outgoing = touches.prepare(gradient_D, [Rank(1)], BudgetsChanged({}))
     payload = outgoing.payloads.get(Rank(1))
     np.testing.assert_array_equal(outgoing.own.weighted(np.float32(1)), expected_D)
@@ -124,7 +125,7 @@ class Watched(WeighingCluster):
             self.touched[rank] += gradient_D != 0
             self.read[rank, sender] = self.touched[rank]
         told = super().handle(rank, event)
-        found = [one.gradient_D for one in told if isinstance(one, Descend)]
+        found = [one.gradient_D for one in told if isinstance(one, ApplyGradient)]
         if expected_D is None:
             assert not found
         else:
@@ -135,7 +136,7 @@ class Watched(WeighingCluster):
 
 @pytest.mark.parametrize("server", [None, 1])
 @given(seed=seeds, workers=st.integers(2, 4), leaves=st.none() | st.integers(2, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_each_entry_is_divided_by_its_touches_since_its_sender_read(
     server: int | None, seed: int, workers: int, leaves: int | None
 ) -> None:
@@ -171,7 +172,7 @@ def test_a_gradient_of_zeros_touches_nothing_and_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("server", [None, 0])
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(
     server: int | None, seed: int
 ) -> None:
@@ -192,14 +193,14 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
         ):
             told = original.machine.handle(event)
             assert spoken(copy.handle(event)) == spoken(told)
-            if any(isinstance(one, Descend) for one in told):
-                told = original.machine.handle(Descended())
-                assert spoken(copy.handle(Descended())) == spoken(told)
+            if any(isinstance(one, ApplyGradient) for one in told):
+                told = original.machine.handle(UpdateApplied())
+                assert spoken(copy.handle(UpdateApplied())) == spoken(told)
     assert str(copy.state()) == str(original.machine.state())
 
 
 def gradient_of(cluster: WeighingCluster, rng: np.random.Generator, iteration: int) -> Message:
-    touches = Touches(cluster.layout, 0.3, ValueCodec.FLOAT32)
+    touches = TouchCounters(cluster.layout, 0.3, ValueCodec.FLOAT32)
     gradient_D = rng.standard_normal(20).astype(np.float32)
     payload = touches.prepare(gradient_D, [Rank(1)], BudgetsChanged({})).payloads[Rank(1)]
     return Message(MessageKind.GRADIENT, iteration, local_batch_size=4, payload=payload)
@@ -223,7 +224,7 @@ def test_a_server_that_is_no_worker_is_a_problem_of_the_manifest() -> None:
 def test_nonsense_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
     (stranger,) = machine.handle(MessageArrived(Rank(9), message))
-    assert isinstance(stranger, Refuse)
+    assert isinstance(stranger, RejectMessage)

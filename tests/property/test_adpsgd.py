@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
-from dlion_worker.policies.adpsgd import neighbours
+from dlion_worker.policies.adpsgd import pairing_candidates
 from dlion_worker.policies.interface import (
     Layout,
     MemberJoined,
@@ -25,8 +25,9 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
+    RejectMessage,
 )
+from example_counts import examples
 from weights_cluster import (
     WeightsCluster,
     check_a_restored_worker_goes_on_identically,
@@ -59,15 +60,15 @@ def is_open(cluster: WeightsCluster, rank: Rank) -> bool:
 def test_no_worker_is_a_neighbour_of_its_own_side(workers: int, graph: str) -> None:
     ranks = [Rank(3 * place + 1) for place in range(workers)]
     for place, rank in enumerate(ranks):
-        for peer in neighbours(ranks, rank, graph):
+        for peer in pairing_candidates(ranks, rank, graph):
             assert (ranks.index(peer) - place) % 2
-            assert rank in neighbours(ranks, peer, graph)
+            assert rank in pairing_candidates(ranks, peer, graph)
         if workers > 1:
-            assert neighbours(ranks, rank, graph)
+            assert pairing_candidates(ranks, rank, graph)
 
 
 @given(seed=seeds, codec=st.sampled_from(["float32", "float16"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_an_exchange_leaves_both_with_the_mean_and_then_the_own_gradient_is_applied(
     seed: int, codec: str
 ) -> None:
@@ -90,7 +91,7 @@ def test_an_exchange_leaves_both_with_the_mean_and_then_the_own_gradient_is_appl
 
 
 @given(seed=seeds, workers=workers_of, graph=graphs, codec=st.sampled_from(["float32", "float16"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_sum_of_all_weights_changes_by_the_updates_alone(
     seed: int, workers: int, graph: str, codec: str
 ) -> None:
@@ -138,7 +139,7 @@ def test_no_deadlock_in_10000_random_schedules() -> None:
 
 
 @given(seed=seeds, graph=graphs, overlap=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
     seed: int, graph: str, overlap: bool
 ) -> None:
@@ -185,7 +186,7 @@ def test_a_request_that_comes_twice_is_answered_once() -> None:
 
 
 @given(seed=seeds, restored=st.integers(0, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_restored_worker_goes_on_identically(seed: int, restored: int) -> None:
     cluster = cluster_of(3, seed)
     run_at_random(cluster, seed, steps=4)
@@ -249,7 +250,7 @@ def test_nonsense_is_refused_and_changes_nothing(
 ) -> None:
     machine = cluster_of(4).replicas[Rank(receiver)].machine
     (refusal,) = machine.handle(MessageArrived(Rank(sender), message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert reason in refusal.reason
 
 
@@ -259,7 +260,7 @@ def test_an_answer_that_makes_no_sense_is_not_waited_for() -> None:
     before_D = cluster.weights()[0].copy()
     machine = cluster.replicas[Rank(0)].machine
     refusal, descent = machine.handle(MessageArrived(Rank(1), weights(1, 19)))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert descent.gradient_D.sum() == 20  # type: ignore[union-attr]
     assert not is_open(cluster, Rank(0))
     np.testing.assert_array_equal(before_D, cluster.weights()[0])

@@ -21,7 +21,8 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, coded_bytes, decode_gradient, range_bytes
 from dlion_worker.policies.ako import Ako
 from dlion_worker.policies.catalogue import parameters_of
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
+from example_counts import examples
 from policy_cluster import Cluster, spec
 
 Vector = NDArray[np.float32]
@@ -30,7 +31,7 @@ seeds = st.integers(0, 2**32)
 sizes = st.integers(1, 200)
 
 
-def arrived(sent: Outgoing, peer: Rank, size: int) -> Vector:
+def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
     """What that peer reads; zeros where it was sent nothing."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
@@ -77,7 +78,7 @@ def test_a_turn_is_that_partition_of_the_rings_sum(seed: int, size: int, partiti
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, size=sizes, partitions=st.integers(0, 12))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_every_value_is_delivered_once_whatever_p_does(
     codec: ValueCodec, seed: int, size: int, partitions: int
 ) -> None:
@@ -104,7 +105,7 @@ def test_every_value_is_delivered_once_whatever_p_does(
 
 
 @given(seed=seeds, partitions=st.integers(1, 5), workers=st.integers(2, 4))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_every_gradient_counts_once_at_every_worker(
     seed: int, partitions: int, workers: int
 ) -> None:
@@ -128,7 +129,7 @@ def test_every_gradient_counts_once_at_every_worker(
 
 @pytest.mark.parametrize("codec", [each for each in ValueCodec if each != "polyline"])
 @given(seed=seeds, size=st.integers(500, 3000), partitions=st.integers(1, 60))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_bytes_are_the_models_over_p_give_or_take_a_partition(
     codec: ValueCodec, seed: int, size: int, partitions: int
 ) -> None:
@@ -173,7 +174,7 @@ def test_p_changes_between_turns_only_and_looks_past_a_backlog() -> None:
 
 
 @given(seed=seeds)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = 90

@@ -18,18 +18,19 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, encode_whole
 from dlion_worker.policies.interface import (
+    ApplyGradient,
     BudgetsChanged,
-    Descend,
-    Descended,
     Layout,
     MemberJoined,
     MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Replace,
+    RejectMessage,
+    ReplaceWeights,
+    UpdateApplied,
 )
+from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
 from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
 
@@ -51,7 +52,7 @@ def whole(value_D: np.ndarray, iteration: int, batch: int = 1) -> Message:
 
 @pytest.mark.parametrize("compensation", [0.0, 0.5])
 @given(seed=seeds, batch=st.integers(1, 6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_without_delay_it_is_plain_sgd(compensation: float, seed: int, batch: int) -> None:
     """One worker steps at a time, against a server that does not."""
     parameters = {"server": 0, "step": "whole", "compensation": compensation, "bound": 100}
@@ -70,7 +71,7 @@ def test_without_delay_it_is_plain_sgd(compensation: float, seed: int, batch: in
 @pytest.mark.parametrize("server", [None, 0])
 @pytest.mark.parametrize("step", ["whole", "share"])
 @given(seed=seeds, batches=st.lists(st.integers(1, 5), min_size=2, max_size=4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_every_gradient_counts_once(
     step: str, server: int | None, seed: int, batches: list[int]
 ) -> None:
@@ -98,7 +99,7 @@ def test_every_gradient_counts_once(
 
 
 @given(seed=seeds, lambda_=st.floats(0.01, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_compensation_is_what_its_formula_says(seed: int, lambda_: float) -> None:
     parameters = {"compensation": lambda_, "step": "whole", "bound": 100}
     cluster = WeighingCluster(job(**parameters), [1, 1, 1], seed=seed % 999)
@@ -127,7 +128,7 @@ def test_compensation_is_what_its_formula_says(seed: int, lambda_: float) -> Non
 
 
 @given(delay=st.integers(2, 5), start=st.floats(0.5, 2), pace=st.floats(0.8, 1.1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_on_a_quadratic_with_delay_compensated_ends_nearer_the_optimum(
     delay: int, start: float, pace: float
 ) -> None:
@@ -163,7 +164,7 @@ def farthest_at_the_end(delay: int, start: float, curvature: float, compensation
 
 
 @given(seed=seeds, workers=st.integers(2, 4), bound=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_nobody_is_further_ahead_than_the_bound(seed: int, workers: int, bound: int) -> None:
     class Bounded(WeighingCluster):
         def step(self, rank: Rank, gradient_D: np.ndarray | None = None) -> None:
@@ -176,7 +177,7 @@ def test_nobody_is_further_ahead_than_the_bound(seed: int, workers: int, bound: 
 
 @pytest.mark.parametrize("server", [None, 1])
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 40), gone=st.integers(0, 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_who_leaves_holds_nobody(
     server: int | None, seed: int, workers: int, turn: int, gone: int
 ) -> None:
@@ -200,7 +201,7 @@ def test_a_worker_that_comes_back_gets_the_servers_weights() -> None:
 
 @pytest.mark.parametrize("server", [None, 0])
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(
     server: int | None, seed: int
 ) -> None:
@@ -226,9 +227,9 @@ def test_a_machine_restored_from_its_state_goes_on_identically(
             again = twin.handle(event)
             assert spoken(again) == spoken(told)
             for one in again:
-                if isinstance(one, Descend):
+                if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
-                    twin.handle(Descended())
+                    twin.handle(UpdateApplied())
     np.testing.assert_array_equal(twin_D, original.weights_D)
 
 
@@ -236,7 +237,7 @@ def test_a_server_answers_nonsense_too_so_that_its_sender_goes_on() -> None:
     cluster = WeighingCluster(job(server=0), [2, 2])
     nonsense = Message(MessageKind.GRADIENT, 1, local_batch_size=2, payload=b"nonsense")
     told = cluster.replicas[ME].machine.handle(MessageArrived(ONE, nonsense))
-    assert [type(one).__name__ for one in told] == ["Refuse", "SendWeights"]
+    assert [type(one).__name__ for one in told] == ["RejectMessage", "SendWeights"]
 
 
 def test_weights_that_make_no_sense_are_refused_and_not_waited_for() -> None:
@@ -244,7 +245,7 @@ def test_weights_that_make_no_sense_are_refused_and_not_waited_for() -> None:
     cluster.step(ONE)
     machine = cluster.replicas[ONE].machine
     (told,) = machine.handle(MessageArrived(ME, Message(MessageKind.WEIGHTS, 1, payload=b"x")))
-    assert isinstance(told, Refuse)
+    assert isinstance(told, RejectMessage)
     assert not machine.waiting_for()
 
 
@@ -254,7 +255,7 @@ def test_weights_that_come_twice_are_taken_once() -> None:
     cluster.deliver(ONE, ME)
     arrived = MessageArrived(ME, cluster.links[ME, ONE][-1])
     machine = cluster.replicas[ONE].machine
-    assert [type(one) for one in machine.handle(arrived)] == [Replace]
+    assert [type(one) for one in machine.handle(arrived)] == [ReplaceWeights]
     assert machine.handle(arrived) == []
 
 
@@ -263,7 +264,7 @@ def test_what_overflows_under_compensation_is_refused() -> None:
     cluster.step(ME)
     huge = MessageArrived(ONE, whole(np.full(20, 1e30), 1))
     told = cluster.replicas[ME].machine.handle(huge)
-    assert isinstance(told[0], Refuse)
+    assert isinstance(told[0], RejectMessage)
 
 
 @pytest.mark.parametrize(
@@ -279,5 +280,5 @@ def test_what_overflows_under_compensation_is_refused() -> None:
 def test_nonsense_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason

@@ -24,7 +24,7 @@ from dlion_worker.policies.interface import (
     Layout,
     MemberJoined,
     MemberLeft,
-    Regrouped,
+    TopologyChanged,
 )
 from graph_policies import lockstep, mixing_matrix
 from weights_cluster import WeightsCluster, run_at_random, weights_spec
@@ -52,7 +52,7 @@ class GroupedCluster(WeightsCluster):
         self.held = {Rank(rank): GROUPINGS[0] for rank in range(len(sizes))}
         super().__init__(job_spec, sizes, layout=Layout(("a",), (7,)), **options)
         for rank in self.ranks:
-            self.handle(rank, Regrouped(graph_of_groups(GROUPINGS[0])))
+            self.handle(rank, TopologyChanged(graph_of_groups(GROUPINGS[0])))
 
     def linked(self, one: Rank, other: Rank) -> bool:
         graphs = [graph_of_groups(self.held[rank]) for rank in (one, other)]
@@ -68,7 +68,7 @@ class GroupedCluster(WeightsCluster):
         before = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
         self.held[rank] = grouping
         after = {peer for peer in self.ranks if peer != rank and self.linked(rank, peer)}
-        self.handle(rank, Regrouped(graph_of_groups(grouping)))
+        self.handle(rank, TopologyChanged(graph_of_groups(grouping)))
         for peer in sorted(before - after):
             for link in ((rank, peer), (peer, rank)):
                 self.links[link].clear()

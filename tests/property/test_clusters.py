@@ -29,8 +29,9 @@ from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_worker.policies import clusters
 from dlion_worker.policies.clusters import SEPARATION, find_groups, graph_of_groups, misfit
-from dlion_worker.policies.regrouping import LEAST_GAIN, LOOK_S, PATIENCE, Regrouping
-from dlion_worker.sidecar.groups import Groups
+from dlion_worker.policies.regrouping import LOOK_S, MIN_GAIN, PATIENCE, Regrouping
+from dlion_worker.sidecar.grouping import GroupingState
+from example_counts import examples
 from local_run import job_document
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def plantings(draw: st.DrawFn, least: int = 2) -> list[list[int]]:
 # ---- which groups ------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(planted=plantings(), seed=st.integers(0, 10_000))
 def test_planted_groups_are_found(planted: list[list[int]], seed: int) -> None:
     rates = rates_of(planted, random.Random(seed))
@@ -80,7 +81,7 @@ def test_planted_groups_are_found(planted: list[list[int]], seed: int) -> None:
     assert misfit(found, rates, SEPARATION) == 0.0
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     count=st.integers(2, 14),
     rate=st.floats(1e3, 1e9),
@@ -140,7 +141,7 @@ def _between(rates: Sequence[float], level: float) -> float:
     return float(len(low) * len(high) * (high.mean() - low.mean()) ** 2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(), others=plantings(), seed=st.integers(0, 1000))
 def test_misfit_is_what_is_wrong_of_what_there_is(
     planted: list[list[int]], others: list[list[int]], seed: int
@@ -170,7 +171,7 @@ def grouping_of(planted: Sequence[Collection[int]], seed: int = 0, version: int 
     return Grouping(version, Rank(0), groups, gateways)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(least=1), seed=st.integers(0, 1000))
 def test_groups_are_linked_all_with_all_and_joined_by_gateways(
     planted: list[list[int]], seed: int
@@ -188,10 +189,10 @@ def test_groups_are_linked_all_with_all_and_joined_by_gateways(
     }
     graph = graph_of_groups(grouping)
     assert {(one, other) for one, others in graph.items() for other in others} == wanted
-    assert clusters.problem_of(grouping, list(graph)) == ""
+    assert clusters.grouping_problem(grouping, list(graph)) == ""
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(planted=plantings(), gone=st.integers(0, 2**24 - 1), seed=st.integers(0, 1000))
 def test_who_is_left_stays_connected_whoever_leaves(
     planted: list[list[int]], gone: int, seed: int
@@ -246,14 +247,14 @@ def test_the_best_linked_is_the_gateway_and_stays_until_another_is_much_better()
 def test_what_is_no_grouping_of_the_jobs_workers_is_told_from_one(
     groups: Any, gateways: Any, decider: int
 ) -> None:
-    assert clusters.problem_of(Grouping(3, Rank(decider), groups, gateways), range(3))
+    assert clusters.grouping_problem(Grouping(3, Rank(decider), groups, gateways), range(3))
 
 
 def test_a_version_that_no_run_comes_to_is_none() -> None:
-    right = Grouping(clusters.MOST_VERSION, Rank(0), ((0, 1, 2),), (0,))
-    assert clusters.problem_of(right, range(3)) == ""
-    for version in (-1, clusters.MOST_VERSION + 1):
-        assert clusters.problem_of(replace(right, version=version), range(3))
+    right = Grouping(clusters.MAX_VERSION, Rank(0), ((0, 1, 2),), (0,))
+    assert clusters.grouping_problem(right, range(3)) == ""
+    for version in (-1, clusters.MAX_VERSION + 1):
+        assert clusters.grouping_problem(replace(right, version=version), range(3))
 
 
 # ---- hysteresis --------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def look_on(
     return held, changes, now_s
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(planted=plantings(), seed=st.integers(0, 1000))
 def test_small_changes_of_rates_regroup_nobody(planted: list[list[int]], seed: int) -> None:
     chance, regrouping, held = random.Random(seed), Regrouping(Rank(0)), grouping_of(planted, seed)
@@ -315,7 +316,7 @@ def test_rates_that_hardly_differ_any_more_neither_part_nor_join() -> None:
 
 def test_the_first_look_of_a_run_needs_no_patience_and_no_look_comes_before_all_is_known() -> None:
     rates = rates_of([[0, 1, 2], [3, 4]], random.Random(1))
-    sites = clusters.by_sites({Rank(rank): "one" for rank in range(5)})
+    sites = clusters.groups_by_site({Rank(rank): "one" for rank in range(5)})
     regrouping, missing = Regrouping(Rank(0)), dict(rates)
     del missing[Rank(1), Rank(3)]
     assert regrouping.look(range(5), missing, sites, 0.0) is None
@@ -404,14 +405,14 @@ def test_groups_last_longer_and_hold_more_than_k_means_and_than_a_split_made_onc
 # ---- agreement ---------------------------------------------------------------------------------
 
 
-def sidecars(count: int) -> list[Groups]:
+def sidecars(count: int) -> list[GroupingState]:
     exchange = {"policy": "full", "topology": "clustered"}
     sites = {"a": count // 2, "b": count - count // 2}
     job = load_job(job_document(sites, exchange=exchange))
-    return [Groups(job, Rank(rank)) for rank in range(count)]
+    return [GroupingState(job, Rank(rank)) for rank in range(count)]
 
 
-def know(all_of_them: list[Groups], rates: Mapping[tuple[Rank, Rank], float]) -> None:
+def know(all_of_them: list[GroupingState], rates: Mapping[tuple[Rank, Rank], float]) -> None:
     """Every sidecar knows its own links, and has been told of the others'."""
     for own in all_of_them:
         rank = own._rank
@@ -422,10 +423,10 @@ def know(all_of_them: list[Groups], rates: Mapping[tuple[Rank, Rank], float]) ->
     for teller in all_of_them:
         for hearer in all_of_them:
             if hearer is not teller:
-                hearer.rates.told(teller._rank, teller.rates.own())
+                hearer.rates.add_peer_rates(teller._rank, teller.rates.own())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     count=st.integers(3, 8),
     script=st.lists(
@@ -447,8 +448,8 @@ def test_all_end_with_the_same_grouping(
         now_s += LOOK_S
         own = everybody[teller % count]
         present = [rank for rank in range(count) if mask >> rank & 1 or rank == teller % count]
-        own.look(present, now_s)
-        assert clusters.problem_of(own.held, range(count)) == ""
+        own.regroup(present, now_s)
+        assert clusters.grouping_problem(own.held, range(count)) == ""
         if chance.random() < 0.2:
             know(everybody, rates_of([range(count // 2), range(count // 2, count)], chance))
         before = everybody[hearer % count].held
@@ -465,9 +466,9 @@ def test_all_end_with_the_same_grouping(
     # and the decider, all of them there, makes of it what links say
     for _ in range(2 * PATIENCE):
         now_s += LOOK_S
-        everybody[0].look(range(count), now_s)
+        everybody[0].regroup(range(count), now_s)
         for own in everybody:
             own.take(everybody[0].held)
             assert own.neighbours == graph_of_groups(everybody[0].held)[own._rank]
-    rates = everybody[0].rates.among(range(count))
-    assert misfit(everybody[0].held.groups, rates, SEPARATION) < LEAST_GAIN * 2 / count
+    rates = everybody[0].rates.for_ranks(range(count))
+    assert misfit(everybody[0].held.groups, rates, SEPARATION) < MIN_GAIN * 2 / count

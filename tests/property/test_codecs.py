@@ -21,19 +21,25 @@ from dlion_api.errors import ContractError
 from dlion_worker.codecs import (
     Coding,
     IndexCodec,
-    Selected,
+    SelectedEntries,
     ValueCodec,
     coded_bytes,
     decode_gradient,
     encode_range,
     encode_selected,
     encode_whole,
-    kept_that_fit,
+    max_kept_entries,
+    max_range_length,
     range_bytes,
-    range_that_fits,
 )
 from dlion_worker.codecs.positions import Positions
-from dlion_worker.codecs.values import EXPONENT_LIMIT, check_halves, floats, halves, scale_exponent
+from dlion_worker.codecs.values import (
+    EXPONENT_LIMIT,
+    check_float16,
+    from_float16,
+    scale_exponent,
+    to_float16,
+)
 from naive_codecs import added, encode_positions, encode_sparse, payload_of
 
 if TYPE_CHECKING:
@@ -69,7 +75,7 @@ def selections(draw: st.DrawFn) -> tuple[NDArray[np.intp], int]:
 
 
 def bound(value_K: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The largest error that `halves` allows itself."""
+    """The largest error that `to_float16` allows itself."""
     magnitude_K = np.abs(value_K.astype(np.float64))
     least = max(2.0**-38 * magnitude_K.max(), 2.0**-137)
     return np.maximum(2.0**-11 * magnitude_K, least)
@@ -77,9 +83,9 @@ def bound(value_K: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def there_and_back(value_K: NDArray[np.float32], exponent: int) -> NDArray[np.float32]:
     half_K = np.empty(value_K.size, np.uint16)
-    halves(value_K, exponent, half_K)
-    check_halves(half_K, exponent)
-    return floats(half_K, exponent)
+    to_float16(value_K, exponent, half_K)
+    check_float16(half_K, exponent)
+    return from_float16(half_K, exponent)
 
 
 @given(vectors(), st.integers(-EXPONENT_LIMIT, EXPONENT_LIMIT))
@@ -89,15 +95,15 @@ def test_narrowing_and_widening_give_numpys_bits(
     own = scale_exponent(float(np.abs(value_K).max()))
     assert own == naive_codecs.exponent_of(value_K)
     half_K = np.empty(value_K.size, np.uint16)
-    halves(value_K, own, half_K)
+    to_float16(value_K, own, half_K)
     np.testing.assert_array_equal(half_K, naive_codecs.halves(value_K, own))
-    widened_K = floats(half_K, exponent)
+    widened_K = from_float16(half_K, exponent)
     naive_K = naive_codecs.floats(half_K, exponent)
     np.testing.assert_array_equal(widened_K.view(np.uint32), naive_K.view(np.uint32))
 
 
 @st.composite
-def cut_vectors(draw: st.DrawFn) -> Selected:
+def cut_vectors(draw: st.DrawFn) -> SelectedEntries:
     """A vector of several variables and a cut for each, from all of it to a single entry."""
     sizes = draw(
         st.lists(st.sampled_from([1, 7, 63, 255, 1024, 3000, 70_000]), min_size=1, max_size=5)
@@ -115,12 +121,12 @@ def cut_vectors(draw: st.DrawFn) -> Selected:
     kept_D = magnitude_D.view(np.uint32) >= np.repeat(cut_L, sizes)
     assume(kept_D.any())
     peak = float(magnitude_D[kept_D].max())
-    return Selected(value_D, end_L, cut_L, int(np.count_nonzero(kept_D)), peak)
+    return SelectedEntries(value_D, end_L, cut_L, int(np.count_nonzero(kept_D)), peak)
 
 
 @given(cut_vectors(), codecs)
 def test_a_selection_is_written_as_its_positions_and_values_are(
-    selected: Selected, codec: Coding
+    selected: SelectedEntries, codec: Coding
 ) -> None:
     magnitude_D = np.abs(selected.value_D)
     cut_D = np.repeat(selected.cut_L, np.diff(selected.end_L, prepend=0))
@@ -138,7 +144,7 @@ def test_a_vector_that_changed_since_it_was_selected_from_is_refused(
 ) -> None:
     value_D = np.arange(1, 5001, dtype=np.float32)
     cut_L = np.array([np.float32(4000).view(np.uint32)])
-    selected = Selected(value_D, np.array([5000]), cut_L, 1001 + wrong, 5000.0)
+    selected = SelectedEntries(value_D, np.array([5000]), cut_L, 1001 + wrong, 5000.0)
     with pytest.raises(ValueError, match="the vector has changed"):
         selected.gathered(scheme)
 
@@ -235,7 +241,7 @@ def test_kept_entries_come_back_where_they_were(
 
 @given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
 def test_the_most_that_fit_is_the_most_that_fit(size: int, budget: int, codec: Coding) -> None:
-    kept = kept_that_fit(budget, size, codec)
+    kept = max_kept_entries(budget, size, codec)
     assert 0 <= kept <= size
     if kept:
         assert coded_bytes(kept, size, codec) <= budget
@@ -265,7 +271,7 @@ def test_a_run_comes_back_where_it_was(codec: Coding, size: int, data: st.DataOb
 
 @given(st.integers(1, 300_000), st.integers(0, 1_300_000), codecs)
 def test_the_longest_run_that_fits_is_the_longest(size: int, budget: int, codec: Coding) -> None:
-    length = range_that_fits(budget, size, codec)
+    length = max_range_length(budget, size, codec)
     assert 0 <= length <= size
     if length:
         assert range_bytes(length, size, codec) <= budget

@@ -15,16 +15,15 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import coordination_pb2 as wire
-from dlion_operator.bearers import Bearer
 from dlion_operator.coordinator.events import (
     Accept,
     EndStream,
     Event,
-    JoinAsked,
-    OthersTold,
+    JoinRequested,
+    PresentedToken,
     Publish,
-    ReportArrived,
-    Shown,
+    RemoteMembersReported,
+    ReportReceived,
     StreamEnded,
     WorkersChanged,
 )
@@ -35,7 +34,8 @@ from dlion_operator.coordinator.messages import (
     report_event,
     sign_event,
 )
-from dlion_operator.coordinator.state import Coordinator
+from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.token_bindings import Bearer
 
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
@@ -64,9 +64,9 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
         return
 
 
-def joins(stream: int, rank: int, incarnation: int) -> JoinAsked:
-    shown = Shown(Bearer())
-    return JoinAsked(stream, str(JOB), WORKERS[rank], shown, incarnation, "h:1", "", "hash", 0)
+def joins(stream: int, rank: int, incarnation: int) -> JoinRequested:
+    shown = PresentedToken(Bearer())
+    return JoinRequested(stream, str(JOB), WORKERS[rank], shown, incarnation, "h:1", "", "hash", 0)
 
 
 STEPS = st.lists(
@@ -79,7 +79,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, int, int]]) -> None:
-    state = Coordinator(JOB, WORKERS, "hash")
+    state = CoordinatorState(JOB, WORKERS, "hash")
     streams: dict[int, int] = {}  # stands: stream → rank
     newest: dict[int, int] = {}
     expected = {0, 1, 2}
@@ -95,7 +95,7 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
             expected ^= {rank}
             event = WorkersChanged(tuple(WORKERS[each] for each in sorted(expected)))
         else:
-            event = ReportArrived(
+            event = ReportReceived(
                 str(JOB), WORKERS[rank], True, incarnation, number + 1, (), True, 0.0
             )
         before = state.membership().version
@@ -136,7 +136,7 @@ TOLD = st.lists(
 def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, int, str]]) -> None:
     """Ranks 0 to 2 are this site's, 3 and 4 another's, who claims the others, too."""
     expected = {*WORKERS, *ELSEWHERE[3:]}
-    state = Coordinator(JOB, sorted(expected), "hash")
+    state = CoordinatorState(JOB, sorted(expected), "hash")
     newest: dict[int, int] = {}
     for number, (what, rank, incarnation, word) in enumerate(steps):
         before = state.membership()
@@ -145,7 +145,7 @@ def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, i
             event = joins(number, rank, incarnation)
         elif what == "told":
             member = Member(ELSEWHERE[rank], incarnation, MemberState(word), "h:1")
-            event = OthersTold((member,))
+            event = RemoteMembersReported((member,))
         else:
             expected ^= {ELSEWHERE[rank]}
             event = WorkersChanged(tuple(sorted(expected)))

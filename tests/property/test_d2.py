@@ -23,8 +23,9 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
+    RejectMessage,
 )
+from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,
@@ -56,7 +57,7 @@ def matrix(workers: int, mixing: str, self_weight: float) -> np.ndarray:
 
 
 @given(workers=st.integers(1, 12), mixing=mixings, self_weight=self_weights)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_rows_make_a_symmetric_averaging_matrix_with_no_eigenvalue_near_minus_a_third(
     workers: int, mixing: str, self_weight: float
 ) -> None:
@@ -77,7 +78,7 @@ def test_a_self_weight_that_allows_such_an_eigenvalue_is_refused() -> None:
 
 
 @given(sizes=sizes_of, seed=seeds, mixing=mixings, self_weight=self_weights)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_it_is_the_recursion_of_the_paper(
     sizes: list[int], seed: int, mixing: str, self_weight: float
 ) -> None:
@@ -102,7 +103,7 @@ def test_it_is_the_recursion_of_the_paper(
 
 
 @given(workers=st.integers(1, 5), seed=seeds, mixing=mixings)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_with_identical_gradients_it_is_plain_gossip(workers: int, seed: int, mixing: str) -> None:
     cluster = cluster_of([2] * workers, seed, mixing=mixing)
     w_matrix, rng = matrix(workers, mixing, 0.5), np.random.default_rng(seed)
@@ -118,7 +119,7 @@ def test_with_identical_gradients_it_is_plain_gossip(workers: int, seed: int, mi
 
 @pytest.mark.parametrize("codec", ["float32", "float16"])
 @given(seed=seeds, workers=st.integers(3, 5))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 def test_on_a_skewed_quadratic_it_ends_lower_than_plain_gossip(
     codec: str, seed: int, workers: int
 ) -> None:
@@ -157,7 +158,7 @@ def test_nobody_waits_for_who_is_no_neighbour() -> None:
 
 
 @given(seed=seeds, mixing=mixings)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_nobody_is_held_for_ever_when_members_leave_or_links_come_anew(
     seed: int, mixing: str
 ) -> None:
@@ -211,7 +212,7 @@ def test_the_part_of_who_is_away_is_the_workers_own(mixing: str, row: list[float
 
 
 @given(workers=st.integers(2, 9), mixing=mixings, self_weight=self_weights, seed=seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_without_any_links_the_matrix_is_still_symmetric_and_fit_for_the_correction(
     workers: int, mixing: str, self_weight: float, seed: int
 ) -> None:
@@ -267,7 +268,7 @@ def test_nonsense_is_refused_and_a_part_of_it_is_not_waited_for(
     cluster.step(Rank(0), np.zeros(4, np.float32))
     machine = cluster.replicas[Rank(0)].machine
     refusal, *_ = machine.handle(MessageArrived(Rank(1), message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert reason in refusal.reason
     if message.kind is MessageKind.WEIGHTS:
         cluster.handle(Rank(0), MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 1, 2)))

@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind, Refuse, Send
+from dlion_worker.policies.interface import (
+    Message,
+    MessageArrived,
+    MessageKind,
+    RejectMessage,
+    SendMessage,
+)
+from example_counts import examples
 from skewed_cluster import KINDS, WORKERS, Skewed
 from weights_cluster import check_a_restored_worker_goes_on_identically, run_at_random
 
@@ -136,7 +143,7 @@ def test_whatever_changes_those_who_are_left_come_to_their_optimum(
     seed=seeds,
     first=st.integers(0, 8),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_soon_after_the_last_change_the_corrections_sum_to_zero(
     kind: str, workers: int, seed: int, first: int
 ) -> None:
@@ -201,7 +208,7 @@ def test_all_start_again_in_one_iteration_n_after_the_change(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["complete", "ring"])
 @given(seed=seeds)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 def test_a_restored_worker_goes_on_identically_until_its_restart(kind: str, seed: int) -> None:
     cluster = Skewed(kind, seed=seed)
     run_at_random(cluster, seed, steps=5)
@@ -229,7 +236,7 @@ def test_a_state_taken_while_held_passes_over_the_mixing() -> None:
 def said_by(cluster: Skewed, rank: Rank) -> list[int]:
     """In how many iterations the next restart is, by each of that worker's parts."""
     said = cluster.replicas[rank].said
-    sends = [one.message for one in said if isinstance(one, Send)]
+    sends = [one.message for one in said if isinstance(one, SendMessage)]
     return [one.weights_version for one in sends if one.kind is MessageKind.WEIGHTS]
 
 
@@ -252,7 +259,7 @@ def test_a_restart_that_nobody_can_know_of_is_refused_and_its_part_not_waited_fo
     assert machine.waiting_for() == {1}
     machine.handle(MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 4, 2)))
     refusal, *rest = machine.handle(MessageArrived(Rank(1), replace(told, weights_version=ahead)))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert f"restart in {ahead} iterations; allowed: 0 to 5" in refusal.reason
     assert rest
     assert not machine.waiting_for()

@@ -25,9 +25,10 @@ from dlion_worker.codecs import ValueCodec, decode_gradient
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import parameters_of
 from dlion_worker.policies.dgc import DeepCompression
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 from dlion_worker.policies.interface import Layout
 from dlion_worker.policies.parameters import DgcParameters
-from dlion_worker.policies.sending import Outgoing
+from example_counts import examples
 from policy_cluster import LEARNING_RATE, Cluster, linear_gradient, spec
 
 Vector = NDArray[np.float32]
@@ -39,7 +40,7 @@ layouts = st.lists(st.integers(1, 80), min_size=1, max_size=4).map(
 )
 
 
-def arrived(sent: Outgoing, size: int) -> Vector:
+def arrived(sent: OutgoingPayloads, size: int) -> Vector:
     """What every peer reads, which is also what counts at the sender."""
     own_D = sent.own.weighted(np.float32(1))
     for peer in PEERS:
@@ -65,7 +66,7 @@ def naive_threshold(part: Vector, share: float) -> float:
 
 @pytest.mark.parametrize("masking", [True, False])
 @given(seed=seeds, layout=layouts, share=shares, momentum=st.sampled_from([0.0, 0.5, 0.9]))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_step_sends_what_the_algorithm_says(
     seed: int, layout: Layout, share: float, momentum: float, *, masking: bool
 ) -> None:
@@ -91,7 +92,7 @@ def test_a_step_sends_what_the_algorithm_says(
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, layout=layouts, share=shares, stages=st.integers(0, 3))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_sent_and_waiting_are_the_sum_of_velocities(
     codec: ValueCodec, seed: int, layout: Layout, share: float, stages: int
 ) -> None:
@@ -114,7 +115,7 @@ def test_sent_and_waiting_are_the_sum_of_velocities(
 
 
 @given(seed=seeds, layout=layouts)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_a_share_of_one_is_plain_or_momentum_sgd(seed: int, layout: Layout) -> None:
     rng = np.random.default_rng(seed)
     masked, unmasked = (
@@ -190,7 +191,7 @@ def test_a_gradient_is_clipped_to_one_workers_part(peers: list[Rank], norm: floa
 
 
 @given(seed=seeds, layout=layouts)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, layout: Layout) -> None:
     rng = np.random.default_rng(seed)
     parameters = DgcParameters(share=0.02, warmup_every_steps=2, clip_norm=5.0)

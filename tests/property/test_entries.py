@@ -11,7 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.policies.entries import largest, magnitude_bits, nth_largest
+from dlion_worker.policies.entries import largest_indices, magnitude_bits, nth_largest
+from example_counts import examples
 
 VALUES = [0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 0.5, 1e-40, float(np.float32(3e38))]
 vectors = st.one_of(
@@ -22,16 +23,16 @@ vectors = st.one_of(
 
 
 @given(values=vectors, count=st.integers(0, 45))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_largest_are_the_first_of_a_stable_sort(values: list[float], count: int) -> None:
     value_D = np.array(values, np.float32)
     order = sorted(range(value_D.size), key=lambda i: -abs(float(value_D[i])))
     expected = sorted(i for i in order[:count] if value_D[i])
-    assert largest(value_D, count).tolist() == expected
+    assert largest_indices(value_D, count).tolist() == expected
 
 
 @given(values=vectors, data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_nth_is_that_of_a_sort(values: list[float], data: st.DataObject) -> None:
     bits_D = magnitude_bits(np.array(values, np.float32))
     count = data.draw(st.integers(1, bits_D.size))

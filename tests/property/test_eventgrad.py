@@ -19,17 +19,18 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, encode_whole
-from dlion_worker.policies.eventgrad import Trigger, Variables
+from dlion_worker.policies.eventgrad import NormTrigger, VariableCodec
 from dlion_worker.policies.interface import (
     Layout,
     MemberJoined,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
 from dlion_worker.policies.weight_parameters import EventgradParameters
+from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,
@@ -50,17 +51,19 @@ def cluster_of(sizes: list[int], seed: int = 0, **values: object) -> WeightsClus
 
 def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> dict[int, list[bool]]:
     """Which variables went from one worker to another, by iteration."""
-    variables = Variables(cluster.layout, ValueCodec.FLOAT32)
+    variables = VariableCodec(cluster.layout, ValueCodec.FLOAT32)
     return {
         one.message.iteration: variables.decoded(one.message.payload)[0].tolist()
         for one in cluster.replicas[rank].said
-        if isinstance(one, Send) and one.peer == to and one.message.kind is MessageKind.WEIGHTS
+        if isinstance(one, SendMessage)
+        and one.peer == to
+        and one.message.kind is MessageKind.WEIGHTS
     }
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 @given(sizes=sizes_of, seed=seeds, adaptive=st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_at_threshold_0_it_is_gossip_of_weights_at_every_step(
     graph: str, sizes: list[int], seed: int, adaptive: bool
 ) -> None:
@@ -91,14 +94,14 @@ def test_at_threshold_0_it_is_gossip_of_weights_at_every_step(
     warmup=st.integers(0, 4),
     silent=st.integers(0, 6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_variable_is_sent_exactly_when_its_change_passes_the_threshold(
     seed: int, horizon: float, threshold: float | None, warmup: int, silent: int
 ) -> None:
     parameters = EventgradParameters(
         horizon=horizon, threshold=threshold, warmup_steps=warmup, most_silent_steps=silent
     )
-    trigger, rng = Trigger(LAYOUT, parameters), np.random.default_rng(seed)
+    trigger, rng = NormTrigger(LAYOUT, parameters), np.random.default_rng(seed)
     weights_D = rng.standard_normal(LAYOUT.size).astype(np.float32)
     sent = [{"norm": 0.0, "at": 0, "slopes": [0.0, 0.0], "threshold": 0.0} for _ in LAYOUT.sizes]
     for step in range(1, 25):
@@ -116,7 +119,7 @@ def test_a_variable_is_sent_exactly_when_its_change_passes_the_threshold(
 
 
 @given(seed=seeds, silent=st.integers(1, 7))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_silence_is_bounded(seed: int, silent: int) -> None:
     values = {"threshold": 10**6, "warmupSteps": 0, "mostSilentSteps": silent, "bound": 2}
     cluster = cluster_of([2, 3, 2], seed, **values)
@@ -160,7 +163,7 @@ def test_a_new_neighbour_is_sent_everything() -> None:
 
 
 @given(sizes=sizes_of, seed=seeds, bound=st.integers(0, 3), horizon=st.sampled_from([0, 1]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_nobody_goes_beyond_the_bound_or_is_held_for_ever(
     sizes: list[int], seed: int, bound: int, horizon: float
 ) -> None:
@@ -173,7 +176,7 @@ def test_nobody_goes_beyond_the_bound_or_is_held_for_ever(
 
 
 @given(seed=seeds, bound=st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
     cluster = cluster_of([2, 3, 4, 2], seed, bound=bound)
     run_at_random(cluster, seed, steps=4)
@@ -186,7 +189,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 
 @pytest.mark.parametrize("bound", [0, 2])
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, bound=bound, warmupSteps=2)
     run_at_random(cluster, seed, steps=5)
@@ -194,7 +197,7 @@ def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
 
 
 def variables_message(iteration: int, chosen: list[bool], value: float = 1.0) -> Message:
-    variables = Variables(LAYOUT, ValueCodec.FLOAT32)
+    variables = VariableCodec(LAYOUT, ValueCodec.FLOAT32)
     payload = variables.encoded(np.full(20, value, np.float32), np.array(chosen))
     return Message(MessageKind.WEIGHTS, iteration, 2, payload=payload)
 
@@ -204,7 +207,7 @@ def test_who_takes_over_weights_goes_on_with_its_thresholds_and_its_warm_up() ->
     cluster.lockstep(5)
     machine = cluster.replicas[ME].machine
     before = machine.state()
-    machine.overtake(9)
+    machine.take_over(9)
     after = machine.state()
     names = [name for name in before if name.startswith("eventgrad_trigger_")]
     assert before["eventgrad_trigger_steps"] == 5
@@ -240,7 +243,7 @@ WHOLE = bytes(encode_whole(np.ones(5, np.float32), ValueCodec.FLOAT32))
 )
 def test_variables_that_make_no_sense_are_refused_and_not_waited_for(payload: bytes) -> None:
     with pytest.raises(ContractError):
-        Variables(LAYOUT, ValueCodec.FLOAT32).decoded(payload)
+        VariableCodec(LAYOUT, ValueCodec.FLOAT32).decoded(payload)
     cluster = cluster_of([2, 2], bound=0)
     machine = cluster.replicas[ME].machine
     cluster.step(ME)
@@ -248,15 +251,15 @@ def test_variables_that_make_no_sense_are_refused_and_not_waited_for(payload: by
     assert machine.waiting_for() == {ONE}
     message = Message(MessageKind.WEIGHTS, 1, 2, payload=payload)
     refusal = machine.handle(MessageArrived(ONE, message))[0]
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert not machine.waiting_for()
 
 
 @given(payload=st.binary(max_size=120))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_bytes_are_decoded_or_refused(payload: bytes) -> None:
     try:
-        chosen_L, values = Variables(LAYOUT, ValueCodec.FLOAT32).decoded(payload)
+        chosen_L, values = VariableCodec(LAYOUT, ValueCodec.FLOAT32).decoded(payload)
     except ContractError:
         return
     assert values.size == sum(np.array(LAYOUT.sizes)[chosen_L])

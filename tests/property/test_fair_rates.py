@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.simulation.network import _fair
+from dlion_worker.simulation.network import _max_min_fair_rates
 
 
 @st.composite
@@ -25,7 +25,7 @@ def test_rates_are_max_min_fair(given_: tuple[list[float], list[list[int]]]) -> 
     rooms, pipes_of = given_
     member = np.repeat(np.arange(len(pipes_of)), [len(pipes) for pipes in pipes_of])
     pipe = np.array([p for pipes in pipes_of for p in pipes])
-    rates = _fair(
+    rates = _max_min_fair_rates(
         np.array(rooms), member, pipe, np.full(len(pipes_of), np.inf), np.ones(len(pipes_of), bool)
     )
     load = [

@@ -24,7 +24,6 @@ from dlion_api.names import Rank
 from dlion_worker.codecs.polyline import decode_polyline, encode_polyline
 from dlion_worker.policies.fedat import tier_weights
 from dlion_worker.policies.interface import (
-    Descended,
     Event,
     Instruction,
     MemberJoined,
@@ -32,10 +31,12 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Replace,
-    Send,
+    RejectMessage,
+    ReplaceWeights,
+    SendMessage,
+    UpdateApplied,
 )
+from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster
 from weighing_cluster import own_step
@@ -67,7 +68,7 @@ def test_weights_of_tiers_sum_to_one_and_mirror_the_counts(counts: list[int]) ->
 
 
 @given(seed=seeds, sizes=batches, steps=st.integers(1, 4), pull=st.sampled_from([0, 0.5, 3.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_one_tier_averages_by_samples_with_the_proximal_term(
     seed: int, sizes: list[int], steps: int, pull: float
 ) -> None:
@@ -106,7 +107,7 @@ class Watched(SitesCluster):
             if message.kind is MessageKind.WEIGHTS:
                 weights_D = decode_polyline(message.payload, 20, self.decimals)
                 self.answers[event.sender] = (message.weights_version, weights_D)
-        if rank == ME and isinstance(event, Descended):
+        if rank == ME and isinstance(event, UpdateApplied):
             self.steps += 1
             self.samples += self.replicas[ME].local_batch_size
             if self.steps % 2 == 0:
@@ -118,8 +119,8 @@ class Watched(SitesCluster):
             found = [
                 decode_polyline(one.message.payload, 20, self.decimals)
                 for one in told
-                if isinstance(one, Send) and one.message.kind is MessageKind.WEIGHTS
-            ] + [one.weights_D for one in told if isinstance(one, Replace)]
+                if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS
+            ] + [one.weights_D for one in told if isinstance(one, ReplaceWeights)]
             assert bool(found) == (expected_D is not None)
             for found_D in found:
                 self.given += 1
@@ -150,7 +151,7 @@ class Watched(SitesCluster):
     tiers=st.lists(st.integers(1, 3), min_size=2, max_size=5),
     decimals=st.sampled_from([2, 4, 6]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_global_model_is_the_references(seed: int, tiers: list[int], decimals: int) -> None:
     sizes = np.random.default_rng(seed).integers(1, 9, len(tiers)).tolist()
     cluster = Watched(tiers, sizes, decimals, seed % 999)
@@ -193,7 +194,7 @@ def test_a_server_that_takes_over_weights_keeps_its_tiers_and_their_models() -> 
     cluster.run(0, steps=6)
     machine = cluster.replicas[ME].machine
     before = machine.state()
-    machine.overtake(9)
+    machine.take_over(9)
     after = machine.state()
     assert (after["iteration"], "anchor_D" in after, after["round_steps"]) == (9, False, 0)
     lasting = {"version", "profiled", "tier_of_0", "tier_model_1", "tier_count_1", "global_D"}
@@ -202,7 +203,7 @@ def test_a_server_that_takes_over_weights_keeps_its_tiers_and_their_models() -> 
 
 
 @given(seed=seeds, sizes=batches, turn=st.integers(0, 120), declared=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declared: bool) -> None:
     tiers = [1 + at % 2 for at in range(len(sizes))] if declared else []
     cluster = cluster_of(sizes, seed, tiers=tiers, tierCount=2, localSteps=2)
@@ -214,7 +215,7 @@ def test_who_leaves_holds_nobody(seed: int, sizes: list[int], turn: int, declare
 
 
 @given(seed=seeds, turn=st.integers(0, 120), away=st.integers(0, 60), gone=st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_who_comes_back_is_let_in_again(seed: int, turn: int, away: int, gone: int) -> None:
     cluster = cluster_of([2, 3, 1, 2], seed, tierCount=2, localSteps=2, profileRounds=1)
     rng = np.random.default_rng(seed)
@@ -303,7 +304,7 @@ def test_a_deserted_tier_no_longer_weighs() -> None:
 
 
 @given(seed=seeds, rank=st.sampled_from([ME, ONE]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(seed: int, rank: Rank) -> None:
     """Its peers' links are new; they are given the global weights again by a server."""
     cluster = cluster_of([3, 5, 4], seed, tierCount=2, localSteps=2, profileRounds=1)
@@ -349,7 +350,7 @@ WHOLE = encode_polyline(np.ones(20, np.float32), 4)
 def test_nonsense_is_refused(at: Rank, message: Message, words: str) -> None:
     machine = cluster_of([2, 2, 2]).replicas[at].machine
     told = machine.handle(MessageArrived(TWO, message))
-    (refusal,) = [one for one in told if isinstance(one, Refuse)]
+    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
     assert words in refusal.reason
 
 
@@ -360,10 +361,10 @@ def test_nonsense_is_not_waited_for() -> None:
     server, client = cluster.replicas[ME].machine, cluster.replicas[ONE].machine
     assert (server.waiting_for(), client.waiting_for()) == ({ONE}, {ME})
     told = server.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 2, 2, b"?")))
-    assert {type(one) for one in told} == {Refuse, Send, Replace}
+    assert {type(one) for one in told} == {RejectMessage, SendMessage, ReplaceWeights}
     assert not server.waiting_for()
     (refusal,) = client.handle(MessageArrived(ME, Message(MessageKind.WEIGHTS, 1, 0, 1, b"?")))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert not client.waiting_for()
 
 

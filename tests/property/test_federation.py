@@ -18,20 +18,20 @@ from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.drift import agree, differences
-from dlion_operator.federation.events import Greeted, Refuse, Told
+from dlion_operator.federation.events import RefuseStream, StatementReceived, StreamOpened
 from dlion_operator.federation.messages import greeting_of, statement_of, to_wire
+from dlion_operator.federation.outbound_reports import OutboundReports
 from dlion_operator.federation.reports import (
-    Beat,
-    Figures,
+    Heartbeat,
     LinksTo,
+    ReportedWorkers,
+    RunRemoved,
     RunReport,
-    Said,
-    SaidGone,
-    SiteWorkers,
-    SpecPrint,
+    RunReported,
+    SpecFingerprint,
+    TrainingFigures,
 )
-from dlion_operator.federation.state import Federation
-from dlion_operator.federation.telling import Telling
+from dlion_operator.federation.state import FederationState
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 RUNS = [JobKey("default", "digits", "1"), JobKey("ns", "other", "run-2")]
@@ -47,7 +47,7 @@ MEMBERS = st.builds(
     TEXT,
 )
 SITE_WORKERS = st.builds(
-    SiteWorkers,
+    ReportedWorkers,
     st.lists(st.sampled_from(WORKERS), unique=True).map(tuple),
     st.lists(MEMBERS, unique_by=lambda each: each.identity, max_size=3).map(tuple),
     st.booleans(),
@@ -57,11 +57,11 @@ PATHS = st.sampled_from(["a.b", "c", "d[e]"])
 
 
 @st.composite
-def prints(draw: st.DrawFn) -> SpecPrint:
+def prints(draw: st.DrawFn) -> SpecFingerprint:
     """Of any release, which may not know all fields."""
     fields = draw(st.dictionaries(PATHS, st.binary(min_size=8, max_size=8), max_size=3))
     defaults = draw(st.frozensets(PATHS)) & fields.keys()
-    return SpecPrint(draw(st.binary(min_size=32, max_size=32)).hex(), fields, defaults)
+    return SpecFingerprint(draw(st.binary(min_size=32, max_size=32)).hex(), fields, defaults)
 
 
 PRINTS = prints()
@@ -69,7 +69,7 @@ LINKS = st.builds(
     LinksTo, st.sampled_from((A, B)), st.integers(0, 999), st.integers(0, 999), st.floats(0, 1e9)
 )
 FIGURES = st.builds(
-    Figures,
+    TrainingFigures,
     st.booleans(),
     st.integers(0, 2**53),
     st.floats(0, 1e9),
@@ -78,9 +78,9 @@ FIGURES = st.builds(
 REPORTS = st.builds(RunReport, PRINTS, SITE_WORKERS, FIGURES)
 RUN = st.sampled_from(RUNS)
 STATEMENTS = st.one_of(
-    st.just(Beat()),
-    st.builds(SaidGone, RUN),
-    st.builds(Said, RUN, st.none() | PRINTS, st.none() | SITE_WORKERS, st.none() | FIGURES),
+    st.just(Heartbeat()),
+    st.builds(RunRemoved, RUN),
+    st.builds(RunReported, RUN, st.none() | PRINTS, st.none() | SITE_WORKERS, st.none() | FIGURES),
 )
 
 
@@ -98,7 +98,7 @@ def test_any_bytes_become_a_statement_or_are_refused(content: bytes) -> None:
 
 @given(STATEMENTS, st.data())
 def test_a_statement_that_is_damaged_is_refused_or_is_another(
-    statement: Said | SaidGone | Beat, data: st.DataObject
+    statement: RunReported | RunRemoved | Heartbeat, data: st.DataObject
 ) -> None:
     content = bytearray(to_wire(statement).SerializeToString())
     for at in data.draw(st.lists(st.integers(0, max(0, len(content) - 1)), max_size=4)):
@@ -111,7 +111,7 @@ def test_a_statement_that_is_damaged_is_refused_or_is_another(
 
 
 @given(STATEMENTS)
-def test_what_is_said_survives_the_wire(statement: Said | SaidGone | Beat) -> None:
+def test_what_is_said_survives_the_wire(statement: RunReported | RunRemoved | Heartbeat) -> None:
     content = to_wire(statement).SerializeToString()
     assert statement_of(wire.Statement.FromString(content), B) == statement
 
@@ -125,15 +125,15 @@ STEPS = st.lists(
 def test_the_other_end_knows_at_last_what_is_the_case(
     steps: list[tuple[str, JobKey, RunReport]],
 ) -> None:
-    state, telling, stream, now_s = Federation(A, [B]), Telling(), 1, 0.0
-    state.handle(Greeted(stream, B, A, now_s))
+    state, reports, stream, now_s = FederationState(A, [B]), OutboundReports(), 1, 0.0
+    state.handle(StreamOpened(stream, B, A, now_s))
     truth: dict[JobKey, RunReport] = {}
     ever: dict[JobKey, set[WorkerIdentity]] = {run: set() for run in RUNS}
 
     def tell() -> None:
-        for statement in telling.news(truth, now_s):
-            instructions = state.handle(Told(stream, statement, now_s))
-            assert not any(isinstance(each, Refuse) for each in instructions)
+        for statement in reports.pending(truth, now_s):
+            instructions = state.handle(StatementReceived(stream, statement, now_s))
+            assert not any(isinstance(each, RefuseStream) for each in instructions)
 
     for what, run, report in steps:
         now_s += 20.0
@@ -143,8 +143,8 @@ def test_the_other_end_knows_at_last_what_is_the_case(
         elif what == "gone":
             truth.pop(run, None)
         elif what == "restart":  # its operator starts anew, on a new stream
-            telling, stream = Telling(), stream + 1
-            state.handle(Greeted(stream, B, A, now_s))
+            reports, stream = OutboundReports(), stream + 1
+            state.handle(StreamOpened(stream, B, A, now_s))
         tell()
     for run, report in truth.items():  # in the end everybody there is heard of
         truth[run] = replace(report, workers=replace(report.workers, settled=True))
@@ -167,7 +167,9 @@ def test_the_other_end_knows_at_last_what_is_the_case(
 
 
 @given(PRINTS, PRINTS)
-def test_two_sites_are_of_one_mind_whether_they_agree(one: SpecPrint, other: SpecPrint) -> None:
+def test_two_sites_are_of_one_mind_whether_they_agree(
+    one: SpecFingerprint, other: SpecFingerprint
+) -> None:
     assert agree(one, other) == agree(other, one)
     assert agree(one, replace(one, spec_hash=other.spec_hash))
     named = differences({A: one, B: other})
@@ -177,8 +179,8 @@ def test_two_sites_are_of_one_mind_whether_they_agree(one: SpecPrint, other: Spe
 
 @given(PRINTS, st.frozensets(PATHS))
 def test_a_release_that_knows_fewer_fields_agrees_where_none_of_them_is_written(
-    newer: SpecPrint, unknown: frozenset[str]
+    newer: SpecFingerprint, unknown: frozenset[str]
 ) -> None:
     fields = {path: value for path, value in newer.fields.items() if path not in unknown}
-    older = SpecPrint("0" * 64, fields, newer.defaults - unknown)
+    older = SpecFingerprint("0" * 64, fields, newer.defaults - unknown)
     assert agree(newer, older) == (unknown & newer.fields.keys() <= newer.defaults)

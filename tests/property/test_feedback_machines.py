@@ -16,14 +16,14 @@ from dlion_api.names import Rank
 from dlion_api.spec import Spec
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
+    ApplyGradient,
     BudgetsChanged,
-    Descend,
     Event,
     Instruction,
     LocalStepDone,
     MemberJoined,
     MessageArrived,
-    Send,
+    SendMessage,
 )
 from policy_cluster import Cluster, spec
 
@@ -50,9 +50,9 @@ def spoken(told: list[Instruction]) -> list[object]:
     """In a form that compares."""
     return [
         one.gradient_D.tobytes()
-        if isinstance(one, Descend)
+        if isinstance(one, ApplyGradient)
         else (one.peer, one.message.kind, one.message.iteration, bytes(one.message.payload))
-        if isinstance(one, Send)
+        if isinstance(one, SendMessage)
         else one
         for one in told
     ]
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_policy_is_taken_as_far_as_it_goes(before: str, 
     machine.restore(cluster.replicas[me].machine.state())
     assert machine.next_iteration() == 4
     told = machine.handle(LocalStepDone(4, np.ones(cluster.layout.size, np.float32), 3, 0.1))
-    assert any(isinstance(one, Descend) for one in told)
+    assert any(isinstance(one, ApplyGradient) for one in told)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies.interface import (
+    AverageWeights,
     Instruction,
     LocalStepDone,
     MemberJoined,
@@ -27,10 +28,10 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Mix,
     SendWeights,
 )
 from dlion_worker.policies.knowledge_transfer import SETTLING_STEPS
+from example_counts import examples
 from policy_cluster import Replica, spec
 from weights_cluster import WeightsCluster
 
@@ -68,7 +69,7 @@ class Sides(WeightsCluster):
 
     def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
         match instruction:
-            case Mix(weights_D=weights_D, fraction=fraction, since_D=since_D):
+            case AverageWeights(weights_D=weights_D, fraction=fraction, since_D=since_D):
                 assert since_D is not None
                 self.mixes += 1
                 replica.weights_D += np.float32(fraction) * (weights_D - since_D)
@@ -121,7 +122,7 @@ class Sides(WeightsCluster):
     late_steps=st.integers(1, 5),
     losses=st.permutations([1.0, 2.0, 3.0]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_all_meet_at_the_mean_by_samples(
     mode: str, late: set[Rank], late_steps: int, losses: list[float]
 ) -> None:

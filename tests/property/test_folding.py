@@ -22,21 +22,27 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
-from dlion_worker.policies.asking import LOOSE_ANSWER_STEPS
-from dlion_worker.policies.folding import MOST_ANSWERS, FoldingMachine
-from dlion_worker.policies.held import MOST_SAMPLES, decode_held, encode_held, lacking
 from dlion_worker.policies.interface import (
-    Fold,
     Layout,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
+    MergeReplicas,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
+from dlion_worker.policies.partition_merge import MAX_VECTORS_PER_STEP, PartitionMerge
+from dlion_worker.policies.pending_pulls import LOOSE_ANSWER_TIMEOUT_STEPS
+from dlion_worker.policies.version_vector import (
+    MAX_WORKER_SAMPLES,
+    decode_version_vector,
+    encode_version_vector,
+    missing_samples,
+)
+from example_counts import examples
 from policy_cluster import spec
 from weights_cluster import WeightsCluster
 
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.interface import PolicyMachine
     from policy_cluster import Replica
 
 SLACK = {"asynchronous": None, "bounded": 3, "synchronous": 0}
@@ -56,16 +62,16 @@ def full(mode: str) -> Spec:
 
 def folding(
     job_spec: Spec, replica: Replica, ranks: Collection[Rank], layout: Layout, least: int
-) -> Machine:
+) -> PolicyMachine:
     mode = job_spec.synchronization.mode
-    return FoldingMachine(
+    return PartitionMerge(
         build(job_spec, replica.rank, layout, ranks),
         replica,
         rank=replica.rank,
         ranks=ranks,
         size=layout.size,
         coding="float32",
-        least_samples=least,
+        min_samples=least,
         slack=SLACK[mode],
     )
 
@@ -74,14 +80,14 @@ class SplitCluster(WeightsCluster):
     """Workers whose gradients move nothing: what groups have trained to is said by the test."""
 
     def __init__(
-        self, sizes: list[int], seed: int, *, least_samples: int = 1, mode: str = "asynchronous"
+        self, sizes: list[int], seed: int, *, min_samples: int = 1, mode: str = "asynchronous"
     ) -> None:
-        self.least_samples = least_samples
+        self.min_samples = min_samples
         self.rng = np.random.default_rng(seed)
         super().__init__(full(mode), sizes, seed=seed % 1000, rate=0)
 
-    def built(self, replica: Replica) -> Machine:
-        return folding(self.job_spec, replica, self.ranks, self.layout, self.least_samples)
+    def built(self, replica: Replica) -> PolicyMachine:
+        return folding(self.job_spec, replica, self.ranks, self.layout, self.min_samples)
 
     def across(self, group: Collection[Rank]) -> list[tuple[Rank, Rank]]:
         return [link for link in self.links if (link[0] in group) != (link[1] in group)]
@@ -128,7 +134,7 @@ class SplitCluster(WeightsCluster):
         self.deliver_at_random()
 
     def folds(self) -> int:
-        return sum(isinstance(one, Fold) for r in self.replicas.values() for one in r.said)
+        return sum(isinstance(one, MergeReplicas) for r in self.replicas.values() for one in r.said)
 
 
 sizes_of = st.lists(st.integers(1, 6), min_size=2, max_size=5)
@@ -161,7 +167,7 @@ def two_groups(
     steps=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     until_the_second_cut=st.none() | st.integers(0, 40),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_groups_meet_at_the_mean_by_samples(
     sizes: list[int], seed: int, steps: tuple[int, int], until_the_second_cut: int | None
 ) -> None:
@@ -180,7 +186,7 @@ def test_groups_meet_at_the_mean_by_samples(
 
 
 @given(sizes=sizes_of, seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int) -> None:
     cluster, one, meeting_D = two_groups(sizes, seed, (3, 2))
     for _ in range(3):
@@ -198,7 +204,7 @@ def test_what_was_folded_once_is_never_folded_again(sizes: list[int], seed: int)
     steps=st.tuples(st.integers(0, 30), st.integers(0, 30)),
     mode=st.sampled_from(["bounded", "synchronous"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_sides_that_ran_apart_go_on_level(
     sizes: list[int], seed: int, steps: tuple[int, int], mode: str
 ) -> None:
@@ -225,7 +231,7 @@ def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
     for said, expected in ((2**53, 3), (50, 51)):
         machine.handle(MemberLeft(Rank(1)))
         machine.handle(MemberJoined(Rank(1)))
-        held = Message(MessageKind.HELD, said, payload=encode_held({}))
+        held = Message(MessageKind.HELD, said, payload=encode_version_vector({}))
         machine.handle(MessageArrived(Rank(1), held))
         assert machine.next_iteration() == expected
 
@@ -236,13 +242,13 @@ def test_a_peer_that_says_it_is_absurdly_far_ahead_is_not_followed() -> None:
     under_way=st.integers(0, 60),
     local_batch_sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_trained_while_weights_are_on_their_way_is_kept(
     seed: int, apart: int, under_way: int, local_batch_sizes: list[int]
 ) -> None:
     """Also where they are longer under way than the link was down."""
     least = 10 * sum(local_batch_sizes)
-    cluster = SplitCluster(local_batch_sizes, seed, least_samples=least)
+    cluster = SplitCluster(local_batch_sizes, seed, min_samples=least)
     cluster.rate = np.float32(1)
     gradient_D = np.ones(cluster.layout.size, np.float32)
     one, other = cluster.ranks[:1], cluster.ranks[1:]
@@ -277,7 +283,7 @@ def test_what_is_trained_while_weights_are_on_their_way_is_kept(
         np.testing.assert_allclose(weights_D, mean - made, atol=2.5)
     rounds(1)
     held = [replica.machine.held for replica in cluster.replicas.values()]
-    assert max(lacking(a, b) for a in held for b in held) < least
+    assert max(missing_samples(a, b) for a in held for b in held) < least
 
 
 def test_three_groups_that_meet_one_after_another() -> None:
@@ -316,7 +322,7 @@ def between_two(cluster: SplitCluster, healed: bool) -> None:
     steps=st.integers(1, 5),
     until_the_second_cut=st.none() | st.integers(0, 20),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_two_whose_link_was_cut_take_the_weights_of_one_who_heard_both(
     sizes: list[int], seed: int, steps: int, until_the_second_cut: int | None
 ) -> None:
@@ -342,9 +348,9 @@ def test_two_whose_link_was_cut_take_the_weights_of_one_who_heard_both(
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(7, 14))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
-    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", least_samples=13)
+    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", min_samples=13)
     cluster.lockstep(2)
     between_two(cluster, healed=False)
     cluster.train(cluster.ranks, steps)
@@ -359,11 +365,11 @@ def test_a_third_leaves_out_no_iteration(seed: int, steps: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_in_lock_step_all_go_on_from_one_place(seed: int) -> None:
     """Every update moves all weights by one; two are a hundred away before. Who comes back leaves
     out iterations that its peer has done already, a few where messages are slow."""
-    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", least_samples=13)
+    cluster = SplitCluster([2, 2, 2], seed, mode="synchronous", min_samples=13)
     cluster.rate = np.float32(1)
     gradient_D = np.ones(cluster.layout.size, np.float32)
     start_D = cluster.replicas[Rank(2)].weights_D.astype(np.float64)
@@ -408,18 +414,20 @@ def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(lat
 
     iteration()
     for peer in (Rank(1), Rank(2)):
-        held = Message(MessageKind.HELD, 1, payload=encode_held({Rank(1): 1000}))
+        held = Message(MessageKind.HELD, 1, payload=encode_version_vector({Rank(1): 1000}))
         cluster.handle(Rank(0), MessageArrived(peer, held))
     for link in cluster.links:
         cluster.links[link].clear()
     iteration()
     theirs_D = np.full(cluster.layout.size, 7, np.float32)
-    payload = encode_held({Rank(0): 0, Rank(1): 1000}) + encode_weights(theirs_D, "float32")
+    payload = encode_version_vector({Rank(0): 0, Rank(1): 1000}) + encode_weights(
+        theirs_D, "float32"
+    )
     message = Message(MessageKind.FOLD, 1 + later, payload=payload)
     cluster.handle(Rank(0), MessageArrived(Rank(1), message))
     assert cluster.folds() == (later < 2)  # one that is ahead is waited for
     iteration()
-    (fold,) = [one for one in replica.said if isinstance(one, Fold)]
+    (fold,) = [one for one in replica.said if isinstance(one, MergeReplicas)]
     np.testing.assert_array_equal(fold.since_D, after[later] if later < 2 else after[1] - 1)
     np.testing.assert_array_equal(fold.weights_D, theirs_D)
 
@@ -430,7 +438,7 @@ def test_who_heard_both_is_asked_however_long_messages_take(
     mode: str, rounds_under_way: int
 ) -> None:
     """Where steps wait for no message, or not for all: several are made while one is under way."""
-    cluster = SplitCluster([2, 2, 2], seed=0, mode=mode, least_samples=25)
+    cluster = SplitCluster([2, 2, 2], seed=0, mode=mode, min_samples=25)
     sent_at: dict[tuple[Rank, Rank], list[int]] = {link: [] for link in cluster.links}
 
     def rounds(numbers: range) -> None:
@@ -454,7 +462,12 @@ def test_who_heard_both_is_asked_however_long_messages_take(
     rounds(range(20, 80))
     between_two(cluster, healed=True)
     rounds(range(80, 150))
-    told = [(r, f) for r in cluster.ranks for f in cluster.replicas[r].said if isinstance(f, Fold)]
+    told = [
+        (r, f)
+        for r in cluster.ranks
+        for f in cluster.replicas[r].said
+        if isinstance(f, MergeReplicas)
+    ]
     assert [(rank, fold.sender, fold.own_samples) for rank, fold in told] == [(0, 2, 0), (1, 2, 0)]
 
 
@@ -463,16 +476,16 @@ def test_who_does_not_say_what_it_holds_is_not_waited_for_long() -> None:
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
     (question,) = machine.handle(held_message({Rank(1): 1000}))
-    assert isinstance(question, Send)
+    assert isinstance(question, SendMessage)
     assert (question.peer, question.message.kind) == (Rank(2), MessageKind.HELD_REQUEST)
     gradient_D = np.zeros(cluster.layout.size, np.float32)
     asked_at = next(
         iteration
         for iteration in range(2, 99)
         for one in machine.handle(LocalStepDone(iteration, gradient_D, 4, 0.0))
-        if isinstance(one, Send) and one.message.kind is MessageKind.FOLD_REQUEST
+        if isinstance(one, SendMessage) and one.message.kind is MessageKind.FOLD_REQUEST
     )
-    assert asked_at == 1 + LOOSE_ANSWER_STEPS
+    assert asked_at == 1 + LOOSE_ANSWER_TIMEOUT_STEPS
 
 
 def test_who_is_asked_for_ever_answers_a_few_times_a_step() -> None:
@@ -480,15 +493,17 @@ def test_who_is_asked_for_ever_answers_a_few_times_a_step() -> None:
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
     question = MessageArrived(Rank(1), Message(MessageKind.HELD_REQUEST, 1))
-    assert [len(machine.handle(question)) for _ in range(20)] == [1] * MOST_ANSWERS + [0] * 12
+    assert [len(machine.handle(question)) for _ in range(20)] == [1] * MAX_VECTORS_PER_STEP + [
+        0
+    ] * 12
     machine.handle(LocalStepDone(2, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
     (answer,) = machine.handle(question)
-    assert isinstance(answer, Send)
-    assert decode_held(answer.message.payload, cluster.ranks)[0] == machine.held
+    assert isinstance(answer, SendMessage)
+    assert decode_version_vector(answer.message.payload, cluster.ranks)[0] == machine.held
 
 
 def test_a_moments_gap_moves_nothing() -> None:
-    cluster = SplitCluster([4, 4], seed=0, least_samples=21)
+    cluster = SplitCluster([4, 4], seed=0, min_samples=21)
     cluster.lockstep(1)
     for steps, folds in ((5, 0), (1, 2)):  # 20 samples apart, then 24
         cluster.cut([Rank(0)])
@@ -520,36 +535,42 @@ def test_a_restored_worker_knows_what_it_holds() -> None:
     again.restore(replica.machine.state())
     assert again.held == replica.machine.held == {Rank(0): 12, Rank(1): 9}
     told = again.handle(LocalStepDone(4, np.zeros(cluster.layout.size, np.float32), 4, 0.0))
-    assert not any(isinstance(one, Refuse) for one in told)
+    assert not any(isinstance(one, RejectMessage) for one in told)
     assert again.held == {Rank(0): 16, Rank(1): 9}
 
 
 def test_what_is_lacking() -> None:
-    assert lacking({}, {}) == 0
-    assert lacking({Rank(0): 5}, {Rank(0): 3, Rank(1): 7}) == 7
-    assert lacking({Rank(0): 3}, {Rank(0): 5}) == 2
+    assert missing_samples({}, {}) == 0
+    assert missing_samples({Rank(0): 5}, {Rank(0): 3, Rank(1): 7}) == 7
+    assert missing_samples({Rank(0): 3}, {Rank(0): 5}) == 2
 
 
 def test_a_count_that_a_peer_has_driven_up_stays_at_what_peers_take() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     machine = cluster.replicas[Rank(0)].machine
-    machine.handle(held_message({Rank(1): MOST_SAMPLES}))
+    machine.handle(held_message({Rank(1): MAX_WORKER_SAMPLES}))
     cluster.lockstep(2)
-    assert machine.held[Rank(1)] == MOST_SAMPLES
-    assert decode_held(encode_held(machine.held), cluster.ranks)[0] == machine.held
+    assert machine.held[Rank(1)] == MAX_WORKER_SAMPLES
+    assert (
+        decode_version_vector(encode_version_vector(machine.held), cluster.ranks)[0] == machine.held
+    )
 
 
-def asked(cluster: SplitCluster) -> Machine:
+def asked(cluster: SplitCluster) -> PolicyMachine:
     """Worker 0's machine, which has just asked worker 1 for its weights."""
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
     told = machine.handle(held_message({Rank(1): 1000}))
-    assert [one.message.kind for one in told if isinstance(one, Send)] == [MessageKind.FOLD_REQUEST]
+    assert [one.message.kind for one in told if isinstance(one, SendMessage)] == [
+        MessageKind.FOLD_REQUEST
+    ]
     return machine
 
 
 def held_message(held: dict[Rank, int], extra: bytes = b"") -> MessageArrived:
-    return MessageArrived(Rank(1), Message(MessageKind.HELD, 1, payload=encode_held(held) + extra))
+    return MessageArrived(
+        Rank(1), Message(MessageKind.HELD, 1, payload=encode_version_vector(held) + extra)
+    )
 
 
 WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
@@ -562,14 +583,14 @@ WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
         (MessageKind.HELD, struct.pack("<I", 1)),
         (MessageKind.HELD, struct.pack("<I", 2**32 - 1)),
         (MessageKind.HELD, struct.pack("<IIQIQ", 2, 1, 5, 1, 6)),  # one worker twice
-        (MessageKind.HELD, encode_held({Rank(7): 5})),  # nobody of this run
-        (MessageKind.HELD, encode_held({Rank(1): 2**53 + 1})),
-        (MessageKind.HELD, encode_held({Rank(1): 5}) + b"x"),
+        (MessageKind.HELD, encode_version_vector({Rank(7): 5})),  # nobody of this run
+        (MessageKind.HELD, encode_version_vector({Rank(1): 2**53 + 1})),
+        (MessageKind.HELD, encode_version_vector({Rank(1): 5}) + b"x"),
         (MessageKind.FOLD, b""),
-        (MessageKind.FOLD, encode_held({Rank(1): 1000})),  # without weights
-        (MessageKind.FOLD, encode_held({Rank(1): 1000}) + WEIGHTS[:-1]),
-        (MessageKind.FOLD, encode_held({Rank(1): 1000}) + WEIGHTS[:8] + b"\xff" * 80),
-        (MessageKind.FOLD, encode_held({Rank(7): 1000}) + WEIGHTS),
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000})),  # without weights
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000}) + WEIGHTS[:-1]),
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000}) + WEIGHTS[:8] + b"\xff" * 80),
+        (MessageKind.FOLD, encode_version_vector({Rank(7): 1000}) + WEIGHTS),
     ],
 )
 def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes) -> None:
@@ -577,44 +598,44 @@ def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes
     machine = asked(cluster)
     before = machine.held
     told = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
-    assert [type(one) for one in told] == [Refuse]
+    assert [type(one) for one in told] == [RejectMessage]
     assert machine.held == before
     with_sense = machine.handle(held_message({Rank(1): 2000}))  # it can be asked again
-    assert kind is MessageKind.HELD or any(isinstance(one, Send) for one in with_sense)
+    assert kind is MessageKind.HELD or any(isinstance(one, SendMessage) for one in with_sense)
 
 
 def test_weights_that_nobody_asked_for_and_strangers_move_nothing() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
-    fold = Message(MessageKind.FOLD, 1, payload=encode_held({Rank(1): 1000}) + WEIGHTS)
+    fold = Message(MessageKind.FOLD, 1, payload=encode_version_vector({Rank(1): 1000}) + WEIGHTS)
     assert machine.handle(MessageArrived(Rank(1), fold)) == []
     request = Message(MessageKind.FOLD_REQUEST, 1)
     assert machine.handle(MessageArrived(Rank(1), request)) == []  # it was told nothing
     (refused,) = machine.handle(MessageArrived(Rank(9), fold))
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, RejectMessage)
 
 
 def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
     job_spec, layout = full("bounded"), Layout(("w",), (20,))
     replica = SplitCluster([4, 4], seed=0).replicas[Rank(0)]
-    machine = FoldingMachine(
+    machine = PartitionMerge(
         build(job_spec, Rank(0), layout, [Rank(0), Rank(1)], grows=True),
         replica,
         rank=Rank(0),
         ranks=range(999),
         size=layout.size,
         coding="float32",
-        least_samples=1,
+        min_samples=1,
         slack=3,
     )
     newcomer = Rank(7)
     machine.handle(MemberJoined(newcomer))
-    held = Message(MessageKind.HELD, 1, payload=encode_held({newcomer: 9, Rank(3): 5}))
+    held = Message(MessageKind.HELD, 1, payload=encode_version_vector({newcomer: 9, Rank(3): 5}))
     assert machine.handle(MessageArrived(newcomer, held)) == []
     assert machine.held == {newcomer: 9, Rank(3): 5}
-    for absurd in (struct.pack("<I", 2**31), encode_held({Rank(999): 1})):
+    for absurd in (struct.pack("<I", 2**31), encode_version_vector({Rank(999): 1})):
         message = Message(MessageKind.HELD, 1, payload=absurd)
         (refused,) = machine.handle(MessageArrived(newcomer, message))
-        assert isinstance(refused, Refuse)
+        assert isinstance(refused, RejectMessage)
     assert machine.held == {newcomer: 9, Rank(3): 5}

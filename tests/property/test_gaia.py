@@ -26,9 +26,10 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
+from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     MOMENTUM,
@@ -58,12 +59,14 @@ def sent_by(cluster: WeightsCluster, rank: Rank, to: Rank) -> list[tuple[int, np
             decode_gradient(one.message.payload, cluster.layout.size).weighted(np.float32(1)),
         )
         for one in cluster.replicas[rank].said
-        if isinstance(one, Send) and one.peer == to and one.message.kind is MessageKind.WEIGHTS
+        if isinstance(one, SendMessage)
+        and one.peer == to
+        and one.message.kind is MessageKind.WEIGHTS
     ]
 
 
 @given(sizes=sizes_of, seed=seeds, momentum=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_at_threshold_0_it_equals_training_on_the_joint_batch(
     sizes: list[int], seed: int, momentum: bool
 ) -> None:
@@ -90,7 +93,7 @@ def test_at_threshold_0_it_equals_training_on_the_joint_batch(
     decay=st.sampled_from(["inv_sqrt", "none", "lr"]),
     codec=st.sampled_from(["float32", "float16"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_sent_and_what_is_kept_follow_the_rule_and_sum_up_to_the_updates(
     start: list[float],
     gradients: list[list[float]],
@@ -144,9 +147,9 @@ def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_thresh
     machine = cluster.replicas[Rank(0)].machine
     assert np.any(machine.state()["gaia_accumulated_D"])
     if comes_in_anew:
-        machine = machine.anew()
+        machine = machine.restarted()
         assert machine.next_iteration() == 1
-    machine.overtake(9)
+    machine.take_over(9)
     assert not np.any(machine.state()["gaia_accumulated_D"])
     assert machine.next_iteration() == 10
     assert machine.machine.threshold() == pytest.approx(5.0)
@@ -158,7 +161,7 @@ def test_who_takes_over_weights_drops_what_waits_and_goes_on_lowering_the_thresh
     stay=st.sampled_from([1, 2]),
     linked=st.integers(0, 3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
     seed: int, threshold: float, stay: int, linked: int
 ) -> None:
@@ -179,7 +182,7 @@ def test_who_takes_over_weights_gets_what_their_giver_has_not_sent_once(
     newcomer.machine = cluster.built(newcomer)
     newcomer.weights_D[:] = given.weights_D - cluster.withheld[giver]
     newcomer.iteration = given.iteration
-    newcomer.machine.overtake(given.iteration)
+    newcomer.machine.take_over(given.iteration)
     for rank in cluster.ranks[:stay]:
         if not linked:
             cluster.handle(rank, MemberJoined(comes, newcomer.iteration))
@@ -229,7 +232,7 @@ def test_a_zero_weight_makes_any_update_significant_and_a_tie_with_the_threshold
 
 
 @given(sizes=sizes_of, seed=seeds, bound=st.integers(0, 4), threshold=st.sampled_from([0, 0.05]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
     sizes: list[int], seed: int, bound: int, threshold: float
 ) -> None:
@@ -257,7 +260,7 @@ def test_no_step_begins_beyond_the_clock_bound_or_before_what_was_announced(
 
 
 @given(seed=seeds, bound=st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
     cluster = cluster_of([2, 3, 4], seed, clockBound=bound)
     run_at_random(cluster, seed, steps=4)
@@ -269,7 +272,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 
 @pytest.mark.parametrize("bound", [0, 2])
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_restored_worker_goes_on_identically(bound: int, seed: int) -> None:
     cluster = cluster_of([3, 5], seed, threshold=0.05, decay="inv_sqrt", clockBound=bound)
     me, peer = cluster.ranks
@@ -299,7 +302,7 @@ def test_nonsense_is_refused_and_not_waited_for(message: Message, reason: str) -
     machine.handle(MessageArrived(Rank(1), Message(MessageKind.PROGRESS, 1, 2, 1)))
     assert machine.waiting_for() == {1}
     (refusal,) = machine.handle(MessageArrived(Rank(1), message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert reason in refusal.reason
     assert not (machine.waiting_for() and message.kind is MessageKind.WEIGHTS and message.iteration)
 
@@ -316,6 +319,6 @@ def test_strangers_are_refused_and_entries_that_come_twice_are_added_once() -> N
     payload = encode_whole(np.ones(4, np.float32), ValueCodec.FLOAT32)
     message = Message(MessageKind.WEIGHTS, 1, 2, payload=payload)
     (refusal,) = machine.handle(MessageArrived(Rank(7), message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert len(machine.handle(MessageArrived(Rank(1), message))) == 1
     assert machine.handle(MessageArrived(Rank(1), message)) == []

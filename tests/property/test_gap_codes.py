@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import naive_codecs
 from dlion_worker.codecs.gap_codes import (
     SKIP,
-    Gaps,
-    of_rice,
-    of_varints,
+    GapSizes,
+    gaps_from_rice,
+    gaps_from_varints,
     rice_bytes,
     varint_bytes,
 )
@@ -57,7 +57,7 @@ def test_gap_codes_come_back_and_keep_within_their_sizes(
 ) -> None:
     index_K, size = case
     kept, gap = index_K.size, gaps_of(index_K, size)
-    gaps = Gaps(gap, kept, size)
+    gaps = GapSizes(gap, kept, size)
     varints, rice = gaps.varints(), gaps.rice()
     np.testing.assert_array_equal(
         varints, naive_codecs.encode_positions(Positions.VARINT, index_K, size)
@@ -67,8 +67,8 @@ def test_gap_codes_come_back_and_keep_within_their_sizes(
     )
     assert varints.size == gaps.varint_bytes <= varint_bytes(kept, size)
     assert rice.size == gaps.rice_bytes <= rice_bytes(kept, size)
-    np.testing.assert_array_equal(of_varints(varints, kept, size), gap)
-    np.testing.assert_array_equal(of_rice(rice, kept, size), gap)
+    np.testing.assert_array_equal(gaps_from_varints(varints, kept, size), gap)
+    np.testing.assert_array_equal(gaps_from_rice(rice, kept, size), gap)
     is_run = index_K[-1] - index_K[0] + 1 == kept
     assert gaps.begin == (int(index_K[0]) if is_run else None)
 
@@ -90,7 +90,7 @@ def test_golomb_rice_codes_are_near_the_floor(density: float) -> None:
     size = 1_000_000
     kept = int(density * size)
     index_K = np.sort(np.random.default_rng(0).choice(size, kept, replace=False))
-    gaps = Gaps(gaps_of(index_K, size), kept, size)
+    gaps = GapSizes(gaps_of(index_K, size), kept, size)
     bits = 8 * gaps.rice_bytes / kept
     assert floor - 0.05 < bits < floor + 0.12
     surely = 8 * positions_bytes(Positions.RICE, kept, size) / kept

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
-from dlion_api.local_messages import decode, encode
 from dlion_api.measurements import (
     BatchChoice,
     Capacity,
@@ -33,6 +32,7 @@ from dlion_api.measurements import (
 )
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.sidecar_protocol import decode, encode
 from dlion_api.spec import GlobalBatchSize, Job, load_job
 from dlion_worker.policies.goodput import (
     GoodputController,
@@ -41,8 +41,9 @@ from dlion_worker.policies.goodput import (
     candidates,
     noise_scale,
 )
-from dlion_worker.sidecar.director import Director
+from dlion_worker.sidecar.resource_controller import ResourceController
 from dlion_worker.trainer.gradient_norms import NormMeter, squared_norm
+from example_counts import examples
 
 DIMENSIONS = 40
 BATCHES = [2, 6, 32]
@@ -96,7 +97,7 @@ def test_together_they_find_the_planted_noise_scale() -> None:
 
 
 @given(seed=st.integers(0, 2**32), batches=st.lists(st.integers(1, 50), min_size=2, max_size=5))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_together_they_are_the_analysis_of_variance(seed: int, batches: list[int]) -> None:
     rng = np.random.default_rng(seed)
     own = rng.standard_normal((len(batches), 6))
@@ -135,7 +136,7 @@ def test_a_worker_alone_knows_nothing() -> None:
     samples_per_s=st.floats(1, 1e5),
     fixed_s=st.floats(0, 10),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_the_choice_is_brute_force_s(
     initial: int, factor: int, scale: float, samples_per_s: float, fixed_s: float
 ) -> None:
@@ -168,7 +169,7 @@ def test_no_noise_keeps_the_batch_and_much_grows_it(
 
 
 @given(initial=st.integers(1, 300), factor=st.integers(1, 40), samples_per_s=st.floats(1e-3, 1e9))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_where_all_sizes_are_worth_the_same_the_smallest_is_taken(
     initial: int, factor: int, samples_per_s: float
 ) -> None:
@@ -224,13 +225,13 @@ def test_of_choices_the_latest_period_s_and_there_the_lowest_rank_s_counts() -> 
 
 def test_a_sidecar_that_is_started_anew_keeps_the_size_until_the_next_choice_is_due() -> None:
     job = job_of()
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
     director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
     noise = GradientNoise(1.0, 1e9, 0.5)
     for rank in (Rank(1), Rank(2)):
         told = Capacity(rank, 100.0, 1.0, CapacitySource.RATE, 21, noise=noise, exchange_s=0.5)
-        director.heard(told, 1)
+        director.handle_capacity(told, 1)
     capacities = {Rank(0): 50.0, Rank(1): 100.0, Rank(2): 150.0}
     director.handle(Directive(9, 20, 100, {}, capacities, {}), 0.0)
     chosen = []
@@ -267,7 +268,9 @@ def job_of(**policies: object) -> Job:
     )
 
 
-def step_of(rank: int, iteration: int, director: Director, norms: GradientNorms) -> StepTiming:
+def step_of(
+    rank: int, iteration: int, director: ResourceController, norms: GradientNorms
+) -> StepTiming:
     """As the trainer tells it: the faster the higher the rank, and half a second of exchange."""
     assert director.directive is not None
     samples = director.directive.local_batch_size
@@ -283,7 +286,7 @@ def step_of(rank: int, iteration: int, director: Director, norms: GradientNorms)
 @pytest.mark.parametrize("scale_factor", [0.0, 1e6])
 def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) -> None:
     job = job_of()
-    directors = [Director(job, worker.rank) for worker in job.workers()]
+    directors = [ResourceController(job, worker.rank) for worker in job.workers()]
     members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
     for director in directors:
         director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
@@ -301,7 +304,7 @@ def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) 
         for director in directors:
             for peer in directors:
                 if peer is not director:
-                    director.heard(peer.own(), 1)
+                    director.handle_capacity(peer.own(), 1)
     told = [director.directive for director in directors]
     assert {one.global_batch_size for one in told if one is not None} == {
         640 if scale_factor else 40
@@ -317,7 +320,7 @@ def test_directors_agree_and_their_shares_sum_to_the_batch(scale_factor: float) 
 def test_in_the_middle_too_directors_agree_as_soon_as_they_have_told_each_other() -> None:
     """Norms with chance in them; when it is time to choose nobody has heard the others' latest."""
     job, rng = job_of(), np.random.default_rng(7)
-    directors = [Director(job, worker.rank) for worker in job.workers()]
+    directors = [ResourceController(job, worker.rank) for worker in job.workers()]
     members = tuple(Member(w, 1, MemberState.READY, "", "") for w in job.workers())
     for director in directors:
         director.handle(Peers(Membership(1, job.key, len(members), members), 50_000), 0.0)
@@ -336,7 +339,7 @@ def test_in_the_middle_too_directors_agree_as_soon_as_they_have_told_each_other(
         for director in directors:
             for peer in directors:
                 if peer is not director:
-                    director.heard(peer.own(), 1)
+                    director.handle_capacity(peer.own(), 1)
         chosen = {one.directive.global_batch_size for one in directors if one.directive is not None}
         assert len(chosen) == 1
         seen |= chosen

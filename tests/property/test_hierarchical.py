@@ -28,11 +28,12 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
-from dlion_worker.policies.site_means import Share, combine
+from dlion_worker.policies.site_means import SampledGradient, combine
 from dlion_worker.policies.site_messages import MEAN, PART, RESULT
+from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster
 from weights_cluster import weights_spec, words
@@ -63,7 +64,7 @@ def assert_alike(cluster: SitesCluster) -> None:
 
 
 @given(seed=seeds, sites=sites_of, group_size=st.sampled_from([0, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_uncompressed_it_is_the_flat_mean(seed: int, sites: list[int], group_size: int) -> None:
     cluster = cluster_of(sites, seed, groupSize=group_size, **DENSE)
     naive = cluster_of(sites, seed, **DENSE)
@@ -133,7 +134,7 @@ class Naive:
     how=st.sampled_from(["mean", "median", "trimmed"]),
     trim=st.integers(0, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_means_of_sites_are_sent_kept_and_combined_as_the_reference_does(
     seed: int, sites: list[int], share: float, how: str, trim: int
 ) -> None:
@@ -164,7 +165,7 @@ def test_means_of_sites_are_sent_kept_and_combined_as_the_reference_does(
 
 
 @given(seed=seeds, sites=st.integers(3, 6), size=st.integers(1, 5), how=st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_one_site_cannot_carry_a_robust_mean_away(
     seed: int, sites: int, size: int, how: int
 ) -> None:
@@ -172,7 +173,7 @@ def test_one_site_cannot_carry_a_robust_mean_away(
     honest_SD = rng.standard_normal((sites - 1, size)).astype(np.float32)
     wild_D = (rng.standard_normal(size) * 1e30).astype(np.float32)
     payloads = [encode_whole(row_D, ValueCodec.FLOAT32) for row_D in (*honest_SD, wild_D)]
-    shares = [Share(10**6 if i == sites - 1 else 1, decode_gradient(payload, size))
+    shares = [SampledGradient(10**6 if i == sites - 1 else 1, decode_gradient(payload, size))
               for i, payload in enumerate(payloads)]  # fmt: skip
     found_D = combine(shares, size, trim=how)
     assert (found_D >= honest_SD.min(axis=0)).all()
@@ -190,7 +191,7 @@ def test_between_sites_one_mean_for_each_pair_travels_and_no_gradient_elsewhere(
     cluster.run(8, steps=5)
     for rank, replica in cluster.replicas.items():
         for one in replica.said:
-            if isinstance(one, Send) and one.message.payload:
+            if isinstance(one, SendMessage) and one.message.payload:
                 is_inside = cluster.sites[rank] == cluster.sites[one.peer]
                 what = min(MEAN, one.message.weights_version)
                 seen.setdefault((is_inside, what), []).append(len(one.message.payload))
@@ -219,13 +220,13 @@ def test_bytes_fall_with_what_is_frozen(share: float) -> None:
             len(one.message.payload)
             for replica in cluster.replicas.values()
             for one in replica.said
-            if isinstance(one, Send)
+            if isinstance(one, SendMessage)
         )
     assert travelled[4000] / travelled[1000] == pytest.approx(4, rel=0.03)
 
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), whole=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: bool) -> None:
     cluster = cluster_of(sites, seed)
     rng = np.random.default_rng(seed)
@@ -241,7 +242,7 @@ def test_who_leaves_holds_nobody(seed: int, sites: list[int], turn: int, whole: 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), away=st.integers(0, 60))
 @example(seed=9, sites=[1], turn=0, away=1)  # is passed over, and waited for one iteration on
 @example(seed=0, sites=[3, 2, 1], turn=139, away=0)  # another site's gateway lacks its result
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_who_comes_back_at_any_moment_is_in_line_again(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
@@ -260,7 +261,7 @@ def test_who_comes_back_at_any_moment_is_in_line_again(
 
 
 @given(seed=seeds, sites=few_sites, turn=st.integers(0, 150), away=st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     seed: int, sites: list[int], turn: int, away: int
 ) -> None:
@@ -296,7 +297,7 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     between=st.integers(0, 3),
 )
 @example(seed=10_000_001, sites=(1, 1, 1), turn=2, between=0)  # in step eight iterations later
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     seed: int, sites: tuple[int, ...], turn: int, between: int
 ) -> None:
@@ -338,7 +339,7 @@ def gone_for_a_while(
 
 
 @given(seed=seeds, turn=st.integers(0, 150))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_who_is_no_gateway_may_leave_and_replicas_stay_alike(seed: int, turn: int) -> None:
     cluster = cluster_of([3, 2], seed)
     rng = np.random.default_rng(seed)
@@ -350,7 +351,7 @@ def test_who_is_no_gateway_may_leave_and_replicas_stay_alike(seed: int, turn: in
 
 
 @given(seed=seeds)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
     """Its peers tell it again how far they are, as they tell anybody whose link is new."""
     cluster = cluster_of([2, 2], seed, insideShare=0.4, betweenShare=0.2)
@@ -397,7 +398,7 @@ def test_nonsense_is_refused_and_not_waited_for(sender: Rank, message: Message, 
     cluster = SitesCluster(job(**DENSE), [2, 2, 2], [2, 1])
     machine = cluster.replicas[ME].machine
     told = machine.handle(MessageArrived(sender, message))
-    (refusal,) = [one for one in told if isinstance(one, Refuse)]
+    (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
     assert words in refusal.reason
 
 

@@ -23,9 +23,10 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Replace,
+    RejectMessage,
+    ReplaceWeights,
 )
+from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (
     WeightsCluster,
@@ -45,7 +46,7 @@ def cluster_of(sizes: list[int], seed: int = 0, **values: object) -> WeightsClus
 
 
 @given(sizes=sizes_of, seed=seeds, gap=st.integers(1, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_without_backup_and_staleness_it_is_synchronous_averaging(
     sizes: list[int], seed: int, gap: int
 ) -> None:
@@ -69,7 +70,7 @@ def test_without_backup_and_staleness_it_is_synchronous_averaging(
     staleness=st.integers(0, 3),
     skip=st.integers(0, 3),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_gap_never_passes_its_bound_and_nobody_is_held_for_ever(
     sizes: list[int], seed: int, gap: int, backup: int, staleness: int, skip: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_the_gap_never_passes_its_bound_and_nobody_is_held_for_ever(
 
 
 @given(seed=seeds, backup=st.integers(0, 1), staleness=st.integers(0, 2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_nobody_is_held_for_ever_when_a_member_leaves_or_links_come_anew(
     seed: int, backup: int, staleness: int
 ) -> None:
@@ -137,7 +138,7 @@ def zero_step(cluster: WeightsCluster) -> None:
 
 
 def replaced(cluster: WeightsCluster) -> int:
-    return sum(isinstance(one, Replace) for one in cluster.replicas[Rank(0)].said)
+    return sum(isinstance(one, ReplaceWeights) for one in cluster.replicas[Rank(0)].said)
 
 
 @given(
@@ -148,7 +149,7 @@ def replaced(cluster: WeightsCluster) -> int:
     ),
     staleness=st.integers(0, 4),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_average_is_of_the_newest_within_the_staleness_counted_by_age(
     heard: list[tuple[int, int, float]], staleness: int
 ) -> None:
@@ -214,7 +215,7 @@ def test_a_token_holds_back_who_is_at_the_bound() -> None:
 
 
 @given(seed=seeds, backup=st.integers(0, 1), staleness=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_restored_worker_goes_on_identically(seed: int, backup: int, staleness: int) -> None:
     cluster = cluster_of([3, 5, 2], seed, backupWorkers=backup, staleness=staleness)
     run_at_random(cluster, seed, steps=5)
@@ -247,7 +248,7 @@ def test_nonsense_is_refused_and_weights_of_it_are_not_waited_for(
     hear(cluster, 3, 1, 2.0)
     machine = cluster.replicas[Rank(0)].machine
     refusal, *rest = machine.handle(MessageArrived(Rank(1), message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert reason in refusal.reason
     if message.kind is MessageKind.WEIGHTS:
         (average,) = rest

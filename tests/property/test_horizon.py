@@ -16,18 +16,19 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.horizon import LEAP, Horizon
 from dlion_worker.policies.interface import (
     Layout,
     LocalStepDone,
-    Machine,
     MemberJoined,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
+    PolicyMachine,
+    RejectMessage,
 )
+from dlion_worker.policies.iteration_guard import MAX_LEAD, IterationGuard
 from dlion_worker.policies.site_messages import RESULT
+from example_counts import examples
 from sites_cluster import SitesCluster
 from weights_cluster import weights_spec
 
@@ -50,7 +51,7 @@ class Weights:
     resting_D = weights_D
 
 
-def machine_of(policy: str) -> Horizon:
+def machine_of(policy: str) -> IterationGuard:
     """Worker 0 of three, all linked."""
     sites = {ME: "a", ONE: "a", TWO: "b"}
     job = weights_spec(policy, **OF_POLICY.get(policy, {}))
@@ -62,9 +63,9 @@ def machine_of(policy: str) -> Horizon:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_who_comes_in_anew_goes_on_where_a_peers_weights_are(policy: str) -> None:
-    machine = machine_of(policy).anew()
+    machine = machine_of(policy).restarted()
     assert not machine.waiting_for()
-    machine.overtake(9)
+    machine.take_over(9)
     assert (machine.next_iteration(), machine.waiting_for()) == (10, frozenset())
 
 
@@ -73,16 +74,16 @@ def test_who_comes_in_anew_goes_on_with_its_warm_up_and_not_with_what_its_weight
     machine.handle(LocalStepDone(1, np.ones(20, np.float32), 8, 1.0))
     before = machine.state()
     assert (before["dgc_steps"], before["held_samples_0"]) == (1, 8)
-    machine = machine.anew()
-    machine.overtake(9)
+    machine = machine.restarted()
+    machine.take_over(9)
     state = machine.state()
     assert state["dgc_steps"] == 1
     assert "held_samples_0" not in state  # a peer's weights may lack what was trained on apart
 
 
-def refusals(machine: Machine, message: Message) -> list[str]:
+def refusals(machine: PolicyMachine, message: Message) -> list[str]:
     told = machine.handle(MessageArrived(ONE, message))
-    return [one.reason for one in told if isinstance(one, Refuse)]
+    return [one.reason for one in told if isinstance(one, RejectMessage)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -93,16 +94,16 @@ def test_an_absurd_iteration_is_refused_and_changes_nothing(policy: str, kind: M
     waiting, following = machine.waiting_for(), machine.next_iteration()
     payload = WHOLE if kind is MessageKind.GRADIENT else b""
     (reason,) = refusals(machine, Message(kind, 2**50, 4, 0, payload))
-    assert f"iteration {2**50}; allowed: up to {LEAP + 1}" in reason
+    assert f"iteration {2**50}; allowed: up to {MAX_LEAD + 1}" in reason
     assert (machine.waiting_for(), machine.next_iteration()) == (waiting, following)
 
 
 @given(
     policy=st.sampled_from(POLICIES),
-    steps=st.lists(st.integers(1, LEAP), min_size=1, max_size=6),
+    steps=st.lists(st.integers(1, MAX_LEAD), min_size=1, max_size=6),
     began=st.integers(0, 10**8),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_who_is_far_ahead_is_believed(policy: str, steps: list[int], began: int) -> None:
     """However far it was when its link came up, and however many steps passed this link by."""
     machine = machine_of(policy)
@@ -122,10 +123,10 @@ def test_a_result_that_nobody_has_come_to_is_refused_and_the_right_one_taken() -
     cluster = SitesCluster(weights_spec("hierarchical", betweenShare=1), [2, 2], [2])
     cluster.step(ONE)
     machine = cluster.replicas[ONE].machine
-    for iteration in (100, LEAP, 2**50):
+    for iteration in (100, MAX_LEAD, 2**50):
         message = Message(MessageKind.GRADIENT, iteration, 4, RESULT, WHOLE)
         told = machine.handle(MessageArrived(ME, message))
-        (refusal,) = [one for one in told if isinstance(one, Refuse)]
+        (refusal,) = [one for one in told if isinstance(one, RejectMessage)]
         assert f"iteration {iteration}" in refusal.reason
     cluster.step(ME)
     cluster.deliver_all()

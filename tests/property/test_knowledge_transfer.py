@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.policies.interface import Mix
+from dlion_worker.policies.interface import AverageWeights
+from example_counts import examples
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster, run_at_random
 
@@ -39,12 +40,12 @@ def trained(
     cluster = WeighingCluster(job, sizes, seed=seed)
     run_at_random(cluster, seed, steps=STEPS)
     replicas = [cluster.replicas[rank] for rank in cluster.ranks]
-    merged = sum(isinstance(one, Mix) for replica in replicas for one in replica.said)
+    merged = sum(isinstance(one, AverageWeights) for replica in replicas for one in replica.said)
     return [replica.weights_D for replica in replicas], merged
 
 
 @pytest.mark.parametrize("policy", ["best2all", "best2worst"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     seed=st.integers(0, 10**6),

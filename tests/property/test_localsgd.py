@@ -20,17 +20,18 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies.interface import (
-    Descend,
-    Descended,
+    ApplyGradient,
     MemberJoined,
     MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Replace,
-    Send,
+    RejectMessage,
+    ReplaceWeights,
+    SendMessage,
+    UpdateApplied,
 )
+from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
 from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
 
@@ -55,7 +56,7 @@ def job(**parameters: object) -> Spec:
     momentum=st.sampled_from([0.0, 0.5]),
     nesterov=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rounds_are_what_the_reference_makes_of_them(
     seed: int, sizes: list[int], steps: int, rate: float, momentum: float, nesterov: bool
 ) -> None:
@@ -86,7 +87,7 @@ def test_rounds_are_what_the_reference_makes_of_them(
 
 
 @given(seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_batches_that_change_count_by_their_samples(seed: int) -> None:
     cluster = WeighingCluster(job(localSteps=2, **PLAIN), [1, 1])
     rng = np.random.default_rng(seed)
@@ -123,16 +124,16 @@ def test_a_part_by_the_samples_of_a_passed_round_too_is_none_that_is_refused() -
     told = []
     for iteration in range(steps + 1, 2 * steps + 1):
         told = restored.handle(own_step(iteration, np.zeros(20, np.float32), batch))
-        told += restored.handle(Descended())
+        told += restored.handle(UpdateApplied())
     (part,) = (
         one.message
         for one in told
-        if isinstance(one, Send) and one.message.kind is MessageKind.WEIGHTS
+        if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS
     )
     assert part.weights_version == steps * 10
     cluster.links[ME, ONE].clear()
     refused = cluster.handle(ONE, MessageArrived(ME, part))
-    assert not any(isinstance(one, Refuse) for one in refused)
+    assert not any(isinstance(one, RejectMessage) for one in refused)
 
 
 def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
@@ -147,14 +148,14 @@ def test_between_rounds_only_progress_travels_and_nobody_waits() -> None:
 
 
 @given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_who_leaves_holds_nobody(seed: int, workers: int, turn: int, steps: int) -> None:
     cluster = WeighingCluster(job(localSteps=steps), [2] * workers)
     run_at_random(cluster, seed, steps=4 * steps, leaves=(turn, Rank(seed % workers)))
 
 
 @given(seed=seeds, away=st.integers(0, 12), codec=st.sampled_from(["float32", "float16"]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_who_comes_back_with_an_old_anchor_is_in_line_again(
     seed: int, away: int, codec: str
 ) -> None:
@@ -193,7 +194,7 @@ def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all(round_befor
     for iteration in range(1, 5 * round_before + 1):
         cluster.handle(ME, own_step(iteration, np.ones(20, np.float32), 2))
     velocity_D = machine.state().get("velocity_D")
-    machine.overtake(23)
+    machine.take_over(23)
     cluster.handle(ME, MemberJoined(ONE, 23))
     cluster.links[ME, ONE].clear()
     for iteration in (24, 25):
@@ -210,7 +211,7 @@ def test_who_takes_over_weights_in_mid_round_opens_the_next_with_all(round_befor
 
 
 @given(seed=seeds)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
     parameters = {"localSteps": 3, "outerMomentum": 0.5}
     cluster = WeighingCluster(job(**parameters), [3, 5, 4])
@@ -237,10 +238,10 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
             assert spoken(pending) == spoken(told)
             while pending:
                 one = pending.pop(0)
-                if isinstance(one, Descend):
+                if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
-                    pending = [*twin.handle(Descended()), *pending]
-                if isinstance(one, Replace):
+                    pending = [*twin.handle(UpdateApplied()), *pending]
+                if isinstance(one, ReplaceWeights):
                     twin_D[:] = one.weights_D
         assert twin.waiting_for() == original.machine.waiting_for()
         np.testing.assert_array_equal(twin_D, original.weights_D)
@@ -264,7 +265,7 @@ WHOLE = encode_weights(np.ones(20, np.float32), "float32")
 def test_nonsense_is_refused(message: Message, words: str) -> None:
     machine = WeighingCluster(job(localSteps=3), [2, 2]).replicas[ME].machine
     (refusal,) = machine.handle(MessageArrived(ONE, message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
 
 
@@ -275,7 +276,7 @@ def test_weights_that_come_twice_or_late_change_nothing() -> None:
     cluster.step(ME)
     machine = cluster.replicas[ME].machine
     told = machine.handle(MessageArrived(ONE, message))
-    assert [type(one) for one in told] == [Replace]
+    assert [type(one) for one in told] == [ReplaceWeights]
     assert machine.handle(MessageArrived(ONE, message)) == []
     assert not machine.waiting_for()
 

@@ -18,16 +18,17 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
+    ApplyGradient,
+    AverageWeights,
     BudgetsChanged,
-    Descend,
     Event,
     Instruction,
     LocalStepDone,
     MemberJoined,
     MessageArrived,
-    Mix,
-    Send,
+    SendMessage,
 )
+from example_counts import examples
 from policy_cluster import LEARNING_RATE, Cluster, linear_gradient, spec
 
 FULL: dict[str, object] = {"policy": "full", "codec": "float32"}
@@ -71,7 +72,7 @@ def run_at_random(
 
 @pytest.mark.parametrize("codec", ["float32", "float16"])
 @given(sizes=batch_sizes, seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_full_synchronous_exchange_keeps_replicas_bit_identical(
     codec: str, sizes: list[int], seed: int
 ) -> None:
@@ -87,7 +88,7 @@ def test_full_synchronous_exchange_keeps_replicas_bit_identical(
 
 
 @given(sizes=batch_sizes, seed=seeds)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_full_synchronous_exchange_equals_training_on_the_joint_batch(
     sizes: list[int], seed: int
 ) -> None:
@@ -110,7 +111,7 @@ def test_full_synchronous_exchange_equals_training_on_the_joint_batch(
 
 
 @given(sizes=batch_sizes, seed=seeds, staleness=st.integers(0, 4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_staleness_never_passes_its_bound(sizes: list[int], seed: int, staleness: int) -> None:
     job = spec(
         exchange={"policy": "dlion"},
@@ -132,7 +133,7 @@ def test_staleness_never_passes_its_bound(sizes: list[int], seed: int, staleness
     spare=st.integers(1, 2),
     data=st.data(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_backup_goes_on_with_all_but_the_spare_ones_and_with_no_fewer(
     sizes: list[int], seed: int, spare: int, data: st.DataObject
 ) -> None:
@@ -149,7 +150,7 @@ def test_backup_goes_on_with_all_but_the_spare_ones_and_with_no_fewer(
 
 @pytest.mark.parametrize("mode", ["bounded", "backup", "asynchronous"])
 @given(seed=seeds, workers=st.integers(2, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_every_gradient_counts_once(mode: str, seed: int, workers: int) -> None:
     """With equal batches each update is a mean, so n times what was applied is what was sent."""
     synchronization: dict[str, object] = {"mode": mode}
@@ -192,7 +193,7 @@ def test_every_gradient_counts_once(mode: str, seed: int, workers: int) -> None:
     mode=st.sampled_from(["synchronous", "bounded", "backup"]),
     catches_up=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_deaths_and_returns_hold_nobody_for_ever(
     sizes: list[int], seed: int, mode: str, *, catches_up: bool
 ) -> None:
@@ -257,7 +258,7 @@ def come_back(cluster: Cluster, rank: Rank, state: dict[str, Value]) -> None:
 @pytest.mark.parametrize("mode", ["synchronous", "bounded", "asynchronous"])
 @pytest.mark.parametrize("policy", ["full", "dlion", "dlion-published"])
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(
     mode: str, policy: str, seed: int
 ) -> None:
@@ -296,11 +297,11 @@ def spoken(told: list[Instruction]) -> list[object]:
     """Instructions in a form that compares."""
     return [
         (one.gradient_D.tobytes(), one.samples)
-        if isinstance(one, Descend)
+        if isinstance(one, ApplyGradient)
         else (one.weights_D.tobytes(), one.sender)
-        if isinstance(one, Mix)
+        if isinstance(one, AverageWeights)
         else (one.peer, one.message.kind, one.message.iteration, bytes(one.message.payload))
-        if isinstance(one, Send)
+        if isinstance(one, SendMessage)
         else one
         for one in told
     ]

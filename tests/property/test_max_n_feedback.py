@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, decode_gradient
+from dlion_worker.policies.gradient_selectors import MaxN, OutgoingPayloads
 from dlion_worker.policies.interface import Layout
 from dlion_worker.policies.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
-from dlion_worker.policies.sending import MaxN, Outgoing
+from example_counts import examples
 from policy_cluster import Cluster, spec
 
 Vector = NDArray[np.float32]
@@ -39,7 +40,7 @@ def whole_numbers(rng: np.random.Generator, size: int) -> Vector:
     return (rng.integers(-5, 6, size) * (rng.random(size) < 0.5)).astype(np.float32)
 
 
-def arrived(sent: Outgoing, peer: Rank, size: int) -> Vector:
+def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
     """What that peer reads; zeros where it was sent nothing."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
@@ -53,7 +54,7 @@ def some_peers(rng: np.random.Generator) -> tuple[list[Rank], dict[Rank, int]]:
 
 
 @given(seed=seeds, layout=layouts, codec=codecs)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
@@ -76,7 +77,7 @@ def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
 
 
 @given(seed=seeds, layout=layouts, codec=codecs)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
@@ -101,7 +102,7 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
 
 
 @given(seed=seeds, layout=layouts, codec=codecs)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
@@ -123,7 +124,7 @@ def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
 
 @pytest.mark.parametrize("form", [PerLinkResidualMaxN, SharedResidualMaxN])
 @given(seed=seeds, layout=layouts)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_restored_in_mid_run_it_goes_on_bit_for_bit(
     form: type[PerLinkResidualMaxN | SharedResidualMaxN], seed: int, layout: Layout
 ) -> None:
@@ -142,7 +143,7 @@ def test_restored_in_mid_run_it_goes_on_bit_for_bit(
             np.testing.assert_equal(restored.state(), policy.state())
 
 
-def spoken(sent: Outgoing, peers: Sequence[Rank]) -> list[bytes]:
+def spoken(sent: OutgoingPayloads, peers: Sequence[Rank]) -> list[bytes]:
     """In a form that compares."""
     own = sent.own.weighted(np.float32(1)).tobytes()
     return [own, *(bytes(sent.payloads.get(peer, b"")) for peer in peers)]

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import NotFiniteError
 from dlion_worker.codecs.polyline import (
-    MOST_DECIMALS,
+    MAX_DECIMALS,
     decode_polyline,
     encode_polyline,
 )
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = 2**52
-decimals_ = st.integers(0, MOST_DECIMALS)
+decimals_ = st.integers(0, MAX_DECIMALS)
 
 
 @st.composite
@@ -87,7 +87,7 @@ def test_values_that_cannot_be_coded_are_refused(wrong: float) -> None:
         encode_polyline(np.array([1, wrong], np.float32), 0)
 
 
-@pytest.mark.parametrize("decimals", [-1, MOST_DECIMALS + 1])
+@pytest.mark.parametrize("decimals", [-1, MAX_DECIMALS + 1])
 def test_decimals_out_of_bounds_are_refused(decimals: int) -> None:
     with pytest.raises(ValueError, match="allowed: 0 to 9"):
         encode_polyline(np.ones(1, np.float32), decimals)
@@ -101,7 +101,7 @@ def test_decimals_out_of_bounds_are_refused(decimals: int) -> None:
         (b"", 1, "polyline of 0 bytes"),
         (bytes(20), 1, "polyline of 20 bytes"),
         (b"\xff" * 9, 1, "more than 11 groups"),
-        (bytes([0b0010_0001, 0]), 1, "a needless one"),  # 1, then a group of nothing
+        (bytes([0b0010_0001, 0]), 1, "a redundant one"),  # 1, then a group of nothing
         (b"\x40", 1, "bits set after its last group"),
         (bytes([0, 0]), 1, "do not end with its bytes"),
         (bytes([0, 0x08]), 2, "do not end with its bytes"),  # one more group follows

@@ -19,16 +19,16 @@ from hypothesis.extra import numpy as arrays
 import naive_codecs
 from dlion_worker.codecs.quantized import (
     BLOCK,
-    bfloats,
     blocks_of,
-    check_bfloats,
+    check_bfloat16,
     check_codes,
     check_scales,
-    nibbles,
-    of_bfloats,
-    of_quantized,
+    dequantize,
+    from_bfloat16,
     pack_nibbles,
     quantize,
+    to_bfloat16,
+    unpack_nibbles,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_quantized_values_stay_within_their_bound(
     np.testing.assert_array_equal(code_K, naive_code_K)
     check_scales(scale_B, levels)
     check_codes(code_K, levels)
-    back_K = of_quantized(scale_B, code_K)
+    back_K = dequantize(scale_B, code_K)
     assert np.isfinite(back_K).all()
     exact_K = value_K.astype(np.float64)
     peak_B = [np.abs(exact_K[k : k + BLOCK]).max() for k in range(0, value_K.size, BLOCK)]
@@ -89,10 +89,10 @@ def test_rounding_is_right_on_the_mean(levels: int) -> None:
     count, size = 400, 512
     value_K = np.random.default_rng(1).standard_normal(size).astype(np.float32)
     scale_B, _ = coded(value_K, levels, 0)
-    scale_K = np.repeat(of_bfloats(scale_B).astype(np.float64), BLOCK)
+    scale_K = np.repeat(from_bfloat16(scale_B).astype(np.float64), BLOCK)
     error = np.empty((count, size))
     for seed in range(count):
-        error[seed] = (of_quantized(*coded(value_K, levels, seed)) - value_K) / scale_K
+        error[seed] = (dequantize(*coded(value_K, levels, seed)) - value_K) / scale_K
     # A rounding's standard deviation is half a scale at most; 6 of the mean's are let pass.
     assert np.abs(error.mean(axis=0)).max() < 6 * 0.5 / count**0.5
     assert abs(error.mean()) < 6 * 0.5 / (count * size) ** 0.5
@@ -117,17 +117,17 @@ def test_chance_is_that_of_the_seed_and_the_values(levels: int, seed: int, place
 @example(np.array([LARGEST, -LARGEST, 3.3895314e38], np.float32))
 def test_bfloats_are_the_nearest(value_K: NDArray[np.float32]) -> None:
     half_K = np.empty(value_K.size, np.uint16)
-    bfloats(value_K, half_K)
+    to_bfloat16(value_K, half_K)
     np.testing.assert_array_equal(half_K, naive_codecs.bfloats(value_K))
-    check_bfloats(half_K)
+    check_bfloat16(half_K)
     exact_K = value_K.astype(np.float64)
     share_K = np.where(np.abs(exact_K) > 3.389e38, 2.0**-7, 2.0**-8)
     most_K = np.maximum(share_K * np.abs(exact_K), 2.0**-134)
-    assert (np.abs(of_bfloats(half_K) - exact_K) <= most_K).all()
+    assert (np.abs(from_bfloat16(half_K) - exact_K) <= most_K).all()
 
 
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.integers(-7, 7)))
 def test_nibbles_come_back(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 1) // 2, np.uint8)
     pack_nibbles(code_K, byte)
-    np.testing.assert_array_equal(nibbles(byte, code_K.size), code_K)
+    np.testing.assert_array_equal(unpack_nibbles(byte, code_K.size), code_K)

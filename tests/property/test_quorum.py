@@ -7,8 +7,8 @@ takes the state of one of them before its next step and nobody takes its own, wh
 before it noticed; two such sides, a second cut in the middle, a donor that dies, a lost worker that
 starts anew hold nobody for ever; where all held still all go on and fold; in lock step replicas are
 equal to the bit afterwards; a link that breaks between two of three sites holds nobody; what is no
-link state is refused. Left out: what people are told (tests/unit/trainer/test_standstill.py), whole
-jobs (tests/simulated/test_quorum.py).
+link state is refused. Left out: what people are told (tests/unit/trainer/test_quorum_gate.py),
+whole jobs (tests/simulated/test_quorum.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
-from dlion_worker.policies.quorum import LinkState, Quorum, decode, encode
+from dlion_worker.policies.quorum import (
+    LinkStateAdvertisement,
+    SiteQuorum,
+    decode_link_states,
+    encode_link_states,
+)
+from example_counts import examples
 from quorum_cluster import QuorumCluster
 
 SEEDS = st.integers(0, 2**32)
@@ -44,11 +50,11 @@ SEEDS = st.integers(0, 2**32)
 class Graph:
     """Quora of several workers, two to a site, linked as the test says."""
 
-    def __init__(self, count: int, least_sites: int, seed: int) -> None:
+    def __init__(self, count: int, min_sites: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.ranks = [Rank(rank) for rank in range(count)]
         self.quora = {
-            rank: Quorum(rank, 1, least_sites=least_sites, site_of=self.site_of)
+            rank: SiteQuorum(rank, 1, min_sites=min_sites, site_of=self.site_of)
             for rank in self.ranks
         }
         self.up: set[frozenset[Rank]] = set()
@@ -73,8 +79,8 @@ class Graph:
     def hear(self, rank: Rank, event: MemberJoined | MemberLeft | MessageArrived) -> None:
         quorum = self.quora[rank]
         assert not quorum.handle(event)
-        quorum.is_still = quorum.is_still or not quorum.is_met()
-        for send in quorum.news():
+        quorum.is_halted = quorum.is_halted or not quorum.is_met()
+        for send in quorum.pending_messages():
             assert frozenset((rank, send.peer)) in self.up or send.peer in quorum._linked
             if frozenset((rank, send.peer)) in self.up:
                 self.under_way[rank, send.peer].append(send.message)
@@ -99,7 +105,7 @@ class Graph:
     changes=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=40),
     least=st.integers(2, 4),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_all_that_reach_each_other_count_the_same_sites(
     count: int, seed: int, changes: list[tuple[int, int]], least: int
 ) -> None:
@@ -110,26 +116,26 @@ def test_all_that_reach_each_other_count_the_same_sites(
     graph.deliver(100_000)
     for rank, quorum in graph.quora.items():
         reached = graph.reached(rank)
-        assert quorum.side() == reached
+        assert quorum.reachable_workers() == reached
         assert quorum.sites() == {graph.site_of(peer) for peer in reached}
         assert quorum.is_met() == (len(quorum.sites()) >= least)
 
 
 def test_in_a_full_mesh_each_link_carries_each_state_once() -> None:
     quora = [
-        Quorum(Rank(rank), 1, least_sites=2, site_of=lambda r: SiteName(f"site-{r}"))
+        SiteQuorum(Rank(rank), 1, min_sites=2, site_of=lambda r: SiteName(f"site-{r}"))
         for rank in range(4)
     ]
-    sends: list[tuple[int, Send]] = []
+    sends: list[tuple[int, SendMessage]] = []
     for rank, quorum in enumerate(quora):
         for peer in range(4):
             if peer != rank:
                 quorum.handle(MemberJoined(Rank(peer)))
-        sends += [(rank, send) for send in quorum.news()]
+        sends += [(rank, send) for send in quorum.pending_messages()]
     assert len(sends) == 12
     for rank, send in sends:
         quora[send.peer].handle(MessageArrived(Rank(rank), send.message))
-    assert not [send for quorum in quora for send in quorum.news()]
+    assert not [send for quorum in quora for send in quorum.pending_messages()]
 
 
 # ---- holding still, and after -------------------------------------------------------------------
@@ -173,7 +179,7 @@ def assert_equal(cluster: QuorumCluster, mode: str) -> None:
 
 
 @given(seed=SEEDS, mode=MODES, unheard_s=UNHEARD_S)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
     seed: int, mode: str, unheard_s: float
 ) -> None:
@@ -196,7 +202,7 @@ def test_a_side_below_its_quorum_takes_the_others_state_and_gives_none(
 
 
 @given(seed=SEEDS, mode=MODES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_two_sides_that_hold_come_back_to_the_one_that_trained(seed: int, mode: str) -> None:
     cluster = QuorumCluster([1, 1, 2, 1, 1], 3, seed=seed, mode=mode)
     cluster.run(3)
@@ -210,7 +216,7 @@ def test_two_sides_that_hold_come_back_to_the_one_that_trained(seed: int, mode: 
 
 
 @given(seed=SEEDS, mode=MODES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_second_cut_while_it_comes_back(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1, 2], 2, seed=seed, mode=mode)
     cluster.run(3)
@@ -225,7 +231,7 @@ def test_a_second_cut_while_it_comes_back(seed: int, mode: str) -> None:
 
 
 @given(seed=SEEDS, mode=MODES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_donor_that_dies_meanwhile(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1, 2], 2, seed=seed, mode=mode)
     cluster.run(3)
@@ -243,7 +249,7 @@ def test_a_donor_that_dies_meanwhile(seed: int, mode: str) -> None:
 
 
 @given(seed=SEEDS, mode=MODES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_a_lost_worker_that_starts_anew_frees_those_that_hold(seed: int, mode: str) -> None:
     cluster = QuorumCluster([2, 1], 2, seed=seed, mode=mode)
     cluster.run(3)
@@ -259,7 +265,7 @@ def test_a_lost_worker_that_starts_anew_frees_those_that_hold(seed: int, mode: s
 
 
 @given(seed=SEEDS, mode=MODES, unheard_s=UNHEARD_S)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_where_all_held_still_all_go_on(seed: int, mode: str, unheard_s: float) -> None:
     cluster = QuorumCluster([2, 1, 1], 3, seed=seed, mode=mode)
     cluster.run(3)
@@ -284,7 +290,7 @@ def test_a_link_that_breaks_between_two_of_three_sites_holds_nobody() -> None:
 
 # ---- what is no link state ----------------------------------------------------------------------
 
-STATE = LinkState(Rank(1), 3, 7, is_still=True, linked=frozenset({Rank(0), Rank(2)}))
+STATE = LinkStateAdvertisement(Rank(1), 3, 7, is_halted=True, linked=frozenset({Rank(0), Rank(2)}))
 
 
 def known(rank: int) -> Rank:
@@ -294,41 +300,41 @@ def known(rank: int) -> Rank:
 
 
 def test_a_link_state_is_read_as_it_was_written() -> None:
-    other = LinkState(Rank(0), 1, 0, is_still=False, linked=frozenset())
-    assert decode(encode([STATE, other]), known) == [STATE, other]
-    assert decode(b"", known) == []
+    other = LinkStateAdvertisement(Rank(0), 1, 0, is_halted=False, linked=frozenset())
+    assert decode_link_states(encode_link_states([STATE, other]), known) == [STATE, other]
+    assert decode_link_states(b"", known) == []
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        encode([STATE])[:-1],
-        encode([STATE])[:-4],
-        encode([STATE]) + b"x",
-        encode([STATE, STATE]),
-        encode([replace(STATE, origin=Rank(9))]),
-        encode([replace(STATE, linked=frozenset({Rank(9)}))]),
+        encode_link_states([STATE])[:-1],
+        encode_link_states([STATE])[:-4],
+        encode_link_states([STATE]) + b"x",
+        encode_link_states([STATE, STATE]),
+        encode_link_states([replace(STATE, origin=Rank(9))]),
+        encode_link_states([replace(STATE, linked=frozenset({Rank(9)}))]),
         struct.pack("<IQQBIII", 1, 3, 7, 0, 2, 0, 0),
         struct.pack("<IQQBI", 1, 3, 7, 0, 2**32 - 1),
         struct.pack("<IQQBIII", 1, 3, 7, 0, 2, 2, 0),
-        encode([replace(STATE, version=2**53 + 1)]),
-        encode([replace(STATE, incarnation=2**64 - 1)]),
+        encode_link_states([replace(STATE, version=2**53 + 1)]),
+        encode_link_states([replace(STATE, incarnation=2**64 - 1)]),
     ],
 )
 def test_nonsense_is_refused(payload: bytes) -> None:
     with pytest.raises(ContractError, match="REACH"):
-        decode(payload, known)
-    quorum = Quorum(Rank(0), 1, least_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
+        decode_link_states(payload, known)
+    quorum = SiteQuorum(Rank(0), 1, min_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
     quorum.handle(MemberJoined(Rank(1)))
     (refused,) = quorum.handle(
         MessageArrived(Rank(1), Message(MessageKind.REACH, 0, payload=payload))
     )
-    assert isinstance(refused, Refuse)
-    assert quorum.side() == {Rank(0), Rank(1)}
+    assert isinstance(refused, RejectMessage)
+    assert quorum.reachable_workers() == {Rank(0), Rank(1)}
 
 
 @given(st.binary(max_size=60))
 def test_no_bytes_break_it(payload: bytes) -> None:
-    quorum = Quorum(Rank(0), 1, least_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
+    quorum = SiteQuorum(Rank(0), 1, min_sites=2, site_of=lambda rank: SiteName(f"s{known(rank)}"))
     quorum.handle(MessageArrived(Rank(1), Message(MessageKind.REACH, 0, payload=payload)))
-    assert quorum.side() == {Rank(0)}  # whoever is not linked does not count
+    assert quorum.reachable_workers() == {Rank(0)}  # whoever is not linked does not count

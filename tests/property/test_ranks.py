@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_api.spec.bounds import MOST_WORKERS
+from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 
 COUNTS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -58,7 +58,7 @@ def scaled(job: Job, counts: list[list[int]]) -> Job:
 def test_ranks_by_group_stand_whatever_the_counts(
     counts: list[list[int]], data: st.DataObject
 ) -> None:
-    job = job_of(counts).with_room_to_grow()
+    job = job_of(counts).with_group_ranks()
     others = data.draw(st.tuples(*(st.tuples(*[st.integers(1, 12)] * len(its)) for its in counts)))
     other = scaled(job, [list(its) for its in others])
     here = {worker.name: worker for worker in job.workers()}
@@ -85,21 +85,21 @@ def test_counted_ranks_have_no_gap(counts: list[list[int]]) -> None:
 @given(st.integers(1, 12))
 def test_in_a_job_of_one_group_both_are_the_same(count: int) -> None:
     job = job_of([[count]])
-    assert job.workers() == job.with_room_to_grow().workers()
+    assert job.workers() == job.with_group_ranks().workers()
 
 
 def test_no_rank_is_beyond_the_largest_groups() -> None:
-    job = job_of([[1, 1], [1]]).with_room_to_grow()
-    last = job.worker(Rank(3 * MOST_WORKERS - 1))
-    assert (last.site, last.group, last.index) == ("site-1", "g0", MOST_WORKERS - 1)
-    for rank in (-1, 3 * MOST_WORKERS):
+    job = job_of([[1, 1], [1]]).with_group_ranks()
+    last = job.worker(Rank(3 * MAX_WORKERS_PER_GROUP - 1))
+    assert (last.site, last.group, last.index) == ("site-1", "g0", MAX_WORKERS_PER_GROUP - 1)
+    for rank in (-1, 3 * MAX_WORKERS_PER_GROUP):
         with pytest.raises(LookupError, match="allowed: 0 to"):
             job.worker(Rank(rank))
 
 
 def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
     job = job_of([[2]], topology="ring")
-    assert job.with_room_to_grow() == job
+    assert job.with_group_ranks() == job
     site = job.workers()[0].site
     with pytest.raises(
         LookupError, match="has 2 workers in group g0 of site site-0; allowed: 0 to 1"
@@ -109,8 +109,8 @@ def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
 
 def test_what_a_manifest_says_of_its_ranks_itself_counts_for_nothing() -> None:
     """It may come from a cluster's run, and be another's now."""
-    grown = job_of([[2, 1], [2]]).with_room_to_grow()
+    grown = job_of([[2, 1], [2]]).with_group_ranks()
     assert grown.may_grow
     ring = replace(grown.spec, exchange=replace(grown.spec.exchange, topology="ring"))
-    assert not replace(grown, spec=ring).with_room_to_grow().may_grow
+    assert not replace(grown, spec=ring).with_group_ranks().may_grow
     assert grown.with_counted_ranks().workers() == job_of([[2, 1], [2]]).workers()

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, coded_bytes, decode_gradient
+from dlion_worker.policies.gradient_selectors import MaxN
 from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.selection import Magnitudes
-from dlion_worker.policies.sending import MaxN
+from dlion_worker.policies.magnitudes import Magnitudes
 
 Gradient = NDArray[np.float32]
 

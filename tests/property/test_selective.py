@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, decode_gradient
-from dlion_worker.policies.interface import Layout, MessageKind, Send
-from dlion_worker.policies.selective import SelectiveMaxN
+from dlion_worker.policies.interface import Layout, MessageKind, SendMessage
+from dlion_worker.policies.selective_propagation import SelectiveMaxN
+from example_counts import examples
 from policy_cluster import Cluster, spec
 
 LAYOUT = Layout(("a", "b"), (30, 10))
@@ -30,12 +31,12 @@ SIZE = LAYOUT.size
 
 
 def selective(
-    *, most: int = 2, within: int = 4, keeps_rest: bool = False, own: int = 0,
+    *, max_peers: int = 2, max_wait_steps: int = 4, keeps_rest: bool = False, own: int = 0,
     floor_percent: float | None = 0.85,
 ) -> SelectiveMaxN:  # fmt: skip
     return SelectiveMaxN(
-        LAYOUT, ValueCodec.FLOAT32, floor_percent, own=Rank(own), most=most, within=within,
-        keeps_rest=keeps_rest,
+        LAYOUT, ValueCodec.FLOAT32, floor_percent, own=Rank(own), max_peers=max_peers,
+        max_wait_steps=max_wait_steps, keeps_rest=keeps_rest,
     )  # fmt: skip
 
 
@@ -47,21 +48,26 @@ def decoded(payload: Any) -> np.ndarray:
     return decode_gradient(payload, SIZE).weighted(np.float32(1))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 9), st.integers(1, 14),
     st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_every_peer_is_served_within_the_bound(
-    seed: int, most: int, within: int, count: int, keeps_rest: bool, members_change: bool
+    seed: int,
+    max_peers: int,
+    max_wait_steps: int,
+    count: int,
+    keeps_rest: bool,
+    members_change: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
-    sending = selective(most=most, within=within, keeps_rest=keeps_rest)
+    sending = selective(max_peers=max_peers, max_wait_steps=max_wait_steps, keeps_rest=keeps_rest)
     peers = {Rank(rank) for rank in range(1, count + 1)}
     served_at = dict.fromkeys(peers, 0)
-    most_a_step = max(most, -(-count // within))
+    most_a_step = max(max_peers, -(-count // max_wait_steps))
     budgets = {rank: int(rng.integers(60, 400)) for rank in map(Rank, range(1, count + 4))}
-    for step in range(1, 5 * within + 6):
+    for step in range(1, 5 * max_wait_steps + 6):
         if members_change and rng.random() < 0.3:
             rank = Rank(int(rng.integers(1, count + 4)))
             if rank in peers:
@@ -72,17 +78,19 @@ def test_every_peer_is_served_within_the_bound(
                 served_at[rank] = step - 1
         told = sending.prepare(gradient(rng), sorted(peers), budgets)
         served_at.update(dict.fromkeys(told.payloads, step))
-        assert all(step - served_at[rank] < within for rank in peers), (step, served_at)
+        assert all(step - served_at[rank] < max_wait_steps for rank in peers), (step, served_at)
         assert set(told.payloads) <= peers
         if not members_change:
             assert len(told.payloads) <= most_a_step
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.booleans())
-def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, most: int, floor: bool) -> None:
+def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, max_peers: int, floor: bool) -> None:
     rng = np.random.default_rng(seed)
-    sending = selective(most=most, within=6, keeps_rest=True, floor_percent=0.85 if floor else 50)
+    sending = selective(
+        max_peers=max_peers, max_wait_steps=6, keeps_rest=True, floor_percent=0.85 if floor else 50
+    )
     peers = [Rank(rank) for rank in range(1, 6)]
     total_D = np.zeros(SIZE)
     sent: dict[Rank, np.ndarray] = defaultdict(lambda: np.zeros(SIZE))
@@ -111,7 +119,7 @@ def test_nothing_is_lost_with_a_rest_for_each_link(seed: int, most: int, floor: 
 
 def test_whole_gradients_are_exactly_those_since_the_last_time() -> None:
     rng = np.random.default_rng(1)
-    sending = selective(floor_percent=None, within=8)
+    sending = selective(floor_percent=None, max_wait_steps=8)
     peers = [Rank(rank) for rank in (1, 2, 3, 4, 5)]
     waiting = {rank: np.zeros(SIZE, np.float32) for rank in peers}
     for _ in range(30):
@@ -127,7 +135,7 @@ def test_whole_gradients_are_exactly_those_since_the_last_time() -> None:
 
 def shares(budgets: dict[Rank, int], steps: int = 400) -> Counter[Rank]:
     rng = np.random.default_rng(2)
-    sending = selective(most=1, within=10)
+    sending = selective(max_peers=1, max_wait_steps=10)
     peers = [Rank(rank) for rank in (1, 2, 3)]
     served: Counter[Rank] = Counter()
     for _ in range(steps):
@@ -145,7 +153,7 @@ def test_a_faster_link_is_served_more_often_and_equal_ones_alike() -> None:
 
 def test_who_lacks_most_information_is_first() -> None:
     rng = np.random.default_rng(3)
-    sending = selective(most=1, within=100)
+    sending = selective(max_peers=1, max_wait_steps=100)
     first = sending.prepare(gradient(rng), [Rank(1), Rank(2)], {})
     (earlier,) = first.payloads
     other = Rank(3 - earlier)
@@ -154,7 +162,7 @@ def test_who_lacks_most_information_is_first() -> None:
 
 def test_memory_is_a_gradient_for_each_step_of_the_bound_not_for_each_peer() -> None:
     rng = np.random.default_rng(4)
-    sending = selective(most=4, within=8)
+    sending = selective(max_peers=4, max_wait_steps=8)
     peers = [Rank(rank) for rank in range(1, 33)]
     for _ in range(40):
         sending.prepare(gradient(rng), peers, dict.fromkeys(peers, 100))
@@ -207,7 +215,7 @@ def bytes_per_worker_step(
             cluster.step(rank)
             replica = cluster.replicas[rank]
             for told in replica.said:
-                if isinstance(told, Send) and told.message.kind is MessageKind.GRADIENT:
+                if isinstance(told, SendMessage) and told.message.kind is MessageKind.GRADIENT:
                     sent += told.message.size_bytes + 128
                     served[rank, told.peer] = step
             replica.said.clear()

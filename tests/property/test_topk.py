@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient, kept_that_fit
+from dlion_worker.codecs import ValueCodec, decode_gradient, max_kept_entries
 from dlion_worker.policies.catalogue import parameters_of
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 from dlion_worker.policies.topk import TopK
+from example_counts import examples
 from policy_cluster import Cluster, spec
 
 Vector = NDArray[np.float32]
@@ -46,7 +47,7 @@ def naive_largest(value_D: Vector, count: int) -> Vector:
     return kept_D
 
 
-def arrived(sent: Outgoing, peer: Rank, size: int) -> Vector:
+def arrived(sent: OutgoingPayloads, peer: Rank, size: int) -> Vector:
     """What that peer reads; zeros where it was sent nothing."""
     if peer not in sent.payloads:
         return np.zeros(size, np.float32)
@@ -80,7 +81,7 @@ def test_a_share_is_what_a_full_sort_keeps(
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, size=st.integers(1, 300), share=shares)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
     codec: ValueCodec, seed: int, size: int, share: float
 ) -> None:
@@ -106,7 +107,7 @@ def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
 @given(seed=seeds, size=st.integers(1, 300), share=shares)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
     codec: ValueCodec, seed: int, size: int, share: float
 ) -> None:
@@ -130,7 +131,7 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
 
 
 @given(seed=seeds, size=st.integers(1, 300), residual=residuals)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_by_budgets_each_link_carries_what_fits(seed: int, size: int, residual: str) -> None:
     rng = np.random.default_rng(seed)
     policy = TopK(size, ValueCodec.FLOAT16, 0.0, residual)
@@ -138,7 +139,7 @@ def test_by_budgets_each_link_carries_what_fits(seed: int, size: int, residual: 
         room = budgets(rng, PEERS, size)
         sent = policy.prepare(rng.standard_normal(size).astype(np.float32), PEERS, room)
         most = 2**30
-        fits = {p: kept_that_fit(room.get(p, most), size, ValueCodec.FLOAT16) for p in PEERS}
+        fits = {p: max_kept_entries(room.get(p, most), size, ValueCodec.FLOAT16) for p in PEERS}
         if residual == "shared":
             fits = dict.fromkeys(PEERS, min(fits.values()))
         for peer in PEERS:
@@ -148,7 +149,7 @@ def test_by_budgets_each_link_carries_what_fits(seed: int, size: int, residual: 
 
 
 @given(seed=seeds, residual=residuals, share=shares)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, residual: str, share: float) -> None:
     rng = np.random.default_rng(seed)
     size = 100
@@ -163,7 +164,7 @@ def test_restored_in_mid_run_it_goes_on_bit_for_bit(seed: int, residual: str, sh
             restored.restore({"iteration": 4, **policy.state()})
 
 
-def spoken(sent: Outgoing) -> tuple[Mapping[Rank, bytes], bytes]:
+def spoken(sent: OutgoingPayloads) -> tuple[Mapping[Rank, bytes], bytes]:
     """In a form that compares."""
     payloads = {peer: bytes(payload) for peer, payload in sent.payloads.items()}
     return payloads, sent.own.weighted(np.float32(1)).tobytes()

@@ -25,7 +25,13 @@ from hypothesis import strategies as st
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec, load_job
-from dlion_worker.policies.topology import fewest_neighbours, graph_of, lazy_row, likeness
+from dlion_worker.policies.topology import (
+    graph_of,
+    lazy_mixing_row,
+    min_neighbours,
+    relative_mixing_weights,
+)
+from example_counts import examples
 from manifest_table import changed, smallest
 from policy_cluster import spec
 
@@ -58,7 +64,7 @@ def check(graph: Any, count: int) -> None:
     assert reached(graph) == set(range(count))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(3, 40), st.integers(2, 39), st.integers(0, 2**31 - 1))
 def test_a_random_graph_is_regular_and_connected(count: int, degree: int, seed: int) -> None:
     degree = min(degree, count - 1)
@@ -82,7 +88,7 @@ def test_the_fewest_neighbours_are_those_of_the_graph(topology: str, degree: int
             continue
         exchange = with_graph(topology, degree).exchange
         fewest = min(len(peers) for peers in built(topology, degree, count).values())
-        assert fewest_neighbours(exchange, count) == fewest
+        assert min_neighbours(exchange, count) == fewest
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ def test_a_degree_that_cannot_be_is_told_with_those_that_can(
     )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.integers(2, 30), st.integers(0, 10), st.integers(0, 1000))
 def test_two_sides_never_have_a_link_inside(count: int, degree: int, seed: int) -> None:
     wanted = degree if count % 2 == 0 and 2 <= degree <= count // 2 else None
@@ -187,7 +193,7 @@ def test_mixing_weights_are_doubly_stochastic(
     for self_weight in (0.0, 0.34, 0.5):
         w = np.zeros((count, count))
         for rank in graph:
-            for peer, weight in lazy_row(graph, rank, self_weight).items():
+            for peer, weight in lazy_mixing_row(graph, rank, self_weight).items():
                 w[rank, peer] = weight
         np.testing.assert_allclose(w, w.T, atol=1e-12)
         np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
@@ -195,9 +201,11 @@ def test_mixing_weights_are_doubly_stochastic(
         assert np.linalg.eigvalsh(w).min() >= 2 * self_weight - 1 - 1e-12
     w = np.zeros((count, count))
     for rank in graph:
-        for peer, weight in likeness(graph, rank).items():
+        for peer, weight in relative_mixing_weights(graph, rank).items():
             w[rank, peer] = weight / (1 + len(graph[rank]))
     np.testing.assert_allclose(w, w.T, atol=1e-12)
     np.testing.assert_allclose(w.sum(axis=1), 1, atol=1e-12)
     if len({len(peers) for peers in graph.values()}) == 1:
-        assert {weight for rank in graph for weight in likeness(graph, rank).values()} == {1.0}
+        assert {
+            weight for rank in graph for weight in relative_mixing_weights(graph, rank).values()
+        } == {1.0}

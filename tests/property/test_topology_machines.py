@@ -29,7 +29,7 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
+    RejectMessage,
 )
 from dlion_worker.policies.topology import graph_of
 from graph_policies import lockstep, mixing_matrix
@@ -107,7 +107,7 @@ def test_a_message_from_who_is_no_neighbour_is_refused(policy: str) -> None:
     machine = build(job_spec, Rank(0), LAYOUT, ranks, replica=replica)
     hello = Message(MessageKind.PROGRESS, 1, 4)
     (told,) = machine.handle(MessageArrived(Rank(2), hello))
-    assert isinstance(told, Refuse)
+    assert isinstance(told, RejectMessage)
     assert "allowed: [1, 4]" in told.reason
     assert not machine.handle(MessageArrived(Rank(1), hello))
 

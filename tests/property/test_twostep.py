@@ -32,25 +32,26 @@ from dlion_worker.codecs import (
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import parameters_of
 from dlion_worker.policies.interface import (
+    ApplyGradient,
+    AverageWeights,
     BudgetsChanged,
-    Descend,
-    Descended,
     MemberJoined,
     Message,
     MessageArrived,
     MessageKind,
-    Mix,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
     SendWeights,
+    UpdateApplied,
 )
 from dlion_worker.policies.parameters import TwostepParameters
-from dlion_worker.policies.twostep import Releases
+from dlion_worker.policies.twostep import LinkReleases
+from example_counts import examples
 from policy_cluster import LEARNING_RATE, spec
 from weighing_cluster import View, WeighingCluster, own_step, run_at_random, spoken
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.interface import Flat, Machine
+    from dlion_worker.policies.interface import Flat, PolicyMachine
 
 ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
 SIZE = 200
@@ -68,7 +69,7 @@ def job(*, optimizers: float = 0.0, codec: str = "float32", **values: object) ->
 class Sites(WeighingCluster):
     """Workers 0 and 1 at one site, the others each at one of their own."""
 
-    def machine(self, rank: Rank, weights_D: Flat) -> Machine:
+    def machine(self, rank: Rank, weights_D: Flat) -> PolicyMachine:
         sites = {peer: "a" if peer < 2 else f"b{peer}" for peer in self.ranks}
         view = View(weights_D)
         return build(self.job_spec, rank, self.layout, self.ranks, sites=sites, replica=view)
@@ -86,12 +87,12 @@ def whole_numbers(rng: np.random.Generator, size: int) -> Flat:
     delay=st.floats(0, 3),
     threshold=st.sampled_from([0.0, 4.0]),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_released_and_waiting_are_the_sum_of_velocities_and_cost_no_more_than_they_may(
     codec: ValueCodec, seed: int, rate: dict[Rank, int], delay: float, threshold: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    releases = Releases(SIZE, codec, TwostepParameters(momentum=0.5, threshold=threshold))
+    releases = LinkReleases(SIZE, codec, TwostepParameters(momentum=0.5, threshold=threshold))
     velocity_D = np.zeros(SIZE, np.float32)
     owed = {peer: np.zeros(SIZE, np.float32) for peer in (ONE, TWO)}
     waited = dict.fromkeys(owed, 0)
@@ -127,26 +128,26 @@ def test_released_and_waiting_are_the_sum_of_velocities_and_cost_no_more_than_th
 
 
 @given(seed=seeds, rates_=st.lists(rates, min_size=2, max_size=2), delay=st.floats(0, 1))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_threshold_rises_as_the_rate_falls_and_as_the_delay_grows(
     seed: int, rates_: list[int], delay: float
 ) -> None:
     gradient_D = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
-    releases = Releases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
+    releases = LinkReleases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
     fast, slow = max(rates_), min(rates_)
     releases.prepare(gradient_D, [ONE, TWO], BudgetsChanged({ONE: fast, TWO: slow}))
     assert releases.threshold[TWO] >= releases.threshold[ONE]
-    far = Releases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
+    far = LinkReleases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
     far.prepare(gradient_D, [ONE], BudgetsChanged({ONE: fast}, {ONE: delay}))
     assert far.threshold[ONE] >= releases.threshold[ONE]
 
 
 def test_the_threshold_rises_by_as_much_as_the_entries_that_fit_say() -> None:
     gradient_D = np.arange(1, SIZE + 1, dtype=np.float32)
-    releases = Releases(SIZE, ValueCodec.FLOAT32, TwostepParameters())
+    releases = LinkReleases(SIZE, ValueCodec.FLOAT32, TwostepParameters())
     fits = {entries: coded_bytes(entries, SIZE, ValueCodec.FLOAT32) for entries in (40, 10, 1)}
     for entries, bytes_ in fits.items():
-        releases = Releases(SIZE, ValueCodec.FLOAT32, TwostepParameters())
+        releases = LinkReleases(SIZE, ValueCodec.FLOAT32, TwostepParameters())
         releases.prepare(gradient_D, [ONE], BudgetsChanged({ONE: bytes_}))
         assert releases.threshold[ONE] == SIZE + 1 - entries
     releases.prepare(gradient_D, [ONE], BudgetsChanged({ONE: HEADER_BYTES}))
@@ -155,7 +156,7 @@ def test_the_threshold_rises_by_as_much_as_the_entries_that_fit_say() -> None:
 
 def test_a_far_link_is_used_less_often() -> None:
     rng = np.random.default_rng(3)
-    releases = Releases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
+    releases = LinkReleases(SIZE, ValueCodec.FLOAT16, TwostepParameters())
     links = BudgetsChanged({ONE: 1000, TWO: 1000}, {ONE: 0.2, TWO: 2.5})
     sent = [
         sorted(releases.prepare(whole_numbers(rng, SIZE), [ONE, TWO], links).payloads)
@@ -165,7 +166,7 @@ def test_a_far_link_is_used_less_often() -> None:
 
 
 @given(seed=seeds, batches=st.lists(st.integers(1, 5), min_size=2, max_size=4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_every_release_counts_by_its_samples_wherever_it_arrives(
     seed: int, batches: list[int]
 ) -> None:
@@ -224,7 +225,7 @@ def test_models_of_sites_combine_to_their_mean_by_samples() -> None:
 def test_who_takes_over_weights_sends_its_sites_model_when_the_others_do() -> None:
     cluster = Sites(job(combineEverySteps=4), [2, 2, 2])
     machine = cluster.replicas[ME].machine
-    machine.overtake(9)
+    machine.take_over(9)
     for peer in (ONE, TWO):
         cluster.handle(ME, MemberJoined(peer, 9))
     receivers = []
@@ -241,19 +242,19 @@ def test_a_model_of_its_own_site_or_that_comes_twice_is_not_taken_in() -> None:
     machine = cluster.replicas[ME].machine
     weights = Message(MessageKind.WEIGHTS, 2, payload=encode_weights(np.ones(20), "float32"))
     (refusal,) = machine.handle(MessageArrived(ONE, weights))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     (mix,) = machine.handle(MessageArrived(TWO, weights))
-    assert isinstance(mix, Mix)
+    assert isinstance(mix, AverageWeights)
     assert mix.fraction == pytest.approx(1 / 3)  # two workers here, one there
     assert machine.handle(MessageArrived(TWO, weights)) == []
     (refusal,) = machine.handle(
         MessageArrived(TWO, Message(MessageKind.WEIGHTS, 4, payload=b"nonsense"))
     )
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
 
 
 @given(seed=seeds, bound=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> None:
     cluster = Sites(job(bound=bound, combineEverySteps=2), [2, 3, 4], seed=seed % 99)
     run_at_random(cluster, seed, steps=4)
@@ -269,7 +270,7 @@ def test_nobody_is_held_for_ever_by_one_who_leaves(seed: int, bound: int) -> Non
 
 
 @given(seed=seeds)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> None:
     cluster = Sites(job(combineEverySteps=3), [3, 5, 4])
     for rank in cluster.ranks:
@@ -297,9 +298,9 @@ def test_a_machine_restored_from_its_state_goes_on_identically(seed: int) -> Non
             told, again = cluster.handle(ME, event), twin.handle(event)
             assert spoken(again) == spoken(told)
             for one in again:
-                if isinstance(one, Descend):
+                if isinstance(one, ApplyGradient):
                     twin_D -= LEARNING_RATE * one.gradient_D
-                    twin.handle(Descended())
+                    twin.handle(UpdateApplied())
     np.testing.assert_array_equal(twin_D, original.weights_D)
 
 
@@ -317,7 +318,7 @@ def test_every_member_hears_of_a_step_that_releases_nothing() -> None:
     cluster = WeighingCluster(job(), [2, 2, 2])
     cluster.budgets(ME, {ONE: 0, TWO: 0})
     cluster.step(ME)
-    sent = [one for one in cluster.replicas[ME].said if isinstance(one, Send)]
+    sent = [one for one in cluster.replicas[ME].said if isinstance(one, SendMessage)]
     assert [(one.peer, one.message.kind) for one in sent] == [
         (ONE, MessageKind.PROGRESS),
         (TWO, MessageKind.PROGRESS),
@@ -325,7 +326,7 @@ def test_every_member_hears_of_a_step_that_releases_nothing() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace() -> None:
-    releases = Releases(3, ValueCodec.FLOAT32, TwostepParameters())
+    releases = LinkReleases(3, ValueCodec.FLOAT32, TwostepParameters())
     with pytest.raises(ValueError, match="NaN or infinite"):
         releases.prepare(np.array([1, np.nan, 0], np.float32), [ONE], BudgetsChanged({}))
     assert not any(np.any(value) for value in releases.state().values())

@@ -130,8 +130,8 @@ def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.UNAVAILABLE
     said = " ".join(done.stderr.split())
-    assert "nobody can go on after 6" in said
-    assert "worker 0 waits for others to come" in said
+    assert "no worker can continue after 6" in said
+    assert "worker 0 waits for other workers" in said
 
 
 def test_an_environment_that_contradicts_the_job_names_its_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.support.simulations import (
 )
 
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.environments.loss import tcp_bytes_per_s
+from dlion_worker.environments.packet_loss import tcp_bytes_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -371,4 +371,4 @@ def test_a_comparison_takes_runs_that_lack_a_worker_for_good_and_says_so(tmp_pat
     assert [one["partial"] for one in row["runs"]] == [True]
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0
-    assert "1 of 1 runs are there already" in again.stderr + again.stdout
+    assert "1 of 1 runs already exist" in again.stderr + again.stdout

@@ -133,7 +133,7 @@ def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.SPEC
-    assert "an end that is sure to come" in done.stderr
+    assert "a stop condition that is always reached" in done.stderr
 
 
 def compare(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ import yaml
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import SiteName
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from testbed.binaries import built
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _rendered(helm: Helm, values: str, release: str, only: str) -> str:
 @functools.cache
 def bundle(site: str) -> str:
     """The public certificate of an authority that is made for that site: the same in every call."""
-    return Authority(SiteName(site)).bundle_pem.decode()
+    return CertificateAuthority(SiteName(site)).bundle_pem.decode()
 
 
 def entry(site: str, **changes: Any) -> dict[str, Any]:

@@ -11,9 +11,14 @@ from typing import Any
 
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
+from dlion_operator.federation.reports import (
+    ReportedWorkers,
+    RunReport,
+    SpecFingerprint,
+    TrainingFigures,
+)
 from dlion_operator.settings import RemoteSite
 from operator_process import free_ports
 
@@ -38,9 +43,11 @@ def report(
 ) -> RunReport:
     """What a site with one worker says of its part in a run."""
     return RunReport(
-        SpecPrint(seed.hex().ljust(64, "0"), {"trainer.seed": seed, "minSites": b"abcdefgh"}),
-        SiteWorkers((worker(site, rank),), (member(site, rank),), settled),
-        Figures(training=bool(iteration), iteration=iteration, samples_per_s=float(iteration)),
+        SpecFingerprint(seed.hex().ljust(64, "0"), {"trainer.seed": seed, "minSites": b"abcdefgh"}),
+        ReportedWorkers((worker(site, rank),), (member(site, rank),), settled),
+        TrainingFigures(
+            training=bool(iteration), iteration=iteration, samples_per_s=float(iteration)
+        ),
     )
 
 
@@ -51,7 +58,7 @@ class FederatedSite:
     name: SiteName
     folder: Path
     port: int
-    authority: Authority
+    authority: CertificateAuthority
     life: timedelta = LIFE
     reached_at: int = 0
     """A port of something between others and this; 0: nothing is."""
@@ -69,7 +76,7 @@ class FederatedSite:
         """The sites whose bundles will not do."""
         node = self.node
         assert node is not None
-        return {site for site in node.diallers if not node.has_bundle(site)}
+        return {site for site in node.clients if not node.has_bundle(site)}
 
     async def start(self, *others: FederatedSite, **parts: Any) -> FederationNode:
         """Federates with these. `parts` take the place of what this says and hears by itself."""
@@ -87,7 +94,7 @@ class FederatedSite:
             certificate_life=self.life,
             **{
                 "reports": lambda: self.said,
-                "on_news": self.news.append,
+                "on_run_changed": self.news.append,
                 "on_bundles": self.bundles.append,
                 **parts,
             },
@@ -99,7 +106,7 @@ class FederatedSite:
 def federated_sites(folder: Path, *names: str) -> list[FederatedSite]:
     """Sites that know each other's bundles; none of them started."""
     sites = [
-        FederatedSite(SiteName(name), folder, port, Authority(SiteName(name)))
+        FederatedSite(SiteName(name), folder, port, CertificateAuthority(SiteName(name)))
         for name, port in zip(names, free_ports(len(names)), strict=True)
     ]
     for site in sites:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.spec import Job
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
+from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.issuing import LIFE
 from dlion_operator.observed import RunView
 from dlion_operator.settings import RemoteSite
 from dlion_operator.site_runs import SiteRuns
@@ -31,7 +31,7 @@ class OperatorThread:
 
     def __init__(
         self,
-        authority: Authority,
+        authority: CertificateAuthority,
         tokens: Tokens,
         listen_address: str,
         federation_address: str,
@@ -107,7 +107,7 @@ class OperatorThread:
             others,
             certificate_life=self._life,
             reports=self._runs.reports,
-            on_news=self._runs.hear,
+            on_run_changed=self._runs.update_remote,
             on_bundles=self._server.trust,
         )
         self._parts.push_async_callback(node.close)

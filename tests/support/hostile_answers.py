@@ -12,11 +12,11 @@ import grpc
 
 from cluster_pods import Access
 from dlion_api.errors import UnavailableError
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
+from dlion_worker.artifact_client import ArtifactClient
+from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.coordination import request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.keeping import KeeperClient
-from dlion_worker.keeping.places import checkpoint_path
 from hostile_calls import Act
 from hostile_proofs import Prove
 from hostile_scene import (
@@ -70,7 +70,9 @@ def unknown_site(at: Scene) -> Ended:
     """Plant-b's bundle here is one that has run out, and then as it was."""
     file, reason = at.neighbour.site.bundle_file, "UnknownAuthority"
     before, content = at.peer_refusals("exchange", "dialled", reason), file.read_bytes()
-    file.write_bytes(Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem)
+    file.write_bytes(
+        CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem
+    )
     until(lambda: at.peer_refusals("exchange", "dialled", reason) > before, "the trainer tells")
     file.write_bytes(content)
     until(lambda: at.operator.metric("dlion_federation_bundle_valid") == 1, "it is back")
@@ -104,7 +106,7 @@ def dialled_keeper(at: Scene) -> Ended:
     file = at.pods.folder / "checkpoint"
     file.write_bytes(b"x")
     with _answering(proof) as address:
-        client = KeeperClient(
+        client = ArtifactClient(
             address, job=at.job, worker=at.victim, incarnation=1, credentials=credentials
         )
         try:

@@ -23,11 +23,11 @@ from dlion_api.wire import keeping_pb2 as keeping
 from dlion_api.wire.exchange_pb2 import Frame, Hello
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.federation.messages import greeting
-from dlion_worker.coordination.proving import proof_of
+from dlion_worker.artifact_client.paths import checkpoint_path
+from dlion_worker.artifact_server.service import SERVICE as KEEPING
+from dlion_worker.coordination.pod_proof import make_pod_proof
 from dlion_worker.credentials import WorkerKey
 from dlion_worker.exchange.framing import PROTOCOL
-from dlion_worker.keeper.service import SERVICE as KEEPING
-from dlion_worker.keeping.places import checkpoint_path
 from hostile_proofs import (
     MADE_UP_POD,
     OF_WORKER,
@@ -219,7 +219,7 @@ def unproven(_at: Scene, _request: coordination_pb2.SignRequest) -> None:
 
 
 def _prove(at: Scene, folder: Path, request: coordination_pb2.SignRequest) -> None:
-    proof = proof_of(folder, job=at.job, use=request.role, csr_pem=request.csr_pem)
+    proof = make_pod_proof(folder, job=at.job, use=request.role, csr_pem=request.csr_pem)
     request.proof.CopyFrom(proof)
 
 
@@ -300,7 +300,7 @@ def join_in_its_place(at: Scene) -> Ended:
         worker=wire_worker(at.victim),
         incarnation=2**40,
         spec_hash=at.pods.job.hash(),
-        proof=proof_of(folder, job=at.job, use=JOINING),
+        proof=make_pod_proof(folder, job=at.job, use=JOINING),
     )
     return at_coordinator(at, lambda stub: stub.Join(request, timeout=CALL_S))
 

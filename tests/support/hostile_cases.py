@@ -13,8 +13,8 @@ from dlion_api.names import SiteName
 from dlion_api.refusals import MAX_CSR_BYTES
 from dlion_api.wire import coordination_pb2
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting
+from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES, PROTOCOL
-from dlion_worker.keeping.places import checkpoint_path
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
 from hostile_answers import (
     dialled,
@@ -110,7 +110,7 @@ def told(case: Case) -> str:
 
 def table(cases: Sequence[Case]) -> list[str]:
     """The matrix in Markdown."""
-    lines = ["| at | who comes | refused | told by |", "|---|---|---|---|"]
+    lines = ["| at | caller | refused | reported by |", "|---|---|---|---|"]
     for case in cases:
         reason = case.reason if case.reason == IN_TLS else f"`{case.reason}`"
         lines.append(f"| {case.at} | {case.who} | {reason} | {told(case)} |")
@@ -127,7 +127,7 @@ SERVED: tuple[Case, ...] = (
     Case("exchange", "not yet valid", IN_TLS, link(EARLY)),
     Case("exchange", "a certificate for servers alone", IN_TLS, link(SERVER_ONLY)),
     Case("exchange", "garbage after the handshake", IN_TLS, garbage("exchange"),
-         "nobody: it is closed"),
+         "the connection is closed"),
     Case("exchange", "another site's name on a good authority", "BadCertificate", link(of_site_a)),
     Case("exchange", "the certificate of another run", "BadCertificate",
          link(partial(of_run, run_id=OTHER))),
@@ -156,7 +156,7 @@ SERVED: tuple[Case, ...] = (
          share(partial(of_run, run_id=OTHER))),
     Case("measuring", "a capacity for another run", "WrongRun", share(run="x/y#z")),
     Case("measuring", "a rank that is another's", "BadCertificate", share(rank=77)),
-    Case("measuring", "the rank of whom it calls", "UnknownWorker", share(rank=0)),
+    Case("measuring", "the rank of the called worker", "UnknownWorker", share(rank=0)),
     Case("measuring", "a capacity that is no number", "Malformed",
          share(samples_per_s=float("nan"))),
     Case("measuring", "a message that is too long", "Malformed",
@@ -177,7 +177,7 @@ SERVED: tuple[Case, ...] = (
          sign(partial(forged_token, "none"))),
     Case("coordinator", "a worker's token for the keeper's certificate", "BadToken",
          sign(role="keeper", worker=lambda _: coordination_pb2.Worker(site=A))),
-    Case("coordinator", "the worker's own token, by whoever has read it", "ReplayedToken",
+    Case("coordinator", "the worker's own token, from another process", "ReplayedToken",
          sign(prove=by_another_key)),
     Case("coordinator", "the same without a proof", "ReplayedToken", sign(prove=unproven)),
     Case("coordinator", "the same for the sidecar's certificate", "ReplayedToken",
@@ -189,7 +189,7 @@ SERVED: tuple[Case, ...] = (
     Case("coordinator", "the worker's own request once more", "ReplayedToken", sign(times=2)),
     Case("coordinator", "its own proof for another's key", "Malformed",
          sign(prove=for_another_request)),
-    Case("coordinator", "a rank that nobody has", "UnknownWorker",
+    Case("coordinator", "a rank that no worker has", "UnknownWorker",
          sign(worker=lambda at: wire_worker(at.victim, rank=other_rank(at.victim)))),
     Case("coordinator", "a worker of another site", "UnknownWorker",
          sign(worker=lambda at: wire_worker(at.victim, site=B))),
@@ -229,7 +229,7 @@ SERVED: tuple[Case, ...] = (
          tell(messages=says(GREETING, b"\xff" * 99))),
     Case("federation", "a statement that is too long", "Malformed",
          tell(messages=says(GREETING, b"\x7a\x80\x80\x80\x02" + bytes(MAX_STATEMENT_BYTES)))),
-    Case("coordinator", "the token of a pod that somebody made with the worker's labels",
+    Case("coordinator", "the token of a pod made with the worker's labels",
          "BadToken", sign_for_a_made_up_pod),
     Case("coordinator", "the token of a deleted pod", "BadToken",
          sign_for_a_deleted_pod),

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.refusals import PeerRefusal
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import Refused
-from dlion_worker.sidecar.peer_caller import PeerCaller
+from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from federated import FederatedSite
 from hostile_proofs import EARLY, EXPIRED, SERVER_ONLY, Prove, foreign
 from hostile_scene import INCARNATION, A, B, Scene
@@ -85,7 +85,7 @@ class _Beside:
     def incarnation(self) -> int:
         return INCARNATION
 
-    def heard(self, capacity: Capacity, incarnation: int) -> None:
+    def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         raise AssertionError("plant-a's sidecar has answered")
 
     def refused(self, kind: PeerRefusal, words: str, *, dialled: bool) -> None:
@@ -97,8 +97,8 @@ class _Beside:
 def _sidecar(at: Scene, credentials: WorkerCredentials) -> Iterator[Tells]:
     beside = _Beside(at)
 
-    async def begin() -> PeerCaller:
-        caller = PeerCaller(
+    async def begin() -> PeerSidecarClient:
+        caller = PeerSidecarClient(
             job=at.job,
             rank=at.worker(B).rank,
             worker=beside,
@@ -120,12 +120,12 @@ def mistaken_operator(at: Scene) -> Iterator[Tells]:
     """Dials, and calls itself plant-b's, by an authority that plant-a was not told of."""
     folder = at.pods.folder / "mistaken"
     folder.mkdir()
-    site = FederatedSite(B, folder, free_ports(1)[0], Authority(B))
+    site = FederatedSite(B, folder, free_ports(1)[0], CertificateAuthority(B))
     node = at.neighbour.do(site.start(at.neighbour.other))
-    dialler = node.diallers[A]
+    dialler = node.clients[A]
     try:
         # As of a handshake that is closed; an address at which nobody listens says "refused".
-        words = "knows this site's bundle"
+        words = "has this site's bundle"
         yield lambda: words in dialler.problem and "refused" not in dialler.problem
     finally:
         at.neighbour.do(node.close())

@@ -18,9 +18,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import KeeperIdentity, SiteName
-from dlion_operator.authority import Authority
-from dlion_operator.issuing import Issuer, pem
-from dlion_operator.pod_tokens import wanted_labels
+from dlion_operator.authority import CertificateAuthority
+from dlion_operator.certificate_issuer import Issuer, pem
+from dlion_operator.pod_tokens import expected_labels
 from dlion_worker.credentials import WorkerKey
 from hostile_scene import (
     A,
@@ -45,7 +45,7 @@ def of_nobody(_: Scene) -> None:
 
 def foreign(at: Scene) -> Proof:
     """An authority that calls itself plant-b's."""
-    return of_worker(Authority(B), at.worker(B), at.job)
+    return of_worker(CertificateAuthority(B), at.worker(B), at.job)
 
 
 def of_site_a(at: Scene) -> Proof:
@@ -77,9 +77,9 @@ def of_keeper(site: SiteName, at: Scene) -> Proof:
 
 def for_one_use(use: x509.ObjectIdentifier, at: Scene) -> Proof:
     """Plant-b's worker's names, for a server or a client alone."""
-    kept, key, worker = at.authorities[B].to_keep(), WorkerKey(), at.worker(B)
-    signing: Any = serialization.load_pem_private_key(kept.key_pem, password=None)
-    issuer = Issuer(signing, x509.load_pem_x509_certificate(kept.certificate_pem))
+    stored, key, worker = at.authorities[B].to_stored(), WorkerKey(), at.worker(B)
+    signing: Any = serialization.load_pem_private_key(stored.key_pem, password=None)
+    issuer = Issuer(signing, x509.load_pem_x509_certificate(stored.certificate_pem))
     public: Any = x509.load_pem_x509_csr(key.csr_pem()).public_key()
     made = [
         x509.UniformResourceIdentifier(worker.spiffe_id(at.job)),
@@ -103,14 +103,14 @@ OF_WORKER, OF_NEXT = of_a(0), of_a(1)
 
 def operator_of_b_by_a(at: Scene) -> Proof:
     """Plant-a's good authority signs for plant-b's operator."""
-    authority = Authority(A, kept=at.authorities[A].to_keep())
+    authority = CertificateAuthority(A, stored=at.authorities[A].to_stored())
     authority.site = B
     made = authority.operator_identity()
     return Proof(made.key_pem, made.certificate_chain_pem)
 
 
 def foreign_operator(_: Scene) -> Proof:
-    made = Authority(B).operator_identity()
+    made = CertificateAuthority(B).operator_identity()
     return Proof(made.key_pem, made.certificate_chain_pem)
 
 
@@ -139,7 +139,7 @@ def token_of_another_account(at: Scene) -> str:
 
 def token_of_a_made_up_pod(at: Scene) -> str:
     """Of one that has the worker's labels and account, beside the worker's own."""
-    at.kubectl.apply(_pod(MADE_UP_POD, "default", wanted_labels(at.victim, at.job)))
+    at.kubectl.apply(_pod(MADE_UP_POD, "default", expected_labels(at.victim, at.job)))
     return _made(at, "default", *_bound_to(MADE_UP_POD))
 
 
@@ -148,7 +148,7 @@ def token_of_another_namespace(at: Scene) -> str:
     elsewhere = replace(at.kubectl, namespace=f"{at.kubectl.namespace}-other")
     at.kubectl.run("create", "namespace", elsewhere.namespace)
     elsewhere.run("create", "serviceaccount", "worker")
-    labels = wanted_labels(at.victim, at.job)
+    labels = expected_labels(at.victim, at.job)
     elsewhere.apply(_pod("same", "worker", labels))
     return _made(replace(at, kubectl=elsewhere), "worker", *_bound_to("same"))
 

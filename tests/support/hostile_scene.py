@@ -31,9 +31,14 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdenti
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import Authority, KeptAuthority
-from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
-from dlion_operator.issuing import Issuer
+from dlion_operator.authority import CertificateAuthority, StoredAuthority
+from dlion_operator.certificate_issuer import Issuer
+from dlion_operator.federation.reports import (
+    ReportedWorkers,
+    RunReport,
+    SpecFingerprint,
+    TrainingFigures,
+)
 from dlion_worker.credentials import WorkerKey
 from federated import FederatedSite
 from local_run import job_document
@@ -70,7 +75,7 @@ class Ended:
 
 
 def of_worker(
-    authority: Authority,
+    authority: CertificateAuthority,
     who: WorkerIdentity | KeeperIdentity,
     job: JobKey,
     *,
@@ -78,9 +83,9 @@ def of_worker(
 ) -> Proof:
     """As that authority signs it, whichever site it is of."""
     key = WorkerKey()
-    kept = authority.to_keep()
-    signing = serialization.load_pem_private_key(kept.key_pem, password=None)
-    certificate = x509.load_pem_x509_certificate(kept.certificate_pem)
+    stored = authority.to_stored()
+    signing = serialization.load_pem_private_key(stored.key_pem, password=None)
+    certificate = x509.load_pem_x509_certificate(stored.certificate_pem)
     issuer = Issuer(signing, certificate)  # type: ignore[arg-type]  # EC, as the authority has it
     return Proof(key.pem(), issuer.sign(key.csr_pem(), who, job, site=who.site, now=now))
 
@@ -126,7 +131,7 @@ class Scene:
     federation_port: int
     neighbour: Neighbour
     pods: ClusterPods
-    authorities: dict[SiteName, Authority]
+    authorities: dict[SiteName, CertificateAuthority]
     tokens: dict[str, str] = field(default_factory=dict)
 
     # ---- who there is ----------------------------------------------------------------------------
@@ -170,8 +175,8 @@ class Scene:
         """Plant-b's operator says that its worker is there."""
         worker = self.worker(B)
         member = Member(worker, INCARNATION, MemberState.READY, exchange, measuring)
-        told = SiteWorkers((worker,), (member,), settled=True)
-        report = RunReport(SpecPrint.of(self.pods.job), told, Figures())
+        told = ReportedWorkers((worker,), (member,), settled=True)
+        report = RunReport(SpecFingerprint.of(self.pods.job), told, TrainingFigures())
         self.neighbour.site.said = {self.job: report}
 
     # ---- what is told ----------------------------------------------------------------------------
@@ -274,7 +279,7 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
         folder, kubectl.kubeconfig, namespaces=(home,), namespace=home, settings=settings
     )
     with contextlib.ExitStack() as stack:
-        b = FederatedSite(B, folder, port_b, Authority(B))
+        b = FederatedSite(B, folder, port_b, CertificateAuthority(B))
         b.bundle_file.write_bytes(b.authority.bundle_pem)
         stack.enter_context(operator)
         a = FederatedSite(A, folder, port, _authority(kubectl, secret))
@@ -298,11 +303,11 @@ def scene(kubectl: Kubectl, folder: Path) -> Iterator[Scene]:
         yield made
 
 
-def _authority(kubectl: Kubectl, secret: str) -> Authority:
+def _authority(kubectl: Kubectl, secret: str) -> CertificateAuthority:
     """Plant-a's own, as its operator keeps it."""
     data = kubectl.get("secret", secret)["data"]
     key, certificate = (base64.b64decode(data[name]) for name in ("tls.key", "tls.crt"))
-    return Authority(A, kept=KeptAuthority(key, certificate))
+    return CertificateAuthority(A, stored=StoredAuthority(key, certificate))
 
 
 @contextmanager
@@ -327,8 +332,8 @@ def _joined(at: Scene, worker: WorkerIdentity) -> Iterator[None]:
 
 def _is_known(at: Scene) -> bool:
     """Whether the trainer has heard of both others, and its sidecar of the trainer."""
-    kept = at.pods.root(f"w{at.victim.rank}") / "var/lib/dlion/worker/membership.json"
-    said = kept.read_text() if kept.exists() else ""
+    stored = at.pods.root(f"w{at.victim.rank}") / "var/lib/dlion/worker/membership.json"
+    said = stored.read_text() if stored.exists() else ""
     return said.count(NOWHERE) >= 4 and at.sidecar_metric("dlion_trainer_connected_count") == 1
 
 

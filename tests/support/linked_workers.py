@@ -9,14 +9,14 @@ from typing import Any
 
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import (
-    Exchange,
-    ExchangeConfig,
     ExchangeEvent,
+    PeerExchange,
+    PeerExchangeConfig,
+    StateRequest,
     StateSnapshot,
-    StateWanted,
 )
 
 JOB = JobKey("default", "cifar10", "1")
@@ -31,7 +31,7 @@ def identity(rank: int, site: SiteName = PLANT_A) -> WorkerIdentity:
 
 
 def credentials(
-    worker: WorkerIdentity, authorities: dict[SiteName, Authority], job: JobKey = JOB
+    worker: WorkerIdentity, authorities: dict[SiteName, CertificateAuthority], job: JobKey = JOB
 ) -> WorkerCredentials:
     """A key and a certificate as the coordinator of that worker's site would give them."""
     key = WorkerKey()
@@ -49,12 +49,12 @@ class Worker:
         self.incarnation = incarnation
         self.state = StateSnapshot(7, 700, b"state of " + who.name.encode())
         self.events: queue.Queue[ExchangeEvent] = queue.Queue()
-        config = ExchangeConfig(settings.pop("job", JOB), who, incarnation, proof, **settings)
-        self.wanted: list[StateWanted] = []
-        self.exchange = Exchange(config, self.events.put, self._provide)
+        config = PeerExchangeConfig(settings.pop("job", JOB), who, incarnation, proof, **settings)
+        self.wanted: list[StateRequest] = []
+        self.exchange = PeerExchange(config, self.events.put, self._provide)
         self.exchange.start()
 
-    def _provide(self, wanted: StateWanted) -> StateSnapshot:
+    def _provide(self, wanted: StateRequest) -> StateSnapshot:
         self.wanted.append(wanted)
         return self.state
 

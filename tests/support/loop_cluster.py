@@ -24,14 +24,14 @@ from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_worker import policies
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
+from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_worker.policies.interface import Layout, Message, MessageArrived
+from dlion_worker.trainer.admission import Admission
 from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.entrance import Entrance
-from dlion_worker.trainer.inbox import Inbox
-from dlion_worker.trainer.interruption import Interrupted
-from dlion_worker.trainer.loop import Parts, TrainingLoop
-from dlion_worker.trainer.refusals import Refusals
+from dlion_worker.trainer.inbox import EventInbox
+from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
+from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
+from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.stopping import JobProgress
 
 SIZE = 6
@@ -81,19 +81,19 @@ class Replica:
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
-    def descend(
+    def apply_gradient(
         self,
         gradient_D: np.ndarray,
         *,
         iteration: int,
         samples: int,
-        then: Callable[[], None],
+        on_updated: Callable[[], None],
         **_: Any,
     ) -> None:
         with self._lock:
             self.model.weights_D -= np.float32(self.learning_rate) * gradient_D
             self.iteration, self.samples = iteration, samples
-        then()
+        on_updated()
 
     @property
     def weights_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
@@ -103,11 +103,11 @@ class Replica:
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
         return self.model.weights_D.copy()
 
-    def provide(self) -> StateSnapshot:
+    def snapshot_for(self) -> StateSnapshot:
         with self._lock:
             return StateSnapshot(self.iteration, self.samples, self.model.weights_D.tobytes())
 
-    def take_over(self, snapshot: StateSnapshot) -> None:
+    def restore_from(self, snapshot: StateSnapshot) -> None:
         self.model.set_weights(np.frombuffer(bytes(snapshot.payload), np.float32))
         self.iteration = snapshot.iteration
         self.taken += 1
@@ -196,7 +196,7 @@ class Network:
             if link is not None and sender in self.up and receiver in self.up and not is_cut:
                 self._post(link, MessageArrived(sender, message))
 
-    def pull(self, donor: Rank, wanted: StateWanted | None) -> StateSnapshot:
+    def pull(self, donor: Rank, wanted: StateRequest | None) -> StateSnapshot:
         node = self.up.get(donor)
         if node is None:
             raise UnavailableError(f"{donor} is gone")
@@ -205,7 +205,7 @@ class Network:
             if self.up.get(donor) is not node:
                 raise UnavailableError(f"{donor} is gone")
             time.sleep(0.001)
-        snapshot = node.replica.provide()
+        snapshot = node.replica.snapshot_for()
         time.sleep(self._state_s)
         return snapshot
 
@@ -235,7 +235,7 @@ class Node:
         self._entered = False
         model = Model(rank, random.Random(rank + incarnation), nap_s, self._vanish_if_killed)
         self.replica, self.stream = Replica(model), Stream()
-        self.inbox = Inbox(self._send)
+        self.inbox = EventInbox(self._send)
         self.progress = JobProgress()
         self._ranks = [worker.rank for worker in job.workers()]
         self.machine = self._new_machine(job)
@@ -256,7 +256,7 @@ class Node:
         return self
 
     @property
-    def is_in(self) -> bool:
+    def is_training(self) -> bool:
         """Whether it trains."""
         return self._entered and self.thread.is_alive()
 
@@ -272,8 +272,8 @@ class Node:
         assert not self.thread.is_alive()
 
     @property
-    def holds_still(self) -> bool:
-        return self.loop is not None and self.loop.holds_still
+    def lacks_quorum(self) -> bool:
+        return self.loop is not None and self.loop.lacks_quorum
 
     def _send(self, peer: Rank, message: Message) -> None:
         self._network.send(self.rank, peer, message)
@@ -295,19 +295,19 @@ class Node:
             raise
 
     def _stopped(self) -> str | None:
-        if not self._entered or self.holds_still:
+        if not self._entered or self.lacks_quorum:
             self._vanish_if_killed()
         return "told to stop" if self._entered and self._to_stop.is_set() else None
 
-    def _enter(self, *, comes_back: bool = False) -> StateSnapshot | None:
+    def _enter(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
-        snapshot = Entrance(
+        snapshot = Admission(
             job=self._job, rank=self.rank, exchange=exchange, inbox=self.inbox,
             membership=self._membership, stopped=self._stopped, state_bytes=8 * SIZE,
-            comes_back=comes_back,
-        ).come_in()  # fmt: skip
+            is_rejoin=is_rejoin,
+        ).join()  # fmt: skip
         if snapshot is not None:
-            self.checkpointer.overtake(snapshot)
+            self.checkpointer.adopt(snapshot)
         return snapshot
 
     def _membership(self) -> Membership:
@@ -318,14 +318,14 @@ class Node:
 
     def _come_in_anew(self) -> None:
         """As `Worker` does."""
-        before, self.machine = self.machine, self.machine.anew()
-        self.loop.begin_anew(self.machine)
-        self.inbox.begin_anew(self.progress.iteration)
+        before, self.machine = self.machine, self.machine.restarted()
+        self.loop.reset(self.machine)
+        self.inbox.reset(self.progress.iteration)
         self._network.renew(self)
         self.is_on_the_way_back = True
         snapshot = None
         with contextlib.suppress(Interrupted):
-            snapshot = self._enter(comes_back=True)
+            snapshot = self._enter(is_rejoin=True)
         self.is_on_the_way_back = False
         if snapshot is None:
             self.machine.restore(before.state())
@@ -333,9 +333,9 @@ class Node:
     def _train(self) -> None:
         nothing = lambda *_, **__: None  # noqa: E731
         exchange = SimpleNamespace(
-            send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_states=dict,
-            take_deliveries=list, room_bytes=self.room_bytes, one_way_delays_s=dict,
-            offended=nothing, set_budgets=nothing,
+            send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_counters=dict,
+            take_deliveries=list, sendable_bytes=self.sendable_bytes, one_way_delays_s=dict,
+            record_violation=nothing, set_budgets=nothing,
         )  # fmt: skip
         sidecar = SimpleNamespace(latest_directive=nothing, send=nothing, on_refused=nothing)
         reporter = SimpleNamespace(
@@ -346,9 +346,11 @@ class Node:
             rank=self.rank,
             incarnation=self.incarnation,
         )
-        refusals = Refusals(reporter, sidecar, lambda: exchange, lambda: self.progress.iteration)
+        refusals = PeerRefusalReporter(
+            reporter, sidecar, lambda: exchange, lambda: self.progress.iteration
+        )
         self.loop = TrainingLoop(
-            Parts(
+            TrainerComponents(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
                 inbox=self.inbox, refusals=refusals, training_set_samples=lambda _: 1000,
@@ -360,7 +362,7 @@ class Node:
         while self.loop.run() is None:
             self._come_in_anew()
 
-    def room_bytes(self) -> dict[Rank, float]:
+    def sendable_bytes(self) -> dict[Rank, float]:
         """Of the links, in every iteration."""
         return {}
 

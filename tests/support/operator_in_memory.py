@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.cluster_names import INDEX_LABEL, JOB_LABEL
-from dlion_operator.cluster import ConflictError, Document, Kind, Listing
-from dlion_operator.notices import Notices
+from dlion_operator.event_recorder import EventRecorder
+from dlion_operator.kubernetes_client import ConflictError, Document, Kind, Listing
 from dlion_operator.observed import RunView
 from dlion_operator.reconcile import Reconciler
 from dlion_operator.resync import WATCHED
-from dlion_operator.store import ObjectName, Store
+from dlion_operator.store import ClusterStore, ObjectName
 from operator_world import SETTINGS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
     from dlion_api.spec import Job
-    from dlion_operator.decisions import Notice
+    from dlion_operator.decisions import JobEvent
     from dlion_operator.exposure import Addresses
     from dlion_operator.job_authority import NamedAuthority
     from dlion_operator.settings import Settings
@@ -131,7 +131,7 @@ class NoWorkers:
         self.asked: list[SiteName] = []
         self.open_runs: list[JobKey] = []
         self.addresses: Addresses | None = None
-        self.told: tuple[Notice, ...] = ()
+        self.told: tuple[JobEvent, ...] = ()
         self.authority: NamedAuthority | None = None
         self.known_by = "PEM"
         self.kept_bundles: Mapping[SiteName, bytes] = {}
@@ -160,11 +160,11 @@ class NoWorkers:
     def view(self, run: JobKey) -> RunView | None:
         return self.seen
 
-    def elsewhere(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+    def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
         self.asked = list(sites)
         return self.others
 
-    def news(self, run: JobKey) -> tuple[Notice, ...]:
+    def events(self, run: JobKey) -> tuple[JobEvent, ...]:
         told, self.told = self.told, ()
         return told
 
@@ -183,7 +183,7 @@ class Site:
     ) -> None:
         self.cluster = cluster or KeptObjects()
         self.name = NAME
-        self.store = Store()
+        self.store = ClusterStore()
         self.runs = NoWorkers()
         self.time_s = 0.0
         if document is not None:
@@ -197,7 +197,7 @@ class Site:
             store=self.store,
             runs=self.runs,
             settings=settings,
-            notices=Notices(self.cluster),
+            events=EventRecorder(self.cluster),
             now=lambda: datetime(2026, 1, 31, 12, tzinfo=UTC),
             monotonic_s=lambda: self.time_s,
         )
@@ -229,9 +229,9 @@ class Site:
         self.cluster.requests.clear()
         return asyncio.run(self._reconciler.reconcile(NAME))
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The cluster is another than it was."""
-        self._reconciler.forget()
+        self._reconciler.reset()
 
     def start_pods(self) -> None:
         """The pods that the Jobs and the Deployment ask for are there, and run."""

@@ -15,15 +15,15 @@ from dlion_api.endings import EndReport
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator import children
-from dlion_operator.absences import missing
-from dlion_operator.corrections import manifest_digest
 from dlion_operator.decide import decide
 from dlion_operator.decisions import Apply, Decision
-from dlion_operator.delays import unready_keepers
-from dlion_operator.observed import Missing, Observed, RunView, Unready
+from dlion_operator.durations import DurationTracker
+from dlion_operator.manifest_changes import manifest_digest
+from dlion_operator.missing_pods import missing_pods
+from dlion_operator.observed import MissingPod, Observed, RunView, UnreadyPod
 from dlion_operator.runs import groups_of
-from dlion_operator.settings import Coordinator, Images, Settings
-from dlion_operator.sightings import Sightings
+from dlion_operator.settings import CoordinatorSettings, Images, Settings
+from dlion_operator.startup_delays import unready_keepers
 
 Document = dict[str, Any]
 
@@ -31,7 +31,7 @@ START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SETTINGS = Settings(
     site="plant-a",
     images=Images(worker="dlion/worker:1", sidecar="dlion/sidecar:1"),
-    coordinator=Coordinator(address="dlion-operator.dlion-system.svc:7443"),
+    coordinator=CoordinatorSettings(address="dlion-operator.dlion-system.svc:7443"),
 )
 
 
@@ -76,21 +76,23 @@ class World:
         self.services: list[Document] = []
         self.run: RunView | None = None
         self.now = START
-        self._missing: Sightings[Missing] = Sightings()
-        self._leaving: Sightings[str] = Sightings()
-        self._unready: Sightings[Unready] = Sightings()
+        self._missing: DurationTracker[MissingPod] = DurationTracker()
+        self._terminating: DurationTracker[str] = DurationTracker()
+        self._unready: DurationTracker[UnreadyPod] = DurationTracker()
 
-    def seen(self) -> Observed:
+    def observed(self) -> Observed:
         """What the operator sees now."""
         now_s = (self.now - START).total_seconds()
         jobs, pods = list(self.jobs.values()), list(self.pods.values())
-        leaving = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
+        terminating = [pod for pod in pods if pod["metadata"].get("deletionTimestamp")]
         metadata, run_id = self.document["metadata"], str(self.document["spec"].get("runId", ""))
         key = JobKey(metadata["namespace"], metadata["name"], run_id)
         return Observed(
-            missing_s=self._missing.of(missing(key, jobs, pods), now_s),
-            leaving=leaving,
-            terminating_s=self._leaving.of([pod["metadata"]["uid"] for pod in leaving], now_s),
+            missing_s=self._missing.of(missing_pods(key, jobs, pods), now_s),
+            terminating=terminating,
+            terminating_s=self._terminating.of(
+                [pod["metadata"]["uid"] for pod in terminating], now_s
+            ),
             unready_s=self._unready.of(unready_keepers(pods), now_s),
             document=self.document,
             jobs=jobs,
@@ -103,7 +105,7 @@ class World:
 
     def look(self, **changes: Any) -> Decision:
         """What the operator decides; `changes` are to what it sees."""
-        decision = decide(replace(self.seen(), **changes), self.settings)
+        decision = decide(replace(self.observed(), **changes), self.settings)
         if decision.status is not None:
             self.document["status"] = dict(decision.status)
         return decision
@@ -125,7 +127,7 @@ class World:
 
     def make_jobs(self) -> None:
         """The Jobs are there, each with its pods, which run."""
-        job = load_job(self.document).with_room_to_grow()
+        job = load_job(self.document).with_group_ranks()
         for group in groups_of(job, self.settings.site):
             made = copy.deepcopy(
                 children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
@@ -212,7 +214,11 @@ class World:
     def restart(self) -> None:
         """Another operator looks from now on: it has heard nothing yet."""
         self.run = None
-        self._missing, self._leaving, self._unready = Sightings(), Sightings(), Sightings()
+        self._missing, self._terminating, self._unready = (
+            DurationTracker(),
+            DurationTracker(),
+            DurationTracker(),
+        )
 
     def wait_for(self, group: str, index: int, reason: str, message: str = "") -> None:
         """That pod's trainer cannot start."""

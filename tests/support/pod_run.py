@@ -25,9 +25,9 @@ from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.pod_config import PodConfig
 from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
+from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
-from dlion_operator.issuing import LIFE
 from dlion_worker.results.events import read_events
 
 LONG_S = 240.0
@@ -48,12 +48,14 @@ class PodRun:
         """`subnet` keeps the addresses of tests that run side by side apart. `site`: the first.
         `life`: of certificates."""
         self.folder = folder
-        self.job: Job = load_job(document).with_room_to_grow()
+        self.job: Job = load_job(document).with_group_ranks()
         self.site = SiteName(site or self.job.spec.sites[0].name)
         self._subnet = subnet
         self.tokens = Tokens()
         is_open = self.job.spec.tls.mode == "Disabled"
-        self.authorities = {} if is_open else {self.site: Authority(self.site, life=life)}
+        self.authorities = (
+            {} if is_open else {self.site: CertificateAuthority(self.site, life=life)}
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment: dict[str, str] = {}
         """What every process is to have beside its own."""
@@ -178,7 +180,7 @@ class PodRun:
         *,
         enter: Sequence[str] = (),
     ) -> None:
-        command = [*enter, *names.HOLDING_BACK_SIGTERM, sys.executable, "-m", "dlion_worker.pod"]
+        command = [*enter, *names.BLOCK_SIGTERM_COMMAND, sys.executable, "-m", "dlion_worker.pod"]
         command += [role, "--root", str(root)]
         command += ["--listen-host", environment[names.POD_IP_VARIABLE]]
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -18,21 +18,21 @@ from dlion_api.spec import Spec, load_job
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
+    ApplyGradient,
+    AverageWeights,
     BudgetsChanged,
-    Descend,
     Event,
     Instruction,
     Layout,
     LocalStepDone,
-    Machine,
     MemberJoined,
     MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
-    Mix,
-    Refuse,
-    Send,
+    PolicyMachine,
+    RejectMessage,
+    SendMessage,
     SendWeights,
 )
 
@@ -75,7 +75,7 @@ class Replica:
     """One worker: its machine, its weights, and what its machine has said."""
 
     rank: Rank
-    machine: Machine
+    machine: PolicyMachine
     weights_D: NDArray[np.float32]
     rng: np.random.Generator
     local_batch_size: int
@@ -87,9 +87,9 @@ class Replica:
         """Without moments: where they are."""
         return self.weights_D.copy()
 
-    def descents(self) -> list[Descend]:
+    def descents(self) -> list[ApplyGradient]:
         """The updates made so far."""
-        return [one for one in self.said if isinstance(one, Descend)]
+        return [one for one in self.said if isinstance(one, ApplyGradient)]
 
 
 class Cluster:
@@ -143,19 +143,19 @@ class Cluster:
 
     def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
         match instruction:
-            case Descend(gradient_D=gradient_D):
+            case ApplyGradient(gradient_D=gradient_D):
                 replica.weights_D -= LEARNING_RATE * gradient_D
-            case Mix(weights_D=weights_D, fraction=fraction, since_D=since_D):
+            case AverageWeights(weights_D=weights_D, fraction=fraction, since_D=since_D):
                 then_D = replica.weights_D if since_D is None else since_D
                 replica.weights_D += np.float32(fraction) * (weights_D - then_D)
-            case Send(peer=peer, message=message):
+            case SendMessage(peer=peer, message=message):
                 self.links[replica.rank, peer].append(message)
             case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
                 sent_D = replica.weights_D if weights_D is None else weights_D
                 payload = encode_weights(sent_D, "float32")
                 message = Message(MessageKind.WEIGHTS, iteration, payload=payload)
                 self.links[replica.rank, peer].append(message)
-            case Refuse():
+            case RejectMessage():
                 raise AssertionError(instruction)
 
     def may_step(self, rank: Rank) -> bool:

@@ -15,15 +15,15 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
+from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_worker.policies import build
 from dlion_worker.policies.catalogue import has_barrier
 from dlion_worker.policies.interface import LocalStepDone, Message, MessageArrived
+from dlion_worker.simulation.admission import VirtualAdmission
 from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.entrance import VirtualEntrance
+from dlion_worker.trainer.event_dispatcher import EventDispatcher
 from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.hearing import Hearing
-from dlion_worker.trainer.inbox import Inbox
+from dlion_worker.trainer.inbox import EventInbox
 from dlion_worker.trainer.stopping import JobProgress
 from quorum_parts import LAYOUT, Replica, job
 
@@ -55,14 +55,14 @@ class Node:
             links={p: SimpleNamespace(push=partial(self.send, p)) for p in self.neighbours},
         )  # fmt: skip
         self.has_barrier = has_barrier(cluster.job.spec)
-        self.hearing = Hearing(
+        self.dispatcher = EventDispatcher(
             self.parts, self.progress, send=self.send, refuse=self._refuse,
             norms=NormMeter(cluster.job), has_barrier=self.has_barrier,
             due=lambda after_s: cluster.clock.after(after_s, self._look),
         )  # fmt: skip
-        self.standstill = self.hearing.standstill
-        self.inbox = Inbox(self.send)
-        self.entrance: VirtualEntrance | None = None
+        self.quorum_gate = self.dispatcher.quorum_gate
+        self.inbox = EventInbox(self.send)
+        self.admission: VirtualAdmission | None = None
         self.lives: dict[Rank, int] = {}
         """Of each link that it believes to be up, which of its lives."""
         self.ends: list[float] = []
@@ -84,28 +84,28 @@ class Node:
         raise AssertionError(f"{self.rank} refuses {peer}: {reason}")
 
     def _look(self) -> None:
-        if self.entrance is None and not self.is_gone:
-            self.hearing.handle([])
+        if self.admission is None and not self.is_gone:
+            self.dispatcher.handle([])
 
     # ---- the way in ----------------------------------------------------------------------------
 
     def come_in(self, before: Any = None) -> None:
-        self.entrance = VirtualEntrance(
+        self.admission = VirtualAdmission(
             self, self.cluster.clock, pull=partial(self.cluster.pull, self),  # type: ignore[arg-type]
-            come_in=self._go_on, come_anew=self._come_in_anew, before=before,
+            start_training=self._go_on, retry=self._come_in_anew, before=before,
         )  # fmt: skip
 
-    def take_part(self, iteration: int) -> None:
-        self.entrance = None
-        self.hearing.handle(self.inbox.start(iteration))
+    def start_at(self, iteration: int) -> None:
+        self.admission = None
+        self.dispatcher.handle(self.inbox.start(iteration))
 
     def _come_in_anew(self) -> None:
         if self._is_held and self.has_barrier:
             self.progress.take(self._before)
         self._is_held = False
         before = self.parts.machine
-        self.hearing.begin_anew(before.anew())
-        self.inbox.begin_anew(self.progress.iteration)
+        self.dispatcher.reset(before.restarted())
+        self.inbox.reset(self.progress.iteration)
         self.come_in(before)
         for peer in sorted(self.neighbours):
             self.cluster.renew(self.rank, peer)
@@ -122,16 +122,16 @@ class Node:
                 self.lives.pop(peer, None)
         self.inbox.put(event)
         events = self.inbox.drain()
-        if self.entrance is not None:
-            self.entrance.look(events)
+        if self.admission is not None:
+            self.admission.look(events)
         elif self._computes:
             self._arrived += events
         else:
-            self.hearing.handle(events)
+            self.dispatcher.handle(events)
             self._go_on()
 
     def _go_on(self) -> None:
-        if self.standstill.is_behind:
+        if self.quorum_gate.is_behind:
             self._come_in_anew()
             return
         if self.parts.machine.waiting_for():
@@ -140,14 +140,14 @@ class Node:
             self._is_held = False
             self.ends.append(self.cluster.clock.now_s)
             self.weights_after[self.progress.iteration] = self.replica.weights_D.tobytes()
-        if self.is_paused or not self.standstill.may_step() or self.parts.machine.waiting_for():
+        if self.is_paused or not self.quorum_gate.may_step() or self.parts.machine.waiting_for():
             return
         self._computes = True
         self.cluster.later(STEP_S, self._step_done)
 
     def resume(self) -> None:
         self.is_paused = False
-        if self.entrance is None and not (self._computes or self.is_gone):
+        if self.admission is None and not (self._computes or self.is_gone):
             self._go_on()
 
     def _step_done(self) -> None:
@@ -160,9 +160,9 @@ class Node:
             (self.rank + 1) * (iteration % 7 - 3)
         )
         self._computes, self._is_held = False, True
-        self.hearing.handle([LocalStepDone(iteration, gradient_D, 1, 1.0)])
+        self.dispatcher.handle([LocalStepDone(iteration, gradient_D, 1, 1.0)])
         arrived, self._arrived = self._arrived, []
-        self.hearing.handle(arrived)
+        self.dispatcher.handle(arrived)
         self._go_on()
 
 
@@ -191,9 +191,9 @@ class QuorumCluster:
         for node in self.nodes.values():
             node.lives = dict.fromkeys(sorted(node.neighbours), 1)
             self.up |= {(node.rank, peer): 1 for peer in node.neighbours}
-            node.inbox.lives = dict(node.lives)
+            node.inbox.link_epochs = dict(node.lives)
         for node in self.nodes.values():
-            node.take_part(0)
+            node.start_at(0)
         for node in self.nodes.values():
             node._go_on()
 
@@ -309,7 +309,7 @@ class QuorumCluster:
     # ---- processes -----------------------------------------------------------------------------
 
     def pull(
-        self, node: Node, donor: Rank, wanted: StateWanted, take: Callable[[StateSnapshot], None]
+        self, node: Node, donor: Rank, wanted: StateRequest, take: Callable[[StateSnapshot], None]
     ) -> None:
         """The donor's state, once it is as wanted, a little later."""
 
@@ -318,8 +318,8 @@ class QuorumCluster:
                 if self.nodes[donor].replica.iteration < wanted.at_least:
                     self.later(DELAY_S, give)
                     return
-                snapshot = self.nodes[donor].replica.provide()
-                self.donors.append((node.rank, donor, self.nodes[donor].standstill.holds))
+                snapshot = self.nodes[donor].replica.snapshot_for()
+                self.donors.append((node.rank, donor, self.nodes[donor].quorum_gate.is_closed))
                 self.later(DELAY_S, lambda: take(snapshot))
 
         self.later(DELAY_S, give)
@@ -349,8 +349,8 @@ class QuorumCluster:
         from_s = self.clock.now_s
         self.run(seconds)
         alive = [rank for rank in self.ranks if not self.nodes[rank].is_gone]
-        holding = [rank for rank in alive if self.nodes[rank].standstill.holds]
-        entering = [rank for rank in alive if self.nodes[rank].entrance is not None]
+        holding = [rank for rank in alive if self.nodes[rank].quorum_gate.is_closed]
+        entering = [rank for rank in alive if self.nodes[rank].admission is not None]
         assert (holding, entering) == ([], [])
         assert min(self.steps(alive, from_s).values()) >= at_least, self.steps(alive, from_s)
 

@@ -61,32 +61,32 @@ class Replica:
         """States taken over."""
         self.folds = 0
 
-    def descend(
+    def apply_gradient(
         self,
         gradient_D: np.ndarray,
         *,
         iteration: int,
         samples: int,
-        then: Callable[[], None],
+        on_updated: Callable[[], None],
         **_: Any,
     ) -> None:
         self.weights_D -= self.learning_rate * gradient_D
         self.iteration, self.samples = iteration, samples
-        then()
+        on_updated()
 
     @property
     def resting_D(self) -> np.ndarray:  # noqa: N802 - the shape's suffix
         """Without moments: where they are."""
         return self.weights_D.copy()
 
-    def mix(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:
+    def blend(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray) -> None:
         self.weights_D += np.float32(fraction) * (other_D - since_D)
         self.folds += 1
 
-    def provide(self) -> StateSnapshot:
+    def snapshot_for(self) -> StateSnapshot:
         return StateSnapshot(self.iteration, self.samples, self.weights_D.tobytes())
 
-    def take_over(self, snapshot: StateSnapshot) -> None:
+    def restore_from(self, snapshot: StateSnapshot) -> None:
         self.weights_D[:] = np.frombuffer(bytes(snapshot.payload), np.float32)
         self.iteration = snapshot.iteration
         self.taken.append((snapshot.iteration, bytes(snapshot.payload)))

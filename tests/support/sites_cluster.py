@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Event, Instruction, Layout, Machine, Value
+    from dlion_worker.policies.interface import Event, Instruction, Layout, PolicyMachine, Value
     from policy_cluster import Replica
 
 
@@ -40,7 +40,7 @@ class SitesCluster(WeightsCluster):
         self._may_step: dict[Rank, bool] = {}
         super().__init__(job_spec, local_batch_sizes, layout=layout, seed=seed)
 
-    def built(self, replica: Replica) -> Machine:
+    def built(self, replica: Replica) -> PolicyMachine:
         """A machine over that replica's weights, which knows the sites."""
         return build(
             self.job_spec, replica.rank, self.layout, self.ranks, sites=self.sites, replica=replica

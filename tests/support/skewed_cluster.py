@@ -10,8 +10,8 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.policies.horizon import Horizon
 from dlion_worker.policies.interface import Event, Instruction, MemberJoined, MemberLeft, Value
+from dlion_worker.policies.iteration_guard import IterationGuard
 from dlion_worker.policies.topology import graph_of
 from weights_cluster import WeightsCluster, weights_spec
 
@@ -80,7 +80,7 @@ class Skewed(WeightsCluster):
         self._begin(
             rank,
             (given_by.iteration, given_by.weights_D, {}),
-            lambda machine: machine.overtake(given_by.iteration),
+            lambda machine: machine.take_over(given_by.iteration),
         )
         self.alive = sorted({*self.alive, rank})
         for peer in set(self.alive) - {rank}:
@@ -99,17 +99,19 @@ class Skewed(WeightsCluster):
         for queue in self.links.values():
             queue.clear()
         for rank, saved in checkpoints.items():
-            self._begin(rank, saved, partial(Horizon.restore, state=saved[2]))
+            self._begin(rank, saved, partial(IterationGuard.restore, state=saved[2]))
         for rank in self.alive:  # who begins expects the others where it is itself
             for peer in set(self.alive) - {rank}:
                 self.handle(rank, MemberJoined(peer, self.replicas[rank].iteration))
         self.deliver_all()
 
-    def _begin(self, rank: Rank, saved: Checkpoint, restore: Callable[[Horizon], None]) -> None:
+    def _begin(
+        self, rank: Rank, saved: Checkpoint, restore: Callable[[IterationGuard], None]
+    ) -> None:
         replica = self.replicas[rank]
         replica.iteration, replica.weights_D[:] = saved[:2]
         replica.machine = machine = self.built(replica)
-        assert isinstance(machine, Horizon)
+        assert isinstance(machine, IterationGuard)
         restore(machine)
 
     def saved(self) -> dict[Rank, Checkpoint]:

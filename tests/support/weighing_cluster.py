@@ -15,19 +15,19 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import encode_weights
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
-    Add,
-    Descend,
-    Descended,
+    AddUpdate,
+    ApplyGradient,
     Flat,
     Instruction,
     Layout,
     LocalStepDone,
-    Machine,
     MemberJoined,
     Message,
     MessageKind,
-    Replace,
+    PolicyMachine,
+    ReplaceWeights,
     SendWeights,
+    UpdateApplied,
 )
 from policy_cluster import LEARNING_RATE, Cluster, Replica
 
@@ -79,7 +79,7 @@ class WeighingCluster(Cluster):
                 if peer != rank:
                     self.handle(rank, MemberJoined(peer))
 
-    def machine(self, rank: Rank, weights_D: Flat) -> Machine:
+    def machine(self, rank: Rank, weights_D: Flat) -> PolicyMachine:
         """A machine over these weights."""
         return build(self.job_spec, rank, self.layout, self.ranks, replica=View(weights_D))
 
@@ -97,12 +97,12 @@ class WeighingCluster(Cluster):
 
     def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
         match instruction:
-            case Descend(gradient_D=gradient_D):
+            case ApplyGradient(gradient_D=gradient_D):
                 replica.weights_D -= LEARNING_RATE * gradient_D
-                self.handle(replica.rank, Descended())
-            case Add(update_D=update_D):
+                self.handle(replica.rank, UpdateApplied())
+            case AddUpdate(update_D=update_D):
                 replica.weights_D += update_D
-            case Replace(weights_D=weights_D):
+            case ReplaceWeights(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
             case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
                 sent_D = replica.weights_D if weights_D is None else weights_D

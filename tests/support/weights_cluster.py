@@ -1,4 +1,5 @@
-"""A `Cluster` for policies that read and replace weights: `Descended`, `Add`, `Fold`, `Replace`.
+"""A `Cluster` for policies that read and replace weights: `UpdateApplied`, `AddUpdate`,
+`MergeReplicas`, `ReplaceWeights`.
 
 As on real links, weights travel in a lane of their own: progress may overtake them, and they it.
 """
@@ -14,17 +15,17 @@ import numpy as np
 from dlion_worker.exchange.framing import lane_of
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
-    Add,
-    Descend,
-    Descended,
-    Fold,
+    AddUpdate,
+    ApplyGradient,
     Instruction,
     MemberJoined,
     MemberLeft,
+    MergeReplicas,
     MessageArrived,
-    Replace,
-    Send,
-    Withhold,
+    ReplaceWeights,
+    SendMessage,
+    UpdateApplied,
+    WithholdUpdate,
 )
 from policy_cluster import Cluster, Replica, spec
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Layout, Machine
+    from dlion_worker.policies.interface import Layout, PolicyMachine
 
 MOMENTUM = np.float32(0.9)
 
@@ -79,29 +80,31 @@ class WeightsCluster(Cluster):
                 if peer != rank:
                     self.handle(rank, MemberJoined(peer))
 
-    def built(self, replica: Replica) -> Machine:
+    def built(self, replica: Replica) -> PolicyMachine:
         """A machine over that replica's weights."""
         return build(self.job_spec, replica.rank, self.layout, self.ranks, replica=replica)
 
     def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
         match instruction:
-            case Descend(gradient_D=gradient_D):
+            case ApplyGradient(gradient_D=gradient_D):
                 before_D = replica.weights_D.copy()
                 velocity_D = self.velocity_D[replica.rank]
                 velocity_D *= self.momentum
                 velocity_D -= self.rate * gradient_D
                 replica.weights_D += velocity_D
                 self.updates[replica.rank].append(replica.weights_D - before_D)
-                self.handle(replica.rank, Descended())
-            case Add(update_D=update_D):
+                self.handle(replica.rank, UpdateApplied())
+            case AddUpdate(update_D=update_D):
                 replica.weights_D += update_D
-            case Replace(weights_D=weights_D):
+            case ReplaceWeights(weights_D=weights_D):
                 replica.weights_D[:] = weights_D
-            case Withhold(update_D=update_D):
+            case WithholdUpdate(update_D=update_D):
                 self.withheld[replica.rank] = update_D
-            case Fold(weights_D=weights_D, own_samples=own, their_samples=theirs, since_D=since_D):
+            case MergeReplicas(
+                weights_D=weights_D, own_samples=own, their_samples=theirs, since_D=since_D
+            ):
                 replica.weights_D += np.float32(theirs / (own + theirs)) * (weights_D - since_D)
-            case Send(peer=peer, message=message):
+            case SendMessage(peer=peer, message=message):
                 copied = replace(message, payload=bytes(message.payload))
                 self.links[replica.rank, peer].append(copied)
             case _:
@@ -142,13 +145,13 @@ def words(told: list[Instruction], *, with_versions: bool = True) -> list[object
     for one in told:
         match one:
             case (
-                Descend(gradient_D=value_D)
-                | Add(update_D=value_D)
-                | Replace(weights_D=value_D)
-                | Withhold(update_D=value_D)
+                ApplyGradient(gradient_D=value_D)
+                | AddUpdate(update_D=value_D)
+                | ReplaceWeights(weights_D=value_D)
+                | WithholdUpdate(update_D=value_D)
             ):
                 said.append((type(one).__name__, value_D.tobytes()))
-            case Send(peer=peer, message=message):
+            case SendMessage(peer=peer, message=message):
                 version = message.weights_version if with_versions else 0
                 head = (message.kind, message.iteration, version)
                 said.append((peer, *head, message.local_batch_size, bytes(message.payload)))
@@ -205,7 +208,7 @@ def check_a_restored_worker_goes_on_identically(
         if peer != restored:
             finished = cluster.replicas[peer].iteration
             told = replica.machine.handle(MemberJoined(peer, finished))
-            assert all(isinstance(one, Withhold) for one in told)
+            assert all(isinstance(one, WithholdUpdate) for one in told)
     for one in (cluster, twin):
         run_at_random(one, seed, steps=steps)
     for rank in cluster.ranks:

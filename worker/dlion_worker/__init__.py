@@ -1,7 +1,6 @@
-"""What runs beside the data: trainer, sidecar, supervisor, policies, exchange, local runner.
+"""The worker's processes: trainer, sidecar, supervisor, keeper, evaluator, and the local runner.
 
-What goes in: the one worker code path. What stays out: Kubernetes, and whatever serves a whole
-site. The parts: `training` (TensorFlow), `policies` and `codecs` (state machines and arithmetic
-without I/O), `exchange` (gRPC between peers), `sidecar` (measuring), `trainer` (the process that
-joins them), `supervisor`, `environments`, `local` (namespaces, quotas, relays), `results`.
+No Kubernetes. `training` uses TensorFlow; `policies` and `codecs` are state machines and arithmetic
+without I/O; `exchange` is gRPC between peers; `sidecar` measures; `trainer` joins them.
+`environments`, `local` (namespaces, quotas, relays) and `results` serve runs on one machine.
 """

@@ -1,18 +1,8 @@
-"""Compiles the arithmetic of `codecs` to machine code, once per machine where that can be kept.
+"""Compiles the arithmetic of `codecs` to machine code, once per machine if a cache is writable.
 
-Each kernel has one signature and is compiled when it is imported: no step of a training pays for
-it. Arguments of other types are refused with TypeError, never compiled for.
-
-numba keeps what it compiled in `NUMBA_CACHE_DIR`, else in `__pycache__` beside the source, else in
-the user's cache folder: the first of them that can be written. Where none can (a container with a
-read-only root file system and no such folder), or where it is full, every process compiles for
-itself. Processes that start together may do the same work twice; files are put in place by
-renaming, and one signature has one content, so none reads half a file or another one's code.
-
-An image ships what was compiled when it was built ($DLION_KERNELS). numba loads from where it can
-write alone, so the first process of a container copies that to $NUMBA_CACHE_DIR.
-
-Legend of types: `IN` arrays are only read, and may be read-only or unaligned (payloads are both).
+Each kernel has one signature and is compiled at import, never during training. Arguments of other
+types raise TypeError. `IN` arrays are only read, and may be read-only or unaligned (payloads are
+both).
 """
 
 from __future__ import annotations
@@ -27,15 +17,15 @@ from typing import Any, Final, TypeVar
 import numba
 from numba import types
 
-SHIPPED: Final = "DLION_KERNELS"
-KEPT: Final = "NUMBA_CACHE_DIR"
+SHIPPED_VARIABLE: Final = "DLION_KERNELS"
+CACHE_VARIABLE: Final = "NUMBA_CACHE_DIR"
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 _OPTIONS: Final = {
-    "nogil": True,  # the threads of the exchange go on meanwhile
-    "error_model": "numpy",  # a division by zero gives inf, as NumPy's does
-    "fastmath": False,  # replicas agree to the last bit: no other order, no fused multiply-add
+    "nogil": True,  # the exchange's threads continue meanwhile
+    "error_model": "numpy",  # division by zero gives inf, as in NumPy
+    "fastmath": False,  # replicas must agree bit for bit: no reordering, no fused multiply-add
 }
 
 
@@ -45,12 +35,15 @@ def read_only(dtype: Any) -> Any:
 
 
 def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
-    """A decorator: the function as machine code for that signature."""
+    """Decorator: compile the function to machine code for that signature."""
 
     def compile_one(function: Kernel) -> Kernel:
+        # numba caches in the first writable of NUMBA_CACHE_DIR, `__pycache__` and the user's cache.
+        # Files are renamed into place and a signature has one content, so no process reads a wrong
+        # or partial file; processes that start together may do the same work twice.
         try:
             done: Kernel = numba.njit(signature, cache=True, **_OPTIONS)(function)
-        except (RuntimeError, OSError, EOFError):  # nowhere to keep it, or what was kept is broken
+        except (RuntimeError, OSError, EOFError):  # no writable cache, or a damaged one
             done = numba.njit(signature, **_OPTIONS)(function)
         return done
 
@@ -58,18 +51,19 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
 
 
 def inlined(function: Kernel) -> Kernel:
-    """A decorator for what kernels of the same file call: compiled into each of them."""
+    """Decorator for functions called by kernels of the same file; inlined into each."""
     done: Kernel = numba.njit(**_OPTIONS)(function)
     return done
 
 
-def take_up_shipped() -> None:
-    """Copy what an image ships to where numba looks for it, whole or not at all.
+def install_shipped_kernels() -> None:
+    """Copy the kernels compiled at an image's build to numba's cache, completely or not at all.
 
-    Nothing happens outside an image, where something is kept already (by another process of the
-    container), or where nothing can be written: then each process compiles.
+    numba loads only from a writable folder. Does nothing outside an image, if the cache exists
+    already (from another process of the container), or if it is not writable; each process then
+    compiles.
     """
-    shipped, kept = os.environ.get(SHIPPED), os.environ.get(KEPT)
+    shipped, kept = os.environ.get(SHIPPED_VARIABLE), os.environ.get(CACHE_VARIABLE)
     if not shipped or not kept or Path(kept).exists():
         return
     try:
@@ -79,8 +73,8 @@ def take_up_shipped() -> None:
     try:
         shutil.copytree(shipped, made, dirs_exist_ok=True)
         Path(made).rename(kept)
-    except OSError:  # also where another process was faster
+    except OSError:  # also if another process was faster
         shutil.rmtree(made, ignore_errors=True)
 
 
-take_up_shipped()
+install_shipped_kernels()

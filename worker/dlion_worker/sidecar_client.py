@@ -1,9 +1,8 @@
-"""The trainer's end of the Unix socket to its sidecar.
+"""The trainer's client of its sidecar's Unix socket.
 
 Owns one background thread. The training thread only appends to a bounded queue (`send`) and reads
-the last word of the sidecar (`latest_directive`): neither waits for the sidecar, which may be
-slow, dead or restarting. Training then goes on with the last directive. It does not decide
-anything: what to measure is the trainer's business, what to do about it the sidecar's.
+the latest directive (`latest_directive`); it never waits for a slow, dead or restarting sidecar.
+Training then continues with the last directive. Decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Self
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.local_messages import MAX_LINE_BYTES, TrainerRecord, decode, encode
 from dlion_api.measurements import (
     CpuAllowance,
     Directive,
@@ -27,6 +25,7 @@ from dlion_api.measurements import (
     Peers,
     StreamRefusals,
 )
+from dlion_api.sidecar_protocol import MAX_LINE_BYTES, TrainerRecord, decode, encode
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,12 +35,11 @@ _RECEIVE_BYTES = 65536
 
 
 class SidecarClient:
-    """Sends records and holds the last directive. Safe to use from any thread.
+    """Sends records and keeps the latest directive. Safe to use from any thread.
 
-    `CpuAllowance`, `Peers` and `StreamRefusals` are states: only the newest of each is kept, and
-    all are told again to a sidecar that restarted, with the last directive, so that it takes up
-    where the old one was. Other records are events: when the sidecar does not keep up the oldest
-    give way.
+    `CpuAllowance`, `Peers` and `StreamRefusals` are states: only the latest of each is kept. A
+    restarted sidecar gets all of them again, with the last directive, to continue where the old one
+    stopped. Other records are events; the oldest are dropped if the sidecar is too slow.
     """
 
     def __init__(self, socket_path: str | Path) -> None:
@@ -49,7 +47,7 @@ class SidecarClient:
         self._lock = threading.Condition()
         self._events: deque[TrainerRecord] = deque(maxlen=MAX_QUEUED_RECORDS)
         self._states: dict[type, TrainerRecord] = {}
-        self._told: dict[type, TrainerRecord] = {}
+        self._sent: dict[type, TrainerRecord] = {}
         self._directive: Directive | None = None
         self._on_directive: Callable[[Directive], None] | None = None
         self._on_refused: Callable[[str], None] | None = None
@@ -62,7 +60,7 @@ class SidecarClient:
         self._thread.start()
 
     def send(self, record: TrainerRecord) -> None:
-        """Queues a record for the sidecar; returns at once, whatever the sidecar does."""
+        """Queue a record for the sidecar; returns at once."""
         with self._lock:
             if isinstance(record, CpuAllowance | Peers | StreamRefusals):
                 self._states[type(record)] = record
@@ -72,26 +70,26 @@ class SidecarClient:
             self._lock.notify_all()
 
     def on_directive(self, call: Callable[[Directive], None]) -> None:
-        """From now on `call` takes every directive, the last one now; in the thread that listens:
-        it must not wait."""
+        """Pass the latest directive and all later ones to `call`, in the listening thread. It must
+        not block."""
         with self._lock:
             self._on_directive, directive = call, self._directive
         if directive is not None:
             call(directive)
 
     def on_refused(self, call: Callable[[str], None]) -> None:
-        """From now on `call` takes what the sidecar says that it refused, or was refused; in the
-        thread that listens: it must not wait."""
+        """Pass the sidecar's refusal reports to `call`, in the listening thread. It must not
+        block."""
         self._on_refused = call
 
     def latest_directive(self) -> Directive | None:
-        """The sidecar's last word; None until it has spoken."""
+        """The sidecar's latest directive; None before the first."""
         return self._directive
 
     def endpoint(self, timeout_s: float = 30.0) -> str:
-        """The sidecar's measuring address, for the coordinator to announce to the peers.
+        """The sidecar's measuring address, for the coordinator to announce to peers.
 
-        Raises: UnavailableError where no sidecar has said it in time; a retry may help.
+        Raises: UnavailableError where no sidecar reports it in time; a retry may help.
         """
         with self._lock:
             if not self._lock.wait_for(lambda: self._endpoint or self._closed, timeout_s):
@@ -104,18 +102,18 @@ class SidecarClient:
             return self._endpoint
 
     def connected(self) -> bool:
-        """Whether a sidecar is listening just now."""
+        """Whether a sidecar is connected now."""
         return self._connection is not None
 
     def dropped_count(self) -> int:
-        """Records that gave way to newer ones because the sidecar did not keep up."""
+        """Records that were dropped because the sidecar was too slow."""
         return self._dropped_count
 
     def close(self) -> None:
-        """Ends the thread; what is still queued is lost."""
+        """End the thread; queued records are lost."""
         with self._lock:
             self._closed = True
-            self._hang_up()
+            self._disconnect()
             self._lock.notify_all()
         self._thread.join(timeout=5)
 
@@ -125,7 +123,7 @@ class SidecarClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- the background threads ----------------------------------------------------------------
+    # ---- background threads --------------------------------------------------------------------
 
     def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
@@ -142,7 +140,7 @@ class SidecarClient:
                 target=self._listen, args=(connection,), name="sidecar-listener", daemon=True
             )
             listener.start()
-            self._speak(connection)
+            self._send_records(connection)
             listener.join()
             connection.close()
 
@@ -158,50 +156,50 @@ class SidecarClient:
                 connection.close()
                 return None
             self._connection = connection
-            self._told.clear()
+            self._sent.clear()
             self._resume_from = self._directive
         _LOG.info("connected to the sidecar at %s", self._path)
         return connection
 
-    def _hang_up(self) -> None:
-        """Wakes both threads of the connection; called with the lock held."""
+    def _disconnect(self) -> None:
+        """Wake both threads of the connection; call with the lock held."""
         if self._connection is not None:
             try:
                 self._connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                _LOG.debug("the sidecar at %s was gone already", self._path)
+                _LOG.debug("the sidecar at %s had already closed the connection", self._path)
             self._connection = None
 
-    def _speak(self, connection: socket.socket) -> None:
+    def _send_records(self, connection: socket.socket) -> None:
         while (records := self._next_records(connection)) is not None:
             try:
                 connection.sendall(b"".join(encode(record) for record in records))
             except OSError as error:
-                _LOG.warning("the sidecar at %s is gone: %s; training goes on", self._path, error)
+                _LOG.warning("lost the sidecar at %s: %s; training continues", self._path, error)
                 break
         with self._lock:
             if self._connection is connection:
-                self._hang_up()
+                self._disconnect()
 
     def _next_records(self, connection: socket.socket) -> list[TrainerRecord] | None:
-        """Blocks until there is something to say; None when this connection is over."""
+        """Block until there is something to send; None when this connection is over."""
         with self._lock:
             self._lock.wait_for(
                 lambda: (
                     self._connection is not connection
                     or self._resume_from
                     or self._events
-                    or any(self._told.get(kind) is not s for kind, s in self._states.items())
+                    or any(self._sent.get(kind) is not s for kind, s in self._states.items())
                 )
             )
             if self._connection is not connection:
                 return None
-            # What was obeyed comes first: a fresh sidecar then has nothing to decide anew.
+            # The last directive comes first, so that a new sidecar need not decide again.
             records: list[TrainerRecord] = [] if self._resume_from is None else [self._resume_from]
-            records += [s for kind, s in self._states.items() if self._told.get(kind) is not s]
+            records += [s for kind, s in self._states.items() if self._sent.get(kind) is not s]
             records += self._events
             self._resume_from = None
-            self._told.update(self._states)
+            self._sent.update(self._states)
             self._events.clear()
             return records
 
@@ -211,19 +209,19 @@ class SidecarClient:
             while chunk := connection.recv(_RECEIVE_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._hear(line)
+                    self._process_line(line)
                 if len(rest) > MAX_LINE_BYTES:
                     raise ContractError(f"a line of more than {MAX_LINE_BYTES} bytes")
         except OSError as error:
             _LOG.debug("reading from the sidecar at %s ended: %s", self._path, error)
         except ContractError as error:
-            _LOG.warning("the sidecar at %s said nonsense: %s; dialling again", self._path, error)
+            _LOG.warning("invalid data from the sidecar at %s: %s; reconnecting", self._path, error)
         with self._lock:
             if self._connection is connection:
-                self._hang_up()
+                self._disconnect()
             self._lock.notify_all()
 
-    def _hear(self, line: bytes) -> None:
+    def _process_line(self, line: bytes) -> None:
         record, call = decode(line), None
         with self._lock:
             if isinstance(record, Directive):

@@ -1,9 +1,8 @@
-"""YAML text as plain values, with the line that each of them stands on.
+"""Parses YAML text to plain values, with the line number of each.
 
-The one reader of what people write: manifests (`dlion_cli.manifests`) and environment files.
-Reads what `kubectl` reads, in the same sense (`yes` is true, `1e-3` is a number, a date is a
-string), from text that may be hostile: bounded in size, depth, what its aliases unfold to and the
-paths that are kept; no tag makes an object. Says everything in `SpecError`s; checks no document.
+The only reader of manifests and environment files. Interprets values as `kubectl` does (`yes` is
+true, `1e-3` is a number, a date is a string). Input may be hostile: size, depth, alias expansion
+and stored paths are limited, and no tag creates an object. Reports everything as `SpecError`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from dlion_api.errors import Problem, SpecError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_BYTES: Final = 1024 * 1024
-MOST_VALUES: Final = 100_000
-DEEPEST: Final = 64
-MOST_PATH_CHARACTERS: Final = 16 * 1024 * 1024
-"""Of all paths with a line together: long keys count again for everything that is below them."""
-LONGEST_INTEGER: Final = 100
-MOST_DOUBLES: Final = 100
+MAX_BYTES: Final = 1024 * 1024
+MAX_VALUES: Final = 100_000
+MAX_DEPTH: Final = 64
+MAX_PATH_CHARACTERS: Final = 16 * 1024 * 1024
+"""Limit on all paths with a line together: a long key counts for everything below it."""
+MAX_INTEGER_DIGITS: Final = 100
+MAX_DUPLICATE_KEYS: Final = 100
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})
 _FALSE: Final = frozenset({"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})
@@ -37,45 +36,45 @@ _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
 
 @dataclass(frozen=True)
-class Text:
-    """One document of a file: its value, and the line of each path in it (`spec.sites[0].name`)."""
+class YamlDocument:
+    """One document of a file: its value, and the line of each path (`spec.sites[0].name`)."""
 
     value: Any
     lines: dict[str, int]
 
 
-def read_text(text: str | bytes, *, source: str) -> list[Text]:
-    """The documents in a text, without empty ones. Raises `SpecError`; no retry helps."""
-    if len(text) > MOST_BYTES:
-        problem = Problem("(document)", "is too large", f"{len(text)} bytes", f"{MOST_BYTES} bytes")
+def parse_any_documents(text: str | bytes, *, source: str) -> list[YamlDocument]:
+    """Parse the documents of a text, without empty ones. Raises `SpecError`; no retry helps."""
+    if len(text) > MAX_BYTES:
+        problem = Problem("(document)", "is too large", f"{len(text)} bytes", f"{MAX_BYTES} bytes")
         raise SpecError([problem], source=source)
     builder = _Builder()
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
     except _NotReadableError as error:
-        raise SpecError([*builder.doubles, error.problem], source=source) from None
+        raise SpecError([*builder.duplicates, error.problem], source=source) from None
     except yaml.MarkedYAMLError as error:
         line = getattr(error.problem_mark, "line", -1) + 1
         problem = _unreadable(error.problem or "", line or None)
-        raise SpecError([*builder.doubles, problem], source=source) from None
+        raise SpecError([*builder.duplicates, problem], source=source) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([_unreadable(str(error), None)], source=source) from None
-    if builder.doubles:
-        raise SpecError(builder.doubles, source=source)
+    if builder.duplicates:
+        raise SpecError(builder.duplicates, source=source)
     return [text for text in builder.documents if text.value is not None]
 
 
-def read_texts(text: str | bytes, *, source: str) -> list[Text]:
-    """The documents in a text, at least one. Raises `SpecError`; no retry helps."""
-    documents = read_text(text, source=source)
+def parse_documents(text: str | bytes, *, source: str) -> list[YamlDocument]:
+    """Parse the documents of a text, at least one. Raises `SpecError`; no retry helps."""
+    documents = parse_any_documents(text, source=source)
     if not documents:
         raise SpecError([Problem("(document)", "is empty")], source=source)
     return documents
 
 
-def the_only(documents: list[Text], *, source: str) -> Text:
-    """The one document of a file that may hold no more. Raises `SpecError`; no retry helps."""
+def single_document(documents: list[YamlDocument], *, source: str) -> YamlDocument:
+    """The only document of a file. Raises `SpecError`; no retry helps."""
     if len(documents) > 1:
         problem = Problem(
             "(document)",
@@ -89,7 +88,7 @@ def the_only(documents: list[Text], *, source: str) -> Text:
     return documents[0]
 
 
-# Two to ten times faster, and its nesting is its own, not Python's stack.
+# The C parser is two to ten times faster, and its nesting does not use Python's stack.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -110,7 +109,7 @@ class _NotReadableError(Exception):
 
 @dataclass
 class _Frame:
-    """A mapping or list that is being read. `count` is what it has unfolded to so far."""
+    """A mapping or list in progress. `count`: values expanded so far."""
 
     value: Any
     path: str
@@ -129,14 +128,14 @@ class _Frame:
 class _Builder:
     """Builds values from parser events, without recursion."""
 
-    documents: list[Text] = field(default_factory=list)
+    documents: list[YamlDocument] = field(default_factory=list)
     frames: list[_Frame] = field(default_factory=list)
     anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
-    doubles: list[Problem] = field(default_factory=list)
-    """Keys that stand twice: what a mapping with one means is not known, but it can be read on."""
+    duplicates: list[Problem] = field(default_factory=list)
+    """Duplicate keys: the mapping's meaning is unclear, but parsing can continue."""
     path_characters: int = 0
-    """Of all paths that are kept, with those in `doubles`."""
+    """Length of all stored paths, including those in `duplicates`."""
 
     def take(self, event: Any) -> None:
         match event:
@@ -169,8 +168,8 @@ class _Builder:
             raise _NotReadableError(
                 event, self._path(), f"has the tag {event.tag}, which is not read"
             )
-        if len(self.frames) >= DEEPEST:
-            raise _NotReadableError(event, "", f"is nested deeper than {DEEPEST} levels")
+        if len(self.frames) >= MAX_DEPTH:
+            raise _NotReadableError(event, "", f"is nested deeper than {MAX_DEPTH} levels")
         self._line_of_item(event)
         self.frames.append(_Frame(value, self._path(), event.anchor))
 
@@ -203,8 +202,8 @@ class _Builder:
 
     def _count_path(self, event: Any, path: str) -> None:
         self.path_characters += len(path)
-        if self.path_characters > MOST_PATH_CHARACTERS:
-            message = f"has keys whose paths come to more than {MOST_PATH_CHARACTERS} characters"
+        if self.path_characters > MAX_PATH_CHARACTERS:
+            message = f"has keys whose paths come to more than {MAX_PATH_CHARACTERS} characters"
             raise _NotReadableError(event, "", message, "Give shorter keys, or nest them less.")
 
     def _key(self, event: Any) -> None:
@@ -213,24 +212,24 @@ class _Builder:
         path = frame.child_path()
         if event.value in frame.value:
             message = f"stands twice, first in line {self.lines.get(path)}"
-            double = _NotReadableError(event, path, message, "Keep one of them.")
-            if len(self.doubles) >= MOST_DOUBLES:
-                raise double
+            duplicate = _NotReadableError(event, path, message, "Keep one of them.")
+            if len(self.duplicates) >= MAX_DUPLICATE_KEYS:
+                raise duplicate
             self._count_path(event, path)
-            self.doubles.append(double.problem)
+            self.duplicates.append(duplicate.problem)
             return
         self._keep(event, path)
 
     def _put(self, event: Any, value: Any, count: int) -> None:
         if not self.frames:
-            self.documents.append(Text(value, self.lines))
+            self.documents.append(YamlDocument(value, self.lines))
             return
         frame = self.frames[-1]
         if isinstance(frame.value, dict) and frame.key is None:
             raise _NotReadableError(event, frame.path, "has an alias for a key")
         frame.count += count
-        if frame.count > MOST_VALUES:
-            raise _NotReadableError(event, "", f"unfolds to more than {MOST_VALUES} values")
+        if frame.count > MAX_VALUES:
+            raise _NotReadableError(event, "", f"unfolds to more than {MAX_VALUES} values")
         if isinstance(frame.value, list):
             frame.value.append(value)
             return
@@ -259,9 +258,9 @@ def _plain(event: Any, path: str) -> Any:
 
 
 def plain_value(text: str) -> Any:
-    """What an unquoted word means.
+    """The value of an unquoted scalar.
 
-    >>> [plain_value(word) for word in ("1e-3", "010", "on", "~", "2026-01-31", "12:30")]
+    >>> [plain_value(text) for text in ("1e-3", "010", "on", "~", "2026-01-31", "12:30")]
     [0.001, 8, True, None, '2026-01-31', '12:30']
     """
     if text in _NULL:
@@ -280,8 +279,8 @@ def plain_value(text: str) -> Any:
 
 def _integer(text: str) -> int | float | str:
     digits = text.lstrip("-+").lower()
-    if len(digits) > LONGEST_INTEGER:
-        return math.inf  # far outside anything a field allows
+    if len(digits) > MAX_INTEGER_DIGITS:
+        return math.inf  # beyond every field's range
     if re.fullmatch(r"0[0-9]+", digits):
         if not re.fullmatch(r"0[0-7]+", digits):
             return float(text)

@@ -1,4 +1,4 @@
-"""How a field of a document is declared. Called by every document class; decides nothing itself."""
+"""Declaration of a document's fields, used by every document class."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ METADATA_KEY: Final = "dlion"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a value may be. Also used in `Annotated[str, Limits(...)]` for items of lists and maps.
+    """Allowed values of a field, or in `Annotated[str, Limits(...)]` of items of lists and maps.
 
-    `pattern` must match the whole string (do not anchor it; no `\\d` or `\\w`: they are Unicode in
-    Python and ASCII in the API server). `pattern_words` says it for people. Numbers are bounded by
-    `minimum` and `maximum`, exclusive where `above`/`below` are used instead.
+    `pattern` must match the whole string: do not anchor it. Avoid `\\d` and `\\w`, which are
+    Unicode in Python and ASCII in the API server. `pattern_description` describes it for users.
+    `minimum` and
+    `maximum` are inclusive bounds of numbers; `above` and `below` are exclusive.
     """
 
     minimum: float | None = None
@@ -24,7 +25,7 @@ class Limits:
     above: float | None = None
     below: float | None = None
     pattern: str | None = None
-    pattern_words: str = ""
+    pattern_description: str = ""
     min_length: int = 0
     max_length: int | None = None
 
@@ -57,7 +58,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     pattern: str | None = None,
-    pattern_words: str = "",
+    pattern_description: str = "",
     min_length: int = 0,
     max_length: int | None = None,
     unit: str = "",
@@ -69,12 +70,12 @@ def setting(
     hashed: bool = True,
     quantity: bool = False,
 ) -> Any:
-    """A dataclass field of a document; without `default` it is required.
+    """Return a dataclass field of a document; without `default` it is required.
 
-    `key` makes a list a map: its items are told apart by that field of theirs. `unique` makes it a
-    set. `hashed=False` leaves the field out of the document's hash. `quantity` marks a map of
-    Kubernetes quantities, which are strings or integers. `name` is the name in the document, where
-    it is not the attribute in camelCase. `default` is a value of the attribute's type.
+    `key` makes a list a map whose items are identified by that field; `unique` makes it a set.
+    `hashed=False` omits the field from the document's hash. `quantity` marks a map of Kubernetes
+    quantities (strings or integers). `name` is the name in the document if it is not the attribute
+    in camelCase. `default` has the attribute's type.
     """
     limits = Limits(
         minimum=minimum,
@@ -82,7 +83,7 @@ def setting(
         above=above,
         below=below,
         pattern=pattern,
-        pattern_words=pattern_words,
+        pattern_description=pattern_description,
         min_length=min_length,
         max_length=max_length,
     )

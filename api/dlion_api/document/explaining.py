@@ -1,4 +1,4 @@
-"""What a field of a document is, for people. Called by `dlion explain` and the handbook's tool."""
+"""Explain a document's fields, for `dlion explain` and the generated manifest reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dlion_api.errors import Problem, SpecError
 
 @dataclass(frozen=True)
 class Explanation:
-    """One field: `default` is None where there is none, `children` are an object's fields."""
+    """One field. `default` is None if there is none; `children` are an object's fields."""
 
     path: str
     name: str
@@ -41,17 +41,17 @@ class Explanation:
 
 
 def explain(cls: type[Any], path: str = "") -> Explanation:
-    """The field at a dotted path (indices may be left out) with everything below it.
+    """Return the field at a dotted path (indices optional) with everything below it.
 
-    Raises `SpecError` naming the nearest field for a path that is not there.
+    Raises: SpecError: There is no such path; suggests the nearest field.
     """
     explanation = _explain_object(cls)
     walked: list[str] = []
     for name in [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]:
-        found = next((child for child in explanation.children if child.name == name), None)
-        if found is None:
+        child = next((child for child in explanation.children if child.name == name), None)
+        if child is None:
             raise SpecError([_no_such_field(walked, name, explanation)])
-        explanation = found
+        explanation = child
         walked.append(name)
     return explanation
 
@@ -85,9 +85,9 @@ def _explain(field: FieldShape, path: str) -> Explanation:
     return Explanation(
         path=path,
         name=field.name,
-        type=type_words(field.shape),
+        type=type_text(field.shape),
         doc=description(field),
-        allowed=allowed_words(field.shape),
+        allowed=allowed_text(field.shape),
         required=field.required,
         hashed=field.hashed,
         default=None if absent else render(field.shape, field.default),
@@ -103,8 +103,8 @@ def _rules(shape: Shape) -> tuple[str, ...]:
     return (*rules, *(rule.message for rule in shape.transitions))
 
 
-def type_words(shape: Shape) -> str:
-    """The type, for people: `string`, `list of object`, `map of quantity`."""
+def type_text(shape: Shape) -> str:
+    """Return the type's name: `string`, `list of object`, `map of quantity`."""
     match shape:
         case ScalarShape(kind=kind):
             return kind
@@ -113,34 +113,34 @@ def type_words(shape: Shape) -> str:
         case FreeShape() | ObjectShape():
             return "object"
         case ListShape(item=item):
-            return f"list of {type_words(item)}"
+            return f"list of {type_text(item)}"
         case MapShape(value=value):
-            return f"map of {type_words(value)}"
+            return f"map of {type_text(value)}"
 
 
-def allowed_words(shape: Shape) -> str:
-    """The values allowed, for people; empty where any will do."""
+def allowed_text(shape: Shape) -> str:
+    """Return a description of the allowed values; empty if any is allowed."""
     match shape:
         case ScalarShape(choices=choices) if choices:
             return " | ".join(choices)
         case ScalarShape(kind="string", limits=limits):
-            said = [limits.pattern_words or limits.pattern or ""]
+            parts = [limits.pattern_description or limits.pattern or ""]
             if limits.max_length is not None:
-                said.append(f"up to {limits.max_length} characters")
-            return ", ".join(word for word in said if word)
+                parts.append(f"up to {limits.max_length} characters")
+            return ", ".join(part for part in parts if part)
         case ScalarShape(limits=limits):
             return bounds(limits)
         case ListShape(item=item):
-            return "; ".join(word for word in (_counts(shape), allowed_words(item)) if word)
+            return "; ".join(word for word in (_counts(shape), allowed_text(item)) if word)
         case MapShape(value=value, max_items=most):
-            said = [f"up to {most} entries" if most is not None else "", allowed_words(value)]
-            return "; ".join(word for word in said if word)
+            parts = [f"up to {most} entries" if most is not None else "", allowed_text(value)]
+            return "; ".join(part for part in parts if part)
         case _:
             return ""
 
 
 def _counts(shape: ListShape) -> str:
-    told_apart = f", told apart by {shape.key}" if shape.key else ", no two alike"
-    told_apart = told_apart if shape.key or shape.unique else ""
-    least = f"{shape.min_items} to " if shape.min_items else "up to "
-    return f"{least}{shape.max_items} items{told_apart}" if shape.max_items is not None else ""
+    uniqueness = f", unique by {shape.key}" if shape.key else ", no duplicates"
+    uniqueness = uniqueness if shape.key or shape.unique else ""
+    minimum = f"{shape.min_items} to " if shape.min_items else "up to "
+    return f"{minimum}{shape.max_items} items{uniqueness}" if shape.max_items is not None else ""

@@ -1,10 +1,10 @@
-"""Strict parsing: a mapping becomes a document object, or one error with everything wrong in it.
+"""Strict parsing: convert a mapping to a document object, or raise one error with all problems.
 
-Called by `dlion_api.spec` for manifests and by the environments for theirs. It reads no files:
-`lines` says on which line each path stands (`dlion_cli.manifests` makes it).
+Used for manifests (`dlion_api.spec`) and environments. It reads no files: `lines` maps each path to
+its line (made by `dlion_cli.manifests`).
 
-As in the API server a null counts as absent, an integral float is an integer, and strings are
-measured in code points. Other than there an unknown field is refused, not dropped.
+As in the API server, null counts as absent, an integral float is an integer, and string lengths are
+in code points. Unlike there, an unknown field is refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_PROBLEMS = 100
-"""Later ones are counted only: a hostile document shall not fill a terminal."""
+MAX_PROBLEMS = 100
+"""Further problems are only counted, so that a malformed document does not flood a terminal."""
 
 
 def parse(
@@ -48,11 +48,13 @@ def parse(
     root: str = "",
     unknown: list[Problem] | None = None,
 ) -> T:
-    """The object that the document describes, with defaults filled in.
+    """Parse a document to an object, with defaults filled in.
 
-    `root` is the path of the document itself within a larger one. `unknown` takes fields that the
-    shape does not have; None: each is a problem. Raises `SpecError` with every
-    problem, each with its path, value, what is allowed and the line where `lines` knows it.
+    `root` is the path of the document within a larger one. `unknown` collects fields that the shape
+    does not have; None: each is a problem.
+
+    Raises:
+        SpecError: All problems, each with its path, value, allowed values and line, if known.
     """
     reader = _Reader(lines or {}, unknown=unknown)
     value = reader.read(shape_of(cls), document, root)
@@ -62,23 +64,22 @@ def parse(
 
 
 def line_of(path: str, lines: Mapping[str, int]) -> int | None:
-    """The line of the path or, for what is missing, of the nearest thing around it.
+    """Return the line of a path or, if it is missing, of its nearest parent.
 
     >>> line_of("workers[0].cores", {"": 1, "workers": 2})
     2
     """
     while path and path not in lines:
-        path = _around(path)
+        path = _parent_path(path)
     return lines.get(path)
 
 
-def _around(path: str) -> str:
-    """The path of what holds it."""
+def _parent_path(path: str) -> str:
     return path[: max(path.rfind("."), path.rfind("["), 0)]
 
 
 _WRONG = object()
-"""Stands for a value that could not be read; its problem is noted."""
+"""Placeholder for an invalid value, whose problem is recorded."""
 
 
 @dataclass
@@ -88,11 +89,11 @@ class _Reader:
     unknown: list[Problem] | None = None
 
     def reported(self) -> list[Problem]:
-        """The problems in the order of the text, as far as lines are known."""
+        """Return the problems by line, as far as lines are known."""
         problems = sorted(self.problems, key=lambda p: p.line or 0)
-        left = len(problems) - MOST_PROBLEMS
+        left = len(problems) - MAX_PROBLEMS
         if left > 0:
-            problems[MOST_PROBLEMS:] = [Problem("", f"and {left} more problems")]
+            problems[MAX_PROBLEMS:] = [Problem("", f"and {left} more problems")]
         return problems
 
     def note(self, path: str, fault: FaultError) -> object:
@@ -114,7 +115,7 @@ class _Reader:
         known.append(self._problem(path, fault))
 
     def read(self, shape: Shape, value: object, path: str) -> Any:
-        """The value as the shape has it, or a stand-in for what could not be read."""
+        """Parse a value of that shape; return a placeholder for an invalid one."""
         try:
             match shape:
                 case ScalarShape():
@@ -142,24 +143,24 @@ class _Reader:
         if shape.max_items is not None and len(value) > shape.max_items:
             raise FaultError("has too many items", str(len(value)), f"at most {shape.max_items}")
         items = [self.read(shape.item, item, f"{path}[{i}]") for i, item in enumerate(value)]
-        self._refuse_doubles(shape, items, path)
+        self._refuse_duplicates(shape, items, path)
         return tuple(items)
 
-    def _refuse_doubles(self, shape: ListShape, items: list[Any], path: str) -> None:
+    def _refuse_duplicates(self, shape: ListShape, items: list[Any], path: str) -> None:
         if not (shape.key or shape.unique):
             return
-        seen: dict[object, int] = {}
+        first_index: dict[object, int] = {}
         for i, item in enumerate(items):
             key = getattr(item, shape.key, _WRONG) if shape.key else item
             if key is _WRONG or isinstance(key, SimpleNamespace):
                 continue
-            if key in seen:
+            if key in first_index:
                 where = f"{path}[{i}].{shape.key}" if shape.key else f"{path}[{i}]"
                 self.note(
                     where,
-                    FaultError(f"is there already, in {path}[{seen[key]}]", shown(key), "once"),
+                    FaultError(f"is a duplicate of {path}[{first_index[key]}]", shown(key), "once"),
                 )
-            seen.setdefault(key, i)
+            first_index.setdefault(key, i)
 
     def _map(self, shape: MapShape, value: object, path: str) -> Any:
         given = _mapping(value)
@@ -186,7 +187,7 @@ class _Reader:
         for rule in shape.rules:
             self._check(rule, made, path, self.problems[before:])
         for check in shape.checks:
-            for problem in check(made, _Soundness(within)):
+            for problem in check(made, _PathValidity(within)):
                 full = _join(path, problem.path)
                 self.problems.append(replace(problem, path=full, line=line_of(full, self.lines)))
         return made
@@ -208,22 +209,22 @@ class _Reader:
             self.note(_join(path, rule.reads[0]), fault)
 
 
-class _Soundness:
-    """Whether a path is sound, in time that does not grow with the number of problems."""
+class _PathValidity:
+    """Whether a path is valid, in time independent of the number of problems."""
 
     def __init__(self, wrong: list[str]) -> None:
         self._wrong = frozenset(wrong)
-        self._around = set[str]()
+        self._ancestors = set[str]()
         for path in self._wrong:
-            while path and path not in self._around:
-                self._around.add(path)
-                path = _around(path)
+            while path and path not in self._ancestors:
+                self._ancestors.add(path)
+                path = _parent_path(path)
 
     def __call__(self, path: str) -> bool:
-        if path in self._around:
+        if path in self._ancestors:
             return False
         while path and path not in self._wrong:
-            path = _around(path)
+            path = _parent_path(path)
         return not path
 
 

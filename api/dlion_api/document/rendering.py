@@ -1,4 +1,4 @@
-"""From objects back to documents: defaults filled in, ready for JSON."""
+"""Convert objects back to documents for JSON, with defaults filled in."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from dlion_api.document.shapes import (
 
 @dataclass(frozen=True)
 class Selection:
-    """Which fields are rendered."""
+    """Selects the fields to render."""
 
     hashed_only: bool = False
     without_defaults: bool = False
 
     def takes(self, field: FieldShape, value: Any) -> bool:
-        """Whether that field is rendered with that value."""
+        """Whether to render that field with that value."""
         if value is None or (self.hashed_only and not field.hashed):
             return False
         return field.required or not self.without_defaults or value != field.default
@@ -38,10 +38,10 @@ ALL = Selection()
 def to_document(
     document: object, *, hashed_only: bool = False, without_defaults: bool = False
 ) -> dict[str, Any]:
-    """The document that an object stands for; what is absent (None) stays absent.
+    """Return an object's document, without fields that are None.
 
-    With `hashed_only` without the fields that are declared `hashed=False`; `without_defaults`
-    without those that need not be written, as they have the value that they would have anyway.
+    `hashed_only` omits fields declared `hashed=False`; `without_defaults` omits optional fields
+    that have their default.
     """
     selection = Selection(hashed_only, without_defaults)
     rendered: dict[str, Any] = render(shape_of(type(document)), document, selection)
@@ -49,7 +49,7 @@ def to_document(
 
 
 def render(shape: Shape, value: Any, selection: Selection = ALL) -> Any:
-    """One value of that shape as JSON has it."""
+    """Return a value of that shape in its JSON form."""
     match shape:
         case ScalarShape() | QuantityShape() | FreeShape():
             return value

@@ -1,6 +1,6 @@
-"""Rules over several fields, each said three times in one place: in CEL, in words, in Python.
+"""Rules over several fields, each with a CEL expression, a message and a Python predicate.
 
-The API server enforces the CEL text, `parse` the predicate; the contract tests hold them together.
+The API server enforces the CEL expression, `parse` the predicate; contract tests compare them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 from dlion_api.errors import Problem
 
-Sound = Callable[[str], bool]
-"""Whether nothing is wrong at a path within an object, in what it holds or in what holds it."""
+IsValid = Callable[[str], bool]
+"""Whether the value at a path is valid, with its children and its parents."""
 
-Check = Callable[[Any, Sound], Iterable[Problem]]
-"""What must hold among many places of an object, each told by its path within it.
+Check = Callable[[Any, IsValid], Iterable[Problem]]
+"""Checks many values of an object and yields problems with paths relative to it.
 
-For documents that no API server reads: unlike a `Rule` it has no CEL text. It sees what
-`Rule.holds` sees, and asks whether a place is sound before it reads it. A document class names its
-own in `checks`.
+For documents that no API server reads, so it has no CEL expression. It receives the same object as
+`Rule.holds`, and must check that a path is valid before reading it. A document class lists its own
+in `checks`.
 """
 
 
@@ -29,13 +29,12 @@ def _nothing(_: Any) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold among the fields of one object.
+    """A constraint on the fields of one object.
 
-    `holds` sees the parsed object (attributes in snake_case), or, where a part of the document is
-    wrong, what could be parsed of it; it is asked only if nothing that it `reads` is wrong.
-    `reads` are dotted names in the document relative to the object; the first is blamed
-    (an empty one blames the object). `given` and `allowed` say of an object that breaks it what is
-    there and what would do.
+    `holds` receives the parsed object (attributes in snake_case), or its valid part. It is called
+    only if all fields in `reads` are valid: dotted document names, relative to the object. A
+    problem is reported at the first of them; an empty name means the object. `given` and `allowed`
+    return the given and the allowed values of an object that violates the rule.
     """
 
     cel: str
@@ -49,7 +48,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class TransitionRule:
-    """What must hold between an object as it stands (first) and as it is to become (second)."""
+    """A constraint on an update: `holds` receives the old and the new object."""
 
     cel: str
     message: str
@@ -67,7 +66,7 @@ def _counted(names: tuple[str, ...]) -> str:
 
 
 def exactly_one(**fields: str) -> Rule:
-    """One of these fields and no other is given. Keywords are attributes, values document names."""
+    """Require exactly one of these fields. Keywords are attributes, values document names."""
     names, count = tuple(fields.values()), _given(tuple(fields.values()), tuple(fields))
     return Rule(
         cel=f"{_counted(names)} == 1",
@@ -79,7 +78,7 @@ def exactly_one(**fields: str) -> Rule:
 
 
 def at_most_one(**fields: str) -> Rule:
-    """No two of these fields are given. Keywords are attributes, values document names."""
+    """Allow at most one of these fields. Keywords are attributes, values document names."""
     names, count = tuple(fields.values()), _given(tuple(fields.values()), tuple(fields))
     return Rule(
         cel=f"{_counted(names)} <= 1",

@@ -1,4 +1,4 @@
-"""Single values: what will do, and what is said of one that will not. Called by `parsing` only."""
+"""Parse single values. Used by `parsing` only."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 _DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
 QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"
-"""Kubernetes' own pattern for quantities (apimachinery, resource.Quantity)."""
+"""Kubernetes' pattern for quantities (apimachinery, resource.Quantity)."""
 
-DEEPEST_FREE: Final = 32
+MAX_FREE_DEPTH: Final = 32
 BELOW: Final = "Write its fields below it as `name: …`."
-LONGEST_SHOWN: Final = 60
-LONGEST_QUANTITY: Final = 32
+MAX_SHOWN_LENGTH: Final = 60
+MAX_QUANTITY_LENGTH: Final = 32
 
 
 class FaultError(Exception):
-    """What is wrong with one value; the parser adds where."""
+    """A problem of one value; the parser adds its path."""
 
     def __init__(self, message: str, value: str = "", allowed: str = "", advice: str = "") -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class FaultError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value as its author would read it, short enough for a line.
+    """Return a value in the user's notation, short enough for one line.
 
     >>> shown(True), shown("a"), shown([1, 2])
     ('true', '"a"', 'a list of 2')
@@ -41,8 +41,10 @@ def shown(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return f'"{value}"' if len(value) <= LONGEST_SHOWN else f'"{value[:LONGEST_SHOWN]}…"'
-        case int() if abs(value) >= 10**LONGEST_SHOWN:
+            return (
+                f'"{value}"' if len(value) <= MAX_SHOWN_LENGTH else f'"{value[:MAX_SHOWN_LENGTH]}…"'
+            )
+        case int() if abs(value) >= 10**MAX_SHOWN_LENGTH:
             return f"an integer of {value.bit_length()} bits"
         case int() | float():
             return str(value)
@@ -55,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def as_scalar(shape: ScalarShape, value: object) -> Any:
-    """The value if it is of the shape's kind and within its limits. Raises `FaultError`."""
+    """Return the value if it has the shape's kind and is within its limits. Raises: FaultError."""
     if shape.kind == "string":
         return _string(shape, value)
     if shape.kind == "boolean":
@@ -75,9 +77,7 @@ def _string(shape: ScalarShape, value: object) -> str:
             f'Put it in quotes: "{shown(value)}".' if quoted else "",
         )
     if shape.choices and value not in shape.choices:
-        raise FaultError(
-            "is not one of the values there are", shown(value), ", ".join(shape.choices)
-        )
+        raise FaultError("is not an allowed value", shown(value), ", ".join(shape.choices))
     limits = shape.limits
     if limits.max_length is not None and len(value) > limits.max_length:
         raise FaultError(f"is too long: {len(value)}", shown(value), f"up to {limits.max_length}")
@@ -85,7 +85,7 @@ def _string(shape: ScalarShape, value: object) -> str:
         raise FaultError("is too short", shown(value), f"at least {limits.min_length} characters")
     if limits.pattern is not None and not re.fullmatch(limits.pattern, value):
         raise FaultError(
-            "is not of the right form", shown(value), limits.pattern_words or limits.pattern
+            "has the wrong form", shown(value), limits.pattern_description or limits.pattern
         )
     return value
 
@@ -107,7 +107,9 @@ def _number(shape: ScalarShape, value: object) -> int | float:
 
 
 def _numeric(text: str) -> bool:
-    return re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text[:LONGEST_SHOWN]) is not None
+    return (
+        re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text[:MAX_SHOWN_LENGTH]) is not None
+    )
 
 
 def _within(limits: Limits, value: float) -> bool:
@@ -120,13 +122,13 @@ def _within(limits: Limits, value: float) -> bool:
 
 
 def bounds(limits: Limits) -> str:
-    """The numbers allowed, for people.
+    """Return a description of the allowed numbers.
 
     >>> from dlion_api.document import Limits
     >>> bounds(Limits(above=0, maximum=1))
     'above 0, at most 1'
     """
-    said = (
+    parts = (
         ("at least", limits.minimum),
         ("above", limits.above),
         ("at most", limits.maximum),
@@ -134,11 +136,11 @@ def bounds(limits: Limits) -> str:
     )
     if limits.minimum is not None and limits.maximum is not None:
         return f"{limits.minimum:.15g} to {limits.maximum:.15g}"
-    return ", ".join(f"{word} {bound:.15g}" for word, bound in said if bound is not None)
+    return ", ".join(f"{text} {bound:.15g}" for text, bound in parts if bound is not None)
 
 
 def as_quantity(value: object) -> str:
-    """A Kubernetes quantity as a string. Raises `FaultError`."""
+    """Return a Kubernetes quantity as a string. Raises: FaultError."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
@@ -146,7 +148,7 @@ def as_quantity(value: object) -> str:
     if not isinstance(value, str):
         advice = f'Put it in quotes: "{value}".' if isinstance(value, float) else ""
         raise FaultError("must be a quantity", shown(value), "such as 2, 500m or 1Gi", advice)
-    if len(value) > LONGEST_QUANTITY or not re.fullmatch(QUANTITY, value):
+    if len(value) > MAX_QUANTITY_LENGTH or not re.fullmatch(QUANTITY, value):
         raise FaultError("must be a quantity", shown(value), "such as 2, 500m or 1Gi")
     return value
 
@@ -155,13 +157,13 @@ def as_free(value: object) -> dict[str, Any]:
     """A mapping of plain JSON values, copied. Raises `FaultError`."""
     if not isinstance(value, Mapping):
         raise FaultError("must be a mapping", shown(value), advice=BELOW)
-    copied: dict[str, Any] = _plain(value, DEEPEST_FREE)
+    copied: dict[str, Any] = _plain(value, MAX_FREE_DEPTH)
     return copied
 
 
 def _plain(value: object, depth: int) -> Any:
     if depth == 0:
-        raise FaultError("is nested too deep", allowed=f"up to {DEEPEST_FREE} levels")
+        raise FaultError("is nested too deep", allowed=f"up to {MAX_FREE_DEPTH} levels")
     match value:
         case None | bool() | str():
             return value
@@ -175,5 +177,7 @@ def _plain(value: object, depth: int) -> Any:
             return {key: _plain(item, depth - 1) for key, item in value.items()}
         case _:
             raise FaultError(
-                "holds what JSON cannot", shown(value), "strings, numbers, lists, mappings"
+                "has a value that JSON cannot hold",
+                shown(value),
+                "strings, numbers, lists, mappings",
             )

@@ -1,7 +1,7 @@
-"""The structural OpenAPI v3 schema of a document class, as a CustomResourceDefinition takes it.
+"""Generate a document class's structural OpenAPI v3 schema for a CustomResourceDefinition.
 
-Called by the tool that writes `crds/`. Rules become `x-kubernetes-validations`; defaults are
-written out in full at every level, so that `kubectl explain` shows what an absent object means.
+Used by the tool that writes `crds/`. Rules become `x-kubernetes-validations`. Defaults are complete
+at every level, so that `kubectl explain` shows what an absent object means.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.document.rendering import render
-from dlion_api.document.scalars import LONGEST_QUANTITY, QUANTITY
+from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.document.shapes import (
     FieldShape,
     FreeShape,
@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 
 def schema(cls: type[Any]) -> Schema:
-    """The schema of a document class."""
+    """Return the schema of a document class."""
     return _shape(shape_of(cls))
 
 
@@ -40,7 +40,7 @@ def _shape(shape: Shape) -> Schema:
         case QuantityShape():
             return {
                 "anyOf": [{"type": "integer"}, {"type": "string"}],
-                "maxLength": LONGEST_QUANTITY,
+                "maxLength": MAX_QUANTITY_LENGTH,
                 "pattern": f"^(?:{QUANTITY})$",
                 "x-kubernetes-int-or-string": True,
             }
@@ -128,6 +128,6 @@ def _field(field: FieldShape) -> Schema:
 
 
 def description(field: FieldShape) -> str:
-    """A field's documentation with its unit."""
+    """Return a field's documentation with its unit."""
     text = field.doc[:1].upper() + field.doc[1:]
     return f"{text} In {field.unit}." if field.unit else text

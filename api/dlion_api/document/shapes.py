@@ -1,7 +1,6 @@
-"""What a document class looks like, read once from its annotations and declarations.
+"""The shape of a document class, derived once from its annotations and declarations.
 
-Everything else here (parsing, rendering, schema, explanation) walks these shapes and never looks
-at a dataclass's annotations itself.
+Parsing, rendering, schema and explanation use these shapes only, not the annotations.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SCALARS: dict[Any, ScalarKind] = {str: "string", int: "integer", float: "number
 
 @dataclass(frozen=True)
 class ScalarShape:
-    """A string, number or truth value; `choices` where only some strings will do."""
+    """A string, number or boolean; `choices` if only some strings are allowed."""
 
     kind: ScalarKind
     limits: Limits = NO_LIMITS
@@ -42,12 +41,12 @@ class QuantityShape:
 
 @dataclass(frozen=True)
 class FreeShape:
-    """A mapping that somebody else checks; kept as it is."""
+    """A mapping that is checked elsewhere; kept unchanged."""
 
 
 @dataclass(frozen=True)
 class ListShape:
-    """A list; `key` names the field of its items that tells them apart."""
+    """A list; `key` names the field that identifies its items."""
 
     item: Shape
     min_items: int
@@ -80,7 +79,7 @@ class FieldShape:
 
 @dataclass(frozen=True)
 class ObjectShape:
-    """A document class. `ignored`: names that may stand in the document and are left out."""
+    """A document class. `ignored`: names that are allowed in the document and dropped."""
 
     cls: type[Any]
     fields: tuple[FieldShape, ...]
@@ -90,7 +89,7 @@ class ObjectShape:
     ignored: frozenset[str]
 
     def field(self, name: str) -> FieldShape | None:
-        """The field of that name in the document."""
+        """Return the field with that document name."""
         return next((field for field in self.fields if field.name == name), None)
 
 
@@ -98,7 +97,7 @@ Shape = ScalarShape | QuantityShape | FreeShape | ListShape | MapShape | ObjectS
 
 
 def document_name(attribute: str) -> str:
-    """The name in a document of an attribute.
+    """Return the document name of an attribute.
 
     >>> document_name("max_steps"), document_name("lambda_")
     ('maxSteps', 'lambda')
@@ -107,7 +106,7 @@ def document_name(attribute: str) -> str:
 
 
 def shape_of(cls: type[Any]) -> ObjectShape:
-    """The shape of a document class. Raises `TypeError` for a declaration that makes no sense."""
+    """Return the shape of a document class. Raises: TypeError: a declaration is invalid."""
     return _shape_of(cast("Hashable", cls))
 
 

@@ -1,7 +1,7 @@
-"""The `DLionJob` manifest: one declaration is its parser, CRD schema, explanation and handbook.
+"""The `DLionJob` manifest: one declaration gives its parser, CRD schema and reference.
 
-What goes in: document classes of the manifest, the rules over their fields, and what follows from
-a manifest alone (ranks, hash). What stays out: reading files, the status, anything that acts.
+Contents: the manifest's document classes, the rules over their fields, and what follows from a
+manifest alone (ranks, hash). Not here: reading files, the status, any I/O.
 """
 
 from dlion_api.spec.dataset import Dataset, SiteClasses

@@ -1,8 +1,8 @@
-"""How long names may be, and why; patterns that several parts of the manifest share.
+"""Limits of names and numbers, and patterns that several parts of the manifest share.
 
-A worker's pod is called `<job>-<group>-<run hash>-<index>` and that is its hostname: with
-32 + 16 + 6 characters, three digits and three dashes it stays at 60 of 63. The DNS name in its
-certificate (`names.WorkerIdentity.dns_name`) stays under 253 and each of its labels under 63.
+A worker's pod and hostname are `<job>-<group>-<run hash>-<index>`: with 32 + 16 + 6 characters,
+three digits and three dashes, 60 of the allowed 63. The DNS name in its certificate
+(`names.WorkerIdentity.dns_name`) stays below 253 characters and each of its labels below 63.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ JOB_NAME_LENGTH: Final = 32
 GROUP_NAME_LENGTH: Final = 16
 SITE_NAME_LENGTH: Final = 40
 RUN_ID_LENGTH: Final = 24
-MOST_SITES: Final = 64
-MOST_GROUPS: Final = 8
-MOST_WORKERS: Final = 999
-"""Of one group, so that an index has three digits."""
-MOST_CLASSES: Final = 1000
+MAX_SITES: Final = 64
+MAX_GROUPS_PER_SITE: Final = 8
+MAX_WORKERS_PER_GROUP: Final = 999
+"""So that an index has at most three digits."""
+MAX_CLASSES: Final = 1000
 PATH_LENGTH: Final = 1024
 INT32_MAX: Final = 2**31 - 1
 
 LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-LABEL_WORDS: Final = "lower-case letters, digits and dashes, no dash at either end"
+LABEL_DESCRIPTION: Final = "lower-case letters, digits and dashes, no dash at either end"
 SERVICE_LABEL: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
-SERVICE_LABEL_WORDS: Final = f"{LABEL_WORDS}, a letter first"
-"""Names of Services (RFC 1035) begin with a letter, and one is made from the job's name."""
+SERVICE_LABEL_DESCRIPTION: Final = f"{LABEL_DESCRIPTION}, a letter first"
+"""Names of Services (RFC 1035) start with a letter, and one contains the job's name."""
 
-ClassLabel = Annotated[int, Limits(minimum=0, maximum=MOST_CLASSES - 1)]
+ClassLabel = Annotated[int, Limits(minimum=0, maximum=MAX_CLASSES - 1)]
 LabelValue = Annotated[str, Limits(max_length=63)]
 AnnotationValue = Annotated[str, Limits(max_length=256 * 1024)]
-"""What API servers take of all of an object's annotations together; `kubectl apply` keeps the whole
-manifest in one of them."""
+"""The API server's limit for all annotations of an object; `kubectl apply` stores the whole
+manifest in one."""
 VariablePattern = Annotated[str, Limits(min_length=1, max_length=256)]

@@ -1,4 +1,4 @@
-"""`spec.trainer.dataset`: which samples a job learns from and how they are shared out."""
+"""`spec.trainer.dataset`: the samples that a job trains on, and their partition."""
 
 from __future__ import annotations
 
@@ -7,88 +7,88 @@ from typing import ClassVar, Literal
 
 from dlion_api.document import Rule, at_most_one, setting
 from dlion_api.spec.bounds import (
-    MOST_CLASSES,
-    MOST_SITES,
+    MAX_CLASSES,
+    MAX_SITES,
     PATH_LENGTH,
     SITE_NAME_LENGTH,
     ClassLabel,
 )
 
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
-"""What each worker fills in with its own in `path` and `evaluationPath`."""
+"""Placeholders in `path` and `evaluationPath` that each worker replaces with its own values."""
 _PLACEHOLDER = "|".join(name.strip("{}") for name in PATH_PLACEHOLDERS)
 _PATH = rf"([^{{}}]|\{{({_PLACEHOLDER})\}})+"
-_PATH_WORDS = f"a path with braces only in {', '.join(PATH_PLACEHOLDERS)}"
+_PATH_DESCRIPTION = f"a path with braces only in {', '.join(PATH_PLACEHOLDERS)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteClasses:
-    """The classes that live at one site."""
+    """The classes at one site."""
 
     site: str = setting("name of the site.", min_length=1, max_length=SITE_NAME_LENGTH)
     classes: tuple[ClassLabel, ...] = setting(
-        "labels of the classes there.", unique=True, min_items=1, max_items=MOST_CLASSES
+        "labels of the classes there.", unique=True, min_items=1, max_items=MAX_CLASSES
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The samples: a data set by name, files by path, or neither where the program loads them."""
+    """The samples: a data set by name, files by path, or neither if the program loads them."""
 
     name: (
         Literal["digits", "keras:mnist", "keras:fashion_mnist", "keras:cifar10", "keras:cifar100"]
         | None
     ) = setting(
-        "a data set by name: digits, or one of those that Keras brings (docs/data.md).",
+        "a data set by name: digits, or one that comes with Keras (docs/data.md).",
         default=None,
     )
     path: str | None = setting(
         "a file or directory, relative to the site's data root.",
         default=None,
         pattern=_PATH,
-        pattern_words=_PATH_WORDS,
+        pattern_description=_PATH_DESCRIPTION,
         min_length=1,
         max_length=PATH_LENGTH,
     )
     format: Literal["tfrecord", "npz", "images"] | None = setting(
-        "what is found at the path: tf.train.Example records with image/encoded and"
+        "format of the files at the path: tf.train.Example records with image/encoded and"
         " image/class/label, .npz files with arrays x and y, or a folder of images per class.",
         default=None,
     )
     evaluation_path: str | None = setting(
-        "held-out samples of the same format; without it a fraction of the path's is held out.",
+        "held-out samples in the same format; without it a fraction of the path's is held out.",
         default=None,
         pattern=_PATH,
-        pattern_words=_PATH_WORDS,
+        pattern_description=_PATH_DESCRIPTION,
         min_length=1,
         max_length=PATH_LENGTH,
     )
     evaluation_fraction: float = setting(
-        "share of the samples that is held out where there is no evaluation path.",
+        "share of the samples that is held out if there is no evaluation path.",
         default=0.1,
         above=0,
         below=1,
     )
     partition: Literal["iid", "dirichlet", "bySite"] = setting(
-        "how samples are shared out: evenly mixed, with class shares drawn from a Dirichlet"
-        " distribution, or whole classes to each site.",
+        "how samples are partitioned: uniformly at random, with class shares drawn from a Dirichlet"
+        " distribution, or by whole classes to sites.",
         default="iid",
     )
     dirichlet_alpha: float = setting(
-        "concentration of the dirichlet partition: small is skewed, large is even.",
+        "concentration of the dirichlet partition: small is skewed, large is uniform.",
         default=0.5,
         above=0,
         maximum=1e6,
     )
     site_classes: tuple[SiteClasses, ...] = setting(
-        "which classes live where, for the bySite partition; empty: contiguous ranges over the"
+        "the classes of each site, for the bySite partition; empty: contiguous ranges over the"
         " sites in their order.",
         default=(),
         key="site",
-        max_items=MOST_SITES,
+        max_items=MAX_SITES,
     )
     keep_classes: tuple[ClassLabel, ...] = setting(
-        "train on these classes only; empty: all.", default=(), unique=True, max_items=MOST_CLASSES
+        "train on these classes only; empty: all.", default=(), unique=True, max_items=MAX_CLASSES
     )
     keep_fraction: float = setting(
         "share of each worker's samples that it trains on (down-sampling).",
@@ -97,7 +97,7 @@ class Dataset:
         maximum=1,
     )
     drop_near_duplicates: bool = setting(
-        "leave out samples that are almost the same as an earlier one.", default=False
+        "leave out samples that are almost equal to an earlier one.", default=False
     )
     near_duplicate_threshold: float = setting(
         "largest distance at which two samples count as near-duplicates, as a fraction of the"
@@ -107,7 +107,7 @@ class Dataset:
         maximum=1,
     )
     watch: bool = setting(
-        "take in files that appear, change or go while the job runs.", default=False
+        "reload files that are added, changed or removed while the job runs.", default=False
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -1,7 +1,4 @@
-"""The `DLionJob` manifest as a whole: its rules across parts, its workers, its hash.
-
-Called by everything that runs or checks a job. What each part holds stands in the part's module.
-"""
+"""The `DLionJob` manifest as a whole: rules across its parts, its workers and its hash."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from dlion_api.spec.bounds import (
     INT32_MAX,
     JOB_NAME_LENGTH,
     LABEL,
-    LABEL_WORDS,
-    MOST_SITES,
-    MOST_WORKERS,
+    LABEL_DESCRIPTION,
+    MAX_SITES,
+    MAX_WORKERS_PER_GROUP,
     RUN_ID_LENGTH,
     SERVICE_LABEL,
-    SERVICE_LABEL_WORDS,
+    SERVICE_LABEL_DESCRIPTION,
     AnnotationValue,
     LabelValue,
 )
@@ -44,19 +41,19 @@ from dlion_api.spec.transitions import JOB_TRANSITIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What identifies the job; whatever else a cluster writes here is left out."""
+    """Identifies the job; other metadata that a cluster adds is ignored."""
 
     name: str = setting(
         "name of the job, the same at every site.",
         pattern=SERVICE_LABEL,
-        pattern_words=SERVICE_LABEL_WORDS,
+        pattern_description=SERVICE_LABEL_DESCRIPTION,
         max_length=JOB_NAME_LENGTH,
     )
     namespace: str = setting(
         "namespace of the job, the same at every site.",
         default="default",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=63,
     )
     labels: Mapping[str, LabelValue] = setting("labels of the job.", default={})
@@ -73,56 +70,56 @@ class Metadata:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What is to be trained, where, and how."""
+    """What is trained, where, and how."""
 
     run_id: str = setting(
-        "names this run of the job, the same at every site; once its workers train it may change"
+        "name of this run of the job, the same at every site; once its workers train it may change"
         " only after the job has succeeded or failed, which starts a new run.",
         default="1",
         min_length=1,
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=RUN_ID_LENGTH,
     )
     sites: tuple[Site, ...] = setting(
-        "where the job runs. Ranks follow this order.",
+        "where the job runs; their order determines ranks.",
         key="name",
         min_items=1,
-        max_items=MOST_SITES,
+        max_items=MAX_SITES,
     )
     min_sites: int = setting(
-        "quorum: with fewer sites the job waits. A side of a split that has fewer holds still until"
-        " enough are joined again; if these trained meanwhile it takes their state.",
+        "quorum: with fewer sites the job waits. In a network partition a smaller side pauses until"
+        " enough sites are connected; if those have trained meanwhile it takes their state.",
         default=1,
         minimum=1,
-        maximum=MOST_SITES,
+        maximum=MAX_SITES,
     )
-    trainer: Trainer = setting("what is trained, on what, and until when.")
-    batching: Batching = setting("how the global batch is shared out.", default=Batching())
-    exchange: Exchange = setting("what travels between workers.", default=Exchange())
+    trainer: Trainer = setting("the model, its data, and how it is trained.")
+    batching: Batching = setting("how the global batch is divided.", default=Batching())
+    exchange: Exchange = setting("what workers exchange.", default=Exchange())
     synchronization: Synchronization = setting(
-        "whom a worker waits for.", default=Synchronization()
+        "which peers a worker waits for.", default=Synchronization()
     )
     knowledge_transfer: KnowledgeTransfer = setting(
-        "how weak replicas take over from the best.", default=KnowledgeTransfer()
+        "how replicas take over weights of the best one.", default=KnowledgeTransfer()
     )
     network: Network = setting("how workers reach each other.", default=Network())
     tls: Tls = setting("where certificates come from.", default=Tls())
-    checkpoint: Checkpoint = setting("how often state is kept.", default=Checkpoint())
+    checkpoint: Checkpoint = setting("how often state is saved.", default=Checkpoint())
     suspend: bool = setting(
-        "stop the workers and keep the job; dlion run refuses it then.",
+        "stop the workers and keep the job; dlion run refuses such a job.",
         default=False,
         hashed=False,
     )
     managed_by: str = setting(
-        "the controller that acts on this job; only the default's is ours.",
+        "the controller that manages this job; DLion's operator ignores jobs with another value.",
         default="dlion.dev/operator",
         pattern=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?",
-        pattern_words="a domain name, a slash, a name",
+        pattern_description="a domain name, a slash, a name",
         max_length=63,
     )
     active_deadline_seconds: int | None = setting(
-        "a run that takes longer fails, once what it has trained is saved. A resume counts anew.",
+        "a run that takes longer fails after saving its model. The time restarts with a resume.",
         default=None,
         minimum=1,
         maximum=INT32_MAX,
@@ -130,8 +127,8 @@ class Spec:
         hashed=False,
     )
     start_deadline_seconds: int | None = setting(
-        "how long a worker that is ready waits for the others. Then it begins without them, if"
-        " minSites sites are there; with fewer it waits on. Default: it waits for all.",
+        "how long a ready worker waits for the others before it starts without them, if at least"
+        " minSites sites are ready. Default: it waits for all.",
         default=None,
         minimum=1,
         maximum=INT32_MAX,
@@ -139,7 +136,7 @@ class Spec:
         hashed=False,
     )
     ttl_seconds_after_finished: int | None = setting(
-        "a finished job's pods, services and secrets go after this time; the job stays.",
+        "a finished job's pods, services and secrets are deleted after this time; the job stays.",
         default=None,
         minimum=0,
         maximum=INT32_MAX,
@@ -153,12 +150,13 @@ class Spec:
         maximum=1000,
     )
     failure_policy: Literal["Continue", "Fail"] = setting(
-        "when a worker is lost for good: go on without it while the quorum holds, or fail the job.",
+        "when a worker fails permanently: continue without it while the quorum holds, or fail the"
+        " job.",
         default="Continue",
     )
     pod_template: Mapping[str, Any] | None = setting(
-        "metadata and spec merged into the workers' pods; checked by the API server. A change acts"
-        " on the next run.",
+        "metadata and spec merged into the workers' pods; checked by the API server. A change takes"
+        " effect in the next run.",
         default=None,
         hashed=False,
     )
@@ -184,7 +182,7 @@ class Spec:
         ),
         Rule(
             cel="self.network.exposure == 'PodNetwork' || self.tls.mode != 'Disabled'",
-            message="exposure beyond the pod network needs TLS, else anybody could take part",
+            message="exposure beyond the pod network needs TLS, else anyone could take part",
             holds=lambda it: it.network.exposure == "PodNetwork" or it.tls.mode != "Disabled",
             reads=("network.exposure", "tls.mode"),
         ),
@@ -226,7 +224,7 @@ class Spec:
 
     @property
     def data_fraction(self) -> float:
-        """The part of the batch that follows the workers' samples, by default where data grow."""
+        """Part of the batch divided by the workers' samples; the default depends on `watch`."""
         if self.batching.data_fraction is not None:
             return self.batching.data_fraction
         grows = self.trainer.dataset.watch and self.batching.policy != "even"
@@ -237,36 +235,36 @@ class Spec:
 class Job:
     """A job that trains one model over several sites."""
 
-    api_version: Literal["dlion.dev/v1alpha1"] = setting("version of this form.")
+    api_version: Literal["dlion.dev/v1alpha1"] = setting("version of this schema.")
     kind: Literal["DLionJob"] = setting("kind of document.")
     metadata: Metadata = setting("what identifies the job.")
-    spec: Spec = setting("what is to be trained, where, and how.")
+    spec: Spec = setting("what is trained, where, and how.")
 
     ignored: ClassVar[frozenset[str]] = frozenset({"status"})
     transitions: ClassVar[tuple[TransitionRule, ...]] = JOB_TRANSITIONS
 
     @property
     def key(self) -> JobKey:
-        """Which run of which job this is, at every site."""
+        """Identity of this run, equal at every site."""
         return JobKey(self.metadata.namespace, self.metadata.name, self.spec.run_id)
 
     @property
     def may_grow(self) -> bool:
-        """Whether ranks leave room for workers that the run did not begin with (`spec.ranks`)."""
+        """Whether ranks allow workers to be added during the run (`spec.ranks`)."""
         return self.metadata.annotations.get(ranks.RANKS_ANNOTATION) == ranks.BY_GROUP
 
-    def with_room_to_grow(self) -> Job:
-        """The same job as a cluster runs it: ranks are by group, where its policy can do with that.
+    def with_group_ranks(self) -> Job:
+        """Return the job with ranks by group, for a cluster, if its exchange policy allows it.
 
-        Elsewhere ranks mean something (who is beside whom, which one serves) and stay counted.
+        Other policies give ranks a meaning (neighbours, the server), so they stay counted.
         """
-        if not self.spec.exchange.takes_newcomers:
+        if not self.spec.exchange.allows_new_workers:
             return self.with_counted_ranks()
         annotations = {**self.metadata.annotations, ranks.RANKS_ANNOTATION: ranks.BY_GROUP}
         return replace(self, metadata=replace(self.metadata, annotations=annotations))
 
     def with_counted_ranks(self) -> Job:
-        """The same job with ranks as on one machine, whatever its document says."""
+        """Return the job with counted ranks, as on one machine."""
         if not self.may_grow:
             return self
         annotations = {**self.metadata.annotations}
@@ -274,14 +272,14 @@ class Job:
         return replace(self, metadata=replace(self.metadata, annotations=annotations))
 
     def workers(self) -> tuple[WorkerIdentity, ...]:
-        """All workers that the manifest counts, by rank."""
+        """Return all workers of the manifest, by rank."""
         number = ranks.by_group if self.may_grow else ranks.counted
         return number(self.spec.sites)
 
     def worker(self, rank: Rank) -> WorkerIdentity:
-        """The worker of that rank; one by which its group has grown, too, where the job may grow.
+        """Return the worker of that rank, including added ones if the job may grow.
 
-        Raises: LookupError: there is none.
+        Raises: LookupError: There is none.
         """
         if self.may_grow:
             return ranks.by_group_at(self.spec.sites, rank)
@@ -291,16 +289,15 @@ class Job:
         return workers[rank]
 
     def worker_at(self, site: SiteName, group: str, index: int) -> WorkerIdentity:
-        """The worker with that index in its group; one by which the group has grown, too, where
-        the job may grow.
+        """Return the worker with that index in its group, including added ones if the job may grow.
 
-        Raises: LookupError: there is none; its words say what there is.
+        Raises: LookupError: There is none; the message gives the allowed values.
         """
         groups = [group for each in self.spec.sites if each.name == site for group in each.groups]
         counts = {each.name: each.workers for each in groups}
         if group not in counts:
             raise LookupError(f"no such group; allowed: of {site}: {', '.join(sorted(counts))}")
-        most = MOST_WORKERS if self.may_grow else counts[group]
+        most = MAX_WORKERS_PER_GROUP if self.may_grow else counts[group]
         if not 0 <= index < most:
             has = "may have" if self.may_grow else "has"
             raise LookupError(
@@ -316,25 +313,26 @@ class Job:
         )
 
     def to_document(self) -> dict[str, Any]:
-        """The manifest with defaults filled in, ready for JSON."""
+        """Return the manifest for JSON, with defaults filled in."""
         return to_document(self)
 
     def compared(self, *, without_defaults: bool = False) -> dict[str, Any]:
-        """What must be the same at every site: the spec, with defaults, without the fields that
-        sites may differ in (declared `hashed=False`). `without_defaults`: only what has to be
-        written to get there.
+        """Return the part of the spec that must be equal at every site, with defaults.
+
+        It lacks the fields declared `hashed=False`. `without_defaults` also omits fields with
+        their default.
         """
         return to_document(self.spec, hashed_only=True, without_defaults=without_defaults)
 
     def hash(self) -> str:
-        """SHA-256 of what must be the same at every site (`compared`)."""
+        """Return the SHA-256 of the part that must be equal at every site (`compared`)."""
         document = self.compared()
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _has_whole_mean(spec: Spec) -> bool:
-    """Whether every update is the mean of all workers' whole gradients, by their samples."""
+    """Whether every update is the mean of all workers' whole gradients, weighted by samples."""
     exchange = spec.exchange
     is_whole = exchange.policy == "full" or (
         exchange.policy == "dlion"
@@ -352,9 +350,9 @@ def load_job(
     lines: Mapping[str, int] | None = None,
     unknown: list[Problem] | None = None,
 ) -> Job:
-    """The job that a manifest describes. Raises `SpecError` with everything that is wrong in it.
+    """Parse a manifest. Raises: SpecError: lists all problems.
 
-    `unknown`: takes the fields that this version does not know, which are then no error: an API
+    `unknown` collects fields that this version does not know, which are then no error: an API
     server with a newer CRD fills them in.
     """
     return parse(Job, document, source=source, lines=lines, unknown=unknown)

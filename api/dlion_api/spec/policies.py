@@ -1,7 +1,7 @@
-"""`spec.batching`, `exchange`, `synchronization`, `knowledgeTransfer`: how workers learn together.
+"""`spec.batching`, `exchange`, `synchronization`, `knowledgeTransfer`: how workers cooperate.
 
-What each policy does stands in docs/exchange.md; a default that is the published system's as
-recalled says so.
+docs/exchange.md describes each policy. A default is marked "as recalled" if it is the published
+system's from memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, setting
 
-MOST_BATCH = 10**6
+MAX_BATCH_SIZE = 10**6
 GROWING_DATA_FRACTION = 0.5
-"""`dataFraction` of a job that watches its data and says nothing of it."""
+"""Default of `dataFraction` for a job that watches its data."""
 OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
-"""Exchange policies whose workers need not know beforehand who may ever take part."""
+"""Exchange policies whose workers need not know all possible peers in advance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,15 @@ class GlobalBatchSize:
     """The samples of all workers in one iteration, and how that number grows."""
 
     initial: int = setting(
-        "at the start; it never falls below.",
+        "size at the start, and the minimum.",
         default=192,
         minimum=1,
-        maximum=MOST_BATCH,
+        maximum=MAX_BATCH_SIZE,
         unit="samples",
     )
-    max: int = setting("never above.", default=5000, minimum=1, maximum=MOST_BATCH, unit="samples")
+    max: int = setting(
+        "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
+    )
     growth: bool = setting("whether it grows at all.", default=True)
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
@@ -39,7 +41,7 @@ class GlobalBatchSize:
         "added at each adjustment of the warm-up; 0: the initial size (as recalled).",
         default=0,
         minimum=0,
-        maximum=MOST_BATCH,
+        maximum=MAX_BATCH_SIZE,
         unit="samples",
     )
     warmup_fraction: float = setting(
@@ -79,7 +81,7 @@ class GlobalBatchSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How the global batch is shared out among the workers."""
+    """How the global batch is divided among the workers."""
 
     policy: Literal["even", "goodput", "weighted"] = setting(
         "equal shares, or shares that follow each worker's measured samples per second; with"
@@ -87,9 +89,9 @@ class Batching:
         default="weighted",
     )
     data_fraction: float | None = setting(
-        "part of the batch that is shared out by the workers' numbers of samples instead: data that"
-        " come to a worker then raise its share. Where it is not given: 0.5 with dataset.watch,"
-        " unless the policy is even; else 0.",
+        "part of the batch that is divided by the workers' numbers of samples instead, so that new"
+        " data at a worker raise its share. Default: 0.5 with dataset.watch, unless the policy is"
+        " even; else 0.",
         default=None,
         minimum=0,
         maximum=1,
@@ -101,21 +103,21 @@ class Batching:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What travels between workers, and how it counts at the receiver."""
+    """What workers exchange, and how a receiver weights it."""
 
     policy: str = setting(
         "by name (docs/policies.md): dlion, dlion-published, full, none, a published system's, or"
         " one of an installed package.",
         default="dlion",
         pattern="[a-z]([-a-z0-9]*[a-z0-9])?",
-        pattern_words="lower-case letters, digits and hyphens",
+        pattern_description="lower-case letters, digits and hyphens",
         max_length=63,
     )
     parameters: Mapping[str, Any] = setting(
-        "what that policy takes, each with a default (docs/policies.md).", default={}
+        "parameters of that policy, each with a default (docs/policies.md).", default={}
     )
     codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "polyline"] = setting(
-        "form of values on the wire; weights never go coarser than float16, but by polyline.",
+        "encoding of values on the wire; weights use at least float16, except with polyline.",
         default="float16",
     )
     codec_decimals: int = setting(
@@ -125,8 +127,8 @@ class Exchange:
         maximum=9,
     )
     index_codec: Literal["fast", "smallest"] = setting(
-        "form of positions of the entries sent: the smallest in whole bytes, or the smallest of"
-        " all (Golomb-Rice, varints), at more CPU.",
+        "encoding of the indices of sent entries: the smallest in whole bytes, or the smallest of"
+        " all (Golomb-Rice, varints), which needs more CPU.",
         default="fast",
     )
     weighting: Literal["sample_mean", "dlion_ratio"] = setting(
@@ -135,34 +137,34 @@ class Exchange:
         default="sample_mean",
     )
     topology: Literal["allToAll", "ring", "randomRegular", "bipartite", "clustered"] = setting(
-        "who exchanges with whom (docs/topologies.md): all with all; each with the two beside it by"
-        " rank; each with degree others by chance (trainer.seed); those at even ranks with those at"
-        " odd ones; groups by measured links, each joined to the others by one gateway.",
+        "which workers exchange (docs/topologies.md): all with all; each with two neighbours by"
+        " rank; each with degree random others (trainer.seed); even ranks with odd ranks; groups"
+        " by measured links, each connected to the others by one gateway.",
         default="allToAll",
     )
     degree: int | None = setting(
-        "with how many others a worker exchanges: for randomRegular, and for bipartite, where"
-        " without it it is with all of the other side.",
+        "number of peers of a worker, for randomRegular and bipartite; the default for bipartite is"
+        " all of the other side.",
         default=None,
         minimum=1,
         maximum=10000,
         unit="workers",
     )
     propagation: Literal["all", "selective"] = setting(
-        "to which of them a gradient goes (selective: for dlion): in each step to all, or to a few;"
-        " what the others have not had yet comes to them later, as one.",
+        "to which peers a gradient is sent in each step: to all, or (selective, for dlion) to a"
+        " few; the others receive the sum of the missed gradients later.",
         default="all",
     )
     propagation_peers: int = setting(
-        "with selective, to how many in one step, unless more must be served within"
-        " propagationWithin (default ours).",
+        "with selective, the number of peers in one step, unless propagationWithin requires more"
+        " (default ours).",
         default=4,
         minimum=1,
         maximum=10000,
         unit="workers",
     )
     propagation_within: int = setting(
-        "with selective, every one is served at least once in so many steps (default ours).",
+        "with selective, each peer is served at least once in this many steps (default ours).",
         default=32,
         minimum=1,
         maximum=10000,
@@ -172,22 +174,23 @@ class Exchange:
         "send the largest entries only (Max N); off: whole gradients.", default=True
     )
     floor_percent: float = setting(
-        "Max N's N never falls below this, as long as the link's budget allows (as recalled).",
+        "minimum of Max N's N, as far as the link's budget allows (as recalled).",
         default=0.85,
         minimum=0,
         maximum=100,
         unit="percent",
     )
     cpu_fraction: float = setting(
-        "dlion sends what half of this part of the gradient's CPU pays for, where links carry more:"
-        " what comes in costs about the other half. Links keep 64 KiB each (default ours).",
+        "CPU limit of dlion's exchange, as a part of the gradient's CPU time. Sending may use half"
+        " of it; receiving uses about the other half. Each link may always send 64 KiB (default"
+        " ours).",
         default=0.2,
         above=0,
         maximum=100,
     )
     residual: Literal["none", "shared", "perLink"] = setting(
-        "what becomes of entries that dlion does not send: lost; kept, once for all links; kept for"
-        " each link (memory for a gradient each).",
+        "what happens to entries that dlion does not send: dropped; kept, once for all links; kept"
+        " for each link (memory for one gradient each).",
         default="none",
     )
 
@@ -217,14 +220,14 @@ class Exchange:
             message="selective propagation takes residual none or perLink",
             holds=lambda it: it.propagation != "selective" or it.residual != "shared",
             reads=("residual", "propagation"),
-            advice="Peers are served at different times: there is no rest that all have in common.",
+            advice="Peers are served at different times, so they have no common residual.",
         ),
         Rule(
             cel="self.topology != 'randomRegular' || has(self.degree)",
             message="topology randomRegular needs a degree",
             holds=lambda it: it.topology != "randomRegular" or it.degree is not None,
             reads=("topology", "degree"),
-            advice="Say with how many others each worker exchanges, for instance degree: 4.",
+            advice="Set the number of peers of each worker, for instance degree: 4.",
         ),
         Rule(
             cel="!has(self.degree) || self.topology in ['randomRegular', 'bipartite']",
@@ -235,28 +238,28 @@ class Exchange:
     )
 
     @property
-    def takes_newcomers(self) -> bool:
-        """Whether workers may take part of whom nobody knew when the run began."""
+    def allows_new_workers(self) -> bool:
+        """Whether workers may join that were unknown when the run began."""
         return self.topology == "allToAll" and self.policy in OPEN_POLICIES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronization:
-    """Whom a worker waits for before its next step."""
+    """Which peers a worker waits for before its next step."""
 
     mode: Literal["synchronous", "bounded", "backup", "asynchronous"] = setting(
-        "for all; for those more than maxStaleness behind; for all but backupWorkers; for nobody.",
+        "for all; for those more than maxStaleness behind; for all but backupWorkers; for none.",
         default="bounded",
     )
     max_staleness: int = setting(
-        "iterations that a peer may be behind, in mode bounded.",
+        "iterations by which a peer may be behind, in mode bounded.",
         default=5,
         minimum=0,
         maximum=10000,
         unit="iterations",
     )
     backup_workers: int = setting(
-        "peers that need not be heard, in mode backup.", default=0, minimum=0, maximum=10000
+        "peers that need not be waited for, in mode backup.", default=0, minimum=0, maximum=10000
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -271,10 +274,11 @@ class Synchronization:
 
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeTransfer:
-    """How weak replicas take over from the best one."""
+    """How replicas with a higher loss take over weights of the best one."""
 
     policy: Literal["none", "best2all", "best2worst"] = setting(
-        "off; all others merge the best worker's weights; only the worst does.", default="best2all"
+        "off; all others merge the best worker's weights; only the worst worker does.",
+        default="best2all",
     )
     every_steps: int = setting(
         "iterations between comparisons (as recalled).", default=100, minimum=1, maximum=10**6

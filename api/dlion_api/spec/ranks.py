@@ -1,14 +1,10 @@
-"""Which rank each worker of a job has.
+"""The two ways to assign ranks to a job's workers; `job` selects one.
 
-What goes in: the two ways to number workers. What stays out: which of them a job's are numbered by
-(`job`).
-
-- `counted`: through sites, groups and workers in the manifest's order, without a gap. For workers
-  that are known for good: `dlion run`, `dlion simulate`.
-- By group: index times the number of groups of all sites, plus the place of its group among them.
-  In a cluster counts change while a run lasts, and sites learn of it at different moments. Such a
-  rank follows from the groups' names and order alone, which are the same at every site and stand
-  for the whole run: nobody's rank moves, and no two workers ever have the same.
+- `counted`: consecutive, in the manifest's order of sites, groups and workers. For a fixed set of
+  workers: `dlion run`, `dlion simulate`.
+- `by_group`: index times the number of groups of all sites, plus the position of its group. In a
+  cluster counts change during a run, and sites learn of it at different times. This rank depends
+  only on the groups' names and order, which are fixed for the run: ranks never change or collide.
 """
 
 from __future__ import annotations
@@ -16,19 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from dlion_api.names import GROUP, Rank, SiteName, WorkerIdentity
-from dlion_api.spec.bounds import MOST_WORKERS
+from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 
 if TYPE_CHECKING:
     from dlion_api.spec.sites import Site
 
 RANKS_ANNOTATION: Final = f"{GROUP}/ranks"
-"""Of a manifest as pods and keeper have it, and of a run's Jobs: how its ranks are made."""
+"""How ranks are assigned; on the manifest of pods and keeper, and on a run's Jobs."""
 BY_GROUP: Final = "byGroup"
-"""That annotation's value for ranks by group; without it they are counted."""
+"""That annotation's value for ranks by group; without the annotation they are counted."""
 
 
 def counted(sites: tuple[Site, ...]) -> tuple[WorkerIdentity, ...]:
-    """All workers, by rank."""
+    """Return all workers with consecutive ranks, by rank."""
     places = [
         (site.name, group.name, index)
         for site in sites
@@ -42,7 +38,7 @@ def counted(sites: tuple[Site, ...]) -> tuple[WorkerIdentity, ...]:
 
 
 def by_group(sites: tuple[Site, ...]) -> tuple[WorkerIdentity, ...]:
-    """All workers, by rank."""
+    """Return all workers with ranks by group, by rank."""
     counts = [group.workers for site in sites for group in site.groups]
     workers = (
         by_group_at(sites, Rank(index * len(counts) + place))
@@ -53,22 +49,22 @@ def by_group(sites: tuple[Site, ...]) -> tuple[WorkerIdentity, ...]:
 
 
 def by_group_in(sites: tuple[Site, ...], site: str, group: str, index: int) -> WorkerIdentity:
-    """The worker with that index in its group, whatever the group's count.
+    """Return the worker with that index in its group, independent of the group's size.
 
-    Raises: ValueError: there is no such group.
+    Raises: ValueError: There is no such group.
     """
     groups = [(each.name, its.name) for each in sites for its in each.groups]
     return by_group_at(sites, Rank(index * len(groups) + groups.index((site, group))))
 
 
 def by_group_at(sites: tuple[Site, ...], rank: Rank) -> WorkerIdentity:
-    """The worker of that rank, whatever its group's count.
+    """Return the worker of that rank, independent of its group's size.
 
-    Raises: LookupError: no group may ever grow as large.
+    Raises: LookupError: The rank exceeds the largest allowed group.
     """
     groups = [(site.name, group.name) for site in sites for group in site.groups]
     index, place = divmod(rank, len(groups))
-    if not 0 <= index < MOST_WORKERS:
-        raise LookupError(f"rank {rank}; allowed: 0 to {len(groups) * MOST_WORKERS - 1}")
+    if not 0 <= index < MAX_WORKERS_PER_GROUP:
+        raise LookupError(f"rank {rank}; allowed: 0 to {len(groups) * MAX_WORKERS_PER_GROUP - 1}")
     site, group = groups[place]
     return WorkerIdentity(rank, SiteName(site), group, index)

@@ -1,4 +1,4 @@
-"""`spec.sites`: where a job runs and on how many workers of which kind."""
+"""`spec.sites`: where a job runs, and the number and resources of its workers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dlion_api.document import setting
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     LABEL,
-    LABEL_WORDS,
-    MOST_GROUPS,
-    MOST_WORKERS,
+    LABEL_DESCRIPTION,
+    MAX_GROUPS_PER_SITE,
+    MAX_WORKERS_PER_GROUP,
     SITE_NAME_LENGTH,
     LabelValue,
 )
@@ -19,39 +19,39 @@ from dlion_api.spec.bounds import (
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What each worker's container asks for, as in a pod."""
+    """Resources of each worker's container, as in a pod."""
 
     requests: Mapping[str, str] = setting(
-        "what a worker is sure to get.", default={}, quantity=True, max_items=16
+        "guaranteed to a worker.", default={}, quantity=True, max_items=16
     )
     limits: Mapping[str, str] = setting(
-        "what a worker never exceeds.", default={}, quantity=True, max_items=16
+        "upper limits of a worker.", default={}, quantity=True, max_items=16
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal workers of one site."""
+    """Workers of one site with equal resources."""
 
     name: str = setting(
         "name of the group within its site.",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=GROUP_NAME_LENGTH,
     )
     workers: int = setting(
-        "number of workers. Sites may differ in it while a change is rolled out.",
+        "number of workers. May differ between sites while a change is rolled out.",
         minimum=1,
-        maximum=MOST_WORKERS,
+        maximum=MAX_WORKERS_PER_GROUP,
         hashed=False,
     )
     resources: Resources = setting(
-        "resources of each worker. A change acts on the next run.",
+        "resources of each worker. A change takes effect in the next run.",
         default=Resources(),
         hashed=False,
     )
     node_selector: Mapping[str, LabelValue] = setting(
-        "labels of the nodes that will do. A change acts on the next run.",
+        "labels that a node must have. A change takes effect in the next run.",
         default={},
         max_items=16,
         hashed=False,
@@ -60,26 +60,26 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One micro-cloud; the operator there acts on the entry that bears its name."""
+    """One micro-cloud; its operator uses the entry with its name."""
 
     name: str = setting(
         "name of the site.",
         pattern=LABEL,
-        pattern_words=LABEL_WORDS,
+        pattern_description=LABEL_DESCRIPTION,
         max_length=SITE_NAME_LENGTH,
     )
     groups: tuple[Group, ...] = setting(
-        "unequal machines: each group becomes one Indexed Job.",
+        "groups of equal workers; each becomes one Indexed Job.",
         key="name",
         min_items=1,
-        max_items=MOST_GROUPS,
+        max_items=MAX_GROUPS_PER_SITE,
     )
 
 
 WORKERS_CEL = "self.sites.map(s, s.groups.map(g, g.workers).sum()).sum()"
-"""Of a spec, in CEL: what `workers_of` yields."""
+"""`workers_of` in CEL, relative to a spec."""
 
 
 def workers_of(sites: tuple[Site, ...]) -> int:
-    """Number of workers over all sites and groups."""
+    """Return the number of workers over all sites and groups."""
     return sum(group.workers for site in sites for group in site.groups)

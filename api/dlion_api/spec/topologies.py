@@ -1,7 +1,6 @@
-"""Which topologies of `spec.exchange` can be built from a job's workers: rules of `Spec`.
+"""Rules of `Spec`: which topologies of `spec.exchange` are possible with a job's workers.
 
-What goes in: the rules, each blaming the field that is wrong. What stays out: the graphs
-themselves (`dlion_worker.policies.topology`), which take for granted what is checked here.
+`dlion_worker.policies.topology` builds the graphs and relies on these rules.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _READS: Final = ("exchange.degree", "exchange.topology", "sites")
 
 
 def _is(topology: str) -> str:
-    """In CEL, what excuses a spec of another topology, or one without a degree."""
+    """Return CEL that is true for other topologies and without a degree."""
     return f"self.exchange.topology != '{topology}' || !has({_DEGREE}) || "
 
 
@@ -60,7 +59,7 @@ def _workers(spec: Spec) -> str:
 
 
 def _allowed(spec: Spec) -> str:
-    """Degrees that a random graph of so many workers may have."""
+    """Return the degrees that a random regular graph of these workers may have."""
     count = workers_of(spec.sites)
     if count <= 3:
         return str(count - 1)
@@ -75,7 +74,7 @@ def _allowed_between_sides(spec: Spec) -> str:
 TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"self.exchange.topology == 'allToAll' || {WORKERS_CEL} >= 2",
-        message="a topology other than allToAll needs two workers at least",
+        message="a topology other than allToAll needs at least two workers",
         holds=lambda it: it.exchange.topology == "allToAll" or workers_of(it.sites) >= 2,
         reads=("exchange.topology", "sites"),
         advice="Set topology: allToAll, or more workers.",
@@ -87,7 +86,7 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
         reads=_READS,
         given=_given,
         allowed=_allowed,
-        advice="topology: allToAll is the one in which a worker has all others.",
+        advice="Use topology: allToAll to link each worker with all others.",
     ),
     Rule(
         cel=f"{_is('randomRegular')}({_DEGREE} * {WORKERS_CEL}) % 2 == 0",
@@ -107,7 +106,7 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         cel=f"{_is('bipartite')}2 * {_DEGREE} <= {WORKERS_CEL}",
-        message="degree must not be above half the number of workers: the other side has no more",
+        message="degree must not be above half the number of workers, the size of the other side",
         holds=_within_a_side,
         reads=_READS,
         given=_given,

@@ -1,4 +1,4 @@
-"""`spec.trainer`: the model, how it learns, when it is judged and when it stops."""
+"""`spec.trainer`: model, data, optimizer, evaluation and stop rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from dlion_api.document import Rule, exactly_one, setting
-from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_WORDS, PATH_LENGTH, VariablePattern
+from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_DESCRIPTION, PATH_LENGTH, VariablePattern
 from dlion_api.spec.dataset import Dataset
 
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
@@ -20,34 +20,34 @@ class ConfigMapKey:
     name: str = setting(
         "name of the ConfigMap.",
         pattern=rf"{LABEL}(\.{LABEL})*",
-        pattern_words=f"{LABEL_WORDS}, parts joined by dots",
+        pattern_description=f"{LABEL_DESCRIPTION}, parts joined by dots",
         max_length=253,
     )
     key: str = setting(
         "key that holds the program.",
         pattern=r"[-._a-zA-Z0-9]+",
-        pattern_words="letters, digits, dashes, dots and underscores",
+        pattern_description="letters, digits, dashes, dots and underscores",
         max_length=253,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The model: one of ours, or the user's own (`dlion init` writes a template)."""
+    """The model: a built-in program or the user's own (`dlion init` writes a template)."""
 
     builtin: Builtin | None = setting("a program that comes with DLion.", default=None)
     module: str | None = setting(
-        "an importable module with build_model() and, if it likes, load_data() and loss().",
+        "an importable module with build_model() and, optionally, load_data() and loss().",
         default=None,
         pattern=r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*",
-        pattern_words="a dotted Python name",
+        pattern_description="a dotted Python name",
         max_length=256,
     )
     file: str | None = setting(
         "a Python file with the same functions, relative to the manifest.",
         default=None,
         pattern=r".*[^/]\.py",
-        pattern_words="a path that ends in .py",
+        pattern_description="a path that ends in .py",
         max_length=PATH_LENGTH,
     )
     config_map: ConfigMapKey | None = setting("such a file in a ConfigMap.", default=None)
@@ -59,9 +59,9 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How a gradient becomes a change of the weights."""
+    """How weights are updated from a gradient."""
 
-    name: Literal["sgd", "adam"] = setting("the rule.", default="sgd")
+    name: Literal["sgd", "adam"] = setting("the algorithm.", default="sgd")
     learning_rate: float = setting("size of a step.", default=0.05, above=0, maximum=100)
     momentum: float = setting("momentum of sgd.", default=0.9, minimum=0, below=1)
     nesterov: bool = setting("Nesterov momentum, for sgd.", default=False)
@@ -93,7 +93,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When replicas are judged on the held-out samples."""
+    """When replicas are evaluated on the held-out samples."""
 
     every_samples: int = setting(
         "interval between evaluations, counted over the whole job.",
@@ -113,7 +113,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When the run ends: the first of these that is met, at any worker."""
+    """Stop rules: the run ends when the first one is met at any worker."""
 
     max_steps: int | None = setting("steps of a worker.", default=None, minimum=1, maximum=10**12)
     max_seconds: int | None = setting(
@@ -126,7 +126,7 @@ class Stop:
         "passes over the training samples.", default=None, minimum=1, maximum=10**6
     )
     continuous: bool = setting(
-        "train on until stopped from outside; model snapshots appear at the checkpoint interval.",
+        "train until stopped from outside; model snapshots are written at the checkpoint interval.",
         default=False,
     )
 
@@ -134,7 +134,7 @@ class Stop:
         Rule(
             cel="has(self.maxSteps) || has(self.maxSeconds) || has(self.targetAccuracy)"
             " || has(self.maxEpochs) || self.continuous",
-            message="a run needs an end",
+            message="a run needs a stop rule",
             holds=lambda it: (
                 it.continuous
                 or any(
@@ -150,10 +150,11 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """What is trained, on what, and until when."""
+    """The model, its data, and how it is trained."""
 
     image: str = setting(
-        "container image of the workers; empty: the chart's. A change acts on the next run.",
+        "container image of the workers; empty: the chart's. A change takes effect in the next"
+        " run.",
         default="",
         max_length=512,
         hashed=False,
@@ -162,20 +163,21 @@ class Trainer:
     dataset: Dataset = setting("the samples.", default=Dataset())
     optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
     seed: int = setting(
-        "everything that is drawn by chance follows from it.",
+        "seed of all random numbers.",
         default=1,
         minimum=0,
         maximum=INT32_MAX,
     )
-    evaluation: Evaluation = setting("when replicas are judged.", default=Evaluation())
+    evaluation: Evaluation = setting("when replicas are evaluated.", default=Evaluation())
     freeze: tuple[VariablePattern, ...] = setting(
-        "variables that neither train nor travel: shell-style patterns of their names.",
+        "variables that are neither trained nor exchanged: shell-style patterns of their names.",
         default=(),
         unique=True,
         max_items=64,
     )
     start_from: str = setting(
-        "an earlier job's model to start from: its .keras file or result folder; empty: fresh.",
+        "an earlier job's model to start from: its .keras file or result folder; empty: a new"
+        " model.",
         default="",
         max_length=PATH_LENGTH,
     )

@@ -1,16 +1,15 @@
-"""What may change in a manifest while its run lasts.
+"""Which changes of a manifest are allowed during its run.
 
-Until the workers of a run train, every field may change, and the operator makes the run's objects
-again: a wrong manifest is corrected under the same `runId`, by the same commit at every site. From
-then on workers must agree on how they train, so most of the spec stands until `runId` changes,
-which it may once the run has ended. Counts, deadlines, suspension and the checkpoint interval may
-change at any time.
+Before a run's workers train, every field may change, and the operator recreates the run's objects.
+So a wrong manifest is corrected with the same `runId`, by the same commit at every site. Afterwards
+workers must agree on how they train, so most of the spec is fixed until `runId` changes, which it
+may once the run has ended. Counts, deadlines, suspension and the checkpoint interval may always
+change.
 
-The rules stand at the root of the CRD, where CEL sees `status.trainingStartTime`, which the
-operator writes. The order of a list counts, as it does in the hash by which sites compare their
-manifests; CEL takes lists that are sets or maps as equal in any order, unless they are mapped
-first. (`podTemplate` has no schema that CEL could compare; its documentation says when a change
-acts.)
+The rules are at the root of the CRD, where CEL can read `status.trainingStartTime`. The order of a
+list matters, as in the hash by which sites compare manifests. CEL ignores the order of lists that
+are sets or maps, unless they are mapped first. `podTemplate` has no schema that CEL could compare;
+its documentation states when a change takes effect.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ RUN_ENDED_CEL = (
 
 
 def _unchanged(name: str, attribute: str, *ordered: str) -> TransitionRule:
-    """A field of the spec that stands while its run trains.
+    """Return the rule that a field of the spec is fixed while its run trains.
 
-    `ordered`: parts that CEL takes as equal in any order, and we do not (`{}` is the spec).
+    `ordered`: parts whose order CEL would ignore (`{}` is the spec).
     """
     same = [f"self.spec.{name} == oldSelf.spec.{name}"]
     same += [f"{text.format('self.spec')} == {text.format('oldSelf.spec')}" for text in ordered]
@@ -109,10 +108,10 @@ JOB_TRANSITIONS = (*_SAME_RUN, _NEW_RUN)
 def change_problems(
     old: Job, new: Job, *, run_ended: bool, run_trains: bool = True
 ) -> list[Problem]:
-    """Why the manifest may not change from one to the other; empty: it may.
+    """Return why the manifest may not change from `old` to `new`; empty: it may.
 
-    `run_trains`: whether the workers of the run have begun to train (`status.trainingStartTime`).
-    Equals what the API server's rules say, for where there is none to ask.
+    `run_trains`: whether the run's workers have started to train (`status.trainingStartTime`). Same
+    rules as the API server's, for use without one.
     """
     if not run_trains:
         return []

@@ -1,13 +1,12 @@
-"""The status of a `DLionJob`: its form, its conditions, and the one word derived from them.
+"""The status of a `DLionJob`: its schema, its conditions and the state derived from them.
 
-What goes in: what the CRD's status schema holds and how its words are spelt. What stays out: the
-decision which condition holds (the operator's), and telemetry (metrics).
+Not here: the decision which condition is true (the operator's), and telemetry (metrics).
 """
 
 from dlion_api.status.conditions import Condition, ConditionType, Reason, State, state_of
 from dlion_api.status.model import (
-    FRESH,
-    MOST_PAIRS,
+    INITIAL_STATUS,
+    MAX_PAIRS,
     LinkStatus,
     Metric,
     PairStatus,
@@ -17,8 +16,8 @@ from dlion_api.status.model import (
 )
 
 __all__ = [
-    "FRESH",
-    "MOST_PAIRS",
+    "INITIAL_STATUS",
+    "MAX_PAIRS",
     "Condition",
     "ConditionType",
     "LinkStatus",

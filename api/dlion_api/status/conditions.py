@@ -1,4 +1,4 @@
-"""Condition types and reasons: API, spelt here once and never renamed, and what follows from them.
+"""Condition types and reasons, which are API and never renamed, and the state derived from them.
 
 Source: metav1.Condition; kstatus for `Reconciling` and `Stalled`; the rest ours.
 """
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9:]{5})"
-TIME_WORDS = "a time such as 2026-01-31T12:00:00Z"
+TIME_DESCRIPTION = "a time such as 2026-01-31T12:00:00Z"
 
 
 class ConditionType(StrEnum):
-    """What is said of a job, each True, False or Unknown."""
+    """Condition types of a job; each is True, False or Unknown."""
 
-    READY = "Ready"  # the summary: the job does what was asked for
-    RECONCILING = "Reconciling"  # the operator is still at it
-    STALLED = "Stalled"  # nothing will come of waiting
+    READY = "Ready"  # the summary: the job does what its spec requests
+    RECONCILING = "Reconciling"  # the operator is still working on it
+    STALLED = "Stalled"  # waiting will not help
     SUSPENDED = "Suspended"
     PEERS_CONNECTED = "PeersConnected"
     SPEC_CONSISTENT = "SpecConsistent"  # all sites have the same manifest
-    DEGRADED = "Degraded"  # trains, but not with everybody, or with nobody to keep the model
+    DEGRADED = "Degraded"  # trains, but without some workers or without a keeper
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
 
 class Reason(StrEnum):
-    """Why a condition is as it is."""
+    """Reason of a condition's status."""
 
     PENDING = "Pending"
     WORKERS_STARTING = "WorkersStarting"
@@ -69,7 +69,7 @@ class Reason(StrEnum):
 
 
 class State(StrEnum):
-    """One word for the printer column, derived from the conditions; decide nothing by it."""
+    """One word for the printer column, derived from the conditions; not for decisions."""
 
     PENDING = "Pending"
     WAITING = "Waiting"
@@ -83,32 +83,32 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One condition, exactly as metav1.Condition has it."""
+    """One condition, in the form of metav1.Condition."""
 
     type: str = setting("which condition.", min_length=1, max_length=316)
-    status: Literal["True", "False", "Unknown"] = setting("whether it holds.")
+    status: Literal["True", "False", "Unknown"] = setting("whether it is true.")
     reason: str = setting(
         "why, as one CamelCase word.",
         pattern=r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
-        pattern_words="a CamelCase word",
+        pattern_description="a CamelCase word",
         max_length=1024,
     )
     message: str = setting("why, for people.", default="", max_length=32768)
     last_transition_time: str = setting(
         "when the status last changed.",
         pattern=TIME_PATTERN,
-        pattern_words=TIME_WORDS,
+        pattern_description=TIME_DESCRIPTION,
         max_length=64,
     )
     observed_generation: int = setting(
-        "generation of the manifest that this was said of.", default=0, minimum=0, maximum=2**53
+        "generation of the manifest that this refers to.", default=0, minimum=0, maximum=2**53
     )
 
 
 def state_of(conditions: Iterable[Condition]) -> State:
-    """The one word for these conditions; the strongest statement wins.
+    """Return the state for these conditions; final ones take precedence.
 
-    Example: a job that lost a site trains on, and says so.
+    Example: a job that lost a site continues to train, and reports that.
 
     >>> at = "2026-01-31T12:00:00Z"
     >>> def holds(type_: str, reason: str) -> Condition:

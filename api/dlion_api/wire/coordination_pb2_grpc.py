@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinationStub:
-    """A refused call says why in its trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
     """
 
     def __init__(self, channel):
@@ -58,32 +58,32 @@ class CoordinationStub:
 
 
 class CoordinationServicer:
-    """A refused call says why in its trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
     """
 
     def Sign(self, request, context):
-        """A worker made a key in memory and asks for a certificate; the token says who it is.
+        """Requests a certificate for a key in the worker's memory; the token identifies the worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """Joins this incarnation; the stream carries whole memberships, newest last, until it breaks.
+        """Joins this incarnation; the stream carries complete memberships until it breaks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Progress up. The answer carries what the coordinator wants of the worker.
+        """Reports progress. The answer may ask the worker to stop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Records as they come in, for the site's keeper, which writes the result folder.
+        """Streams new records to the site's keeper, which writes the result folder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_CoordinationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordination:
-    """A refused call says why in its trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
     """
 
     @staticmethod

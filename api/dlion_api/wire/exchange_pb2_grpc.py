@@ -50,15 +50,15 @@ class ExchangeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Link(self, request_iterator, context):
-        """One stream per link and direction: the sender dials, frames flow to the receiver and
-        acknowledgements come back. A newer stream of a worker replaces its older one.
+        """One stream per link and direction: the sender connects and sends frames; the receiver returns
+        acknowledgements. A newer stream of a worker replaces its older one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PullState(self, request, context):
-        """The whole state of a worker, for one that rejoins or averages at the end of the run.
+        """The complete state of a worker, for a peer that rejoins or averages at the end of the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

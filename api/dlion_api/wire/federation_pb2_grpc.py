@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class FederationStub:
-    """Each operator dials every other one: one stream for each direction. Both ends show certificates
-    by their own site's authority. A refused stream says why in its trailing metadata.
+    """Each operator connects to every other one: one stream for each direction. Both ends present
+    certificates by their own site's authority. A refused stream has its reason in the trailing metadata.
     """
 
     def __init__(self, channel):
@@ -49,21 +49,21 @@ class FederationStub:
 
 
 class FederationServicer:
-    """Each operator dials every other one: one stream for each direction. Both ends show certificates
-    by their own site's authority. A refused stream says why in its trailing metadata.
+    """Each operator connects to every other one: one stream for each direction. Both ends present
+    certificates by their own site's authority. A refused stream has its reason in the trailing metadata.
     """
 
     def Tell(self, request_iterator, context):
-        """Statements up: a greeting first, then whatever is new, and a heartbeat where nothing is. The one
-        answer says that the greeting was taken; the stream lasts until it breaks.
+        """Sends a greeting, then changes, and heartbeats when there are none. The only answer accepts the
+        greeting; the stream lasts until it breaks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request_iterator, context):
-        """How much the link from the caller carries, for a moment and when somebody asks: bytes without a
-        meaning, timed where they arrive. One at a time, and no more of them than a measurement needs.
+        """Measures the bandwidth of the link from the caller, on request: random bytes, timed by the
+        receiver. One measurement at a time, of a limited size.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,8 +91,8 @@ def add_FederationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Federation:
-    """Each operator dials every other one: one stream for each direction. Both ends show certificates
-    by their own site's authority. A refused stream says why in its trailing metadata.
+    """Each operator connects to every other one: one stream for each direction. Both ends present
+    certificates by their own site's authority. A refused stream has its reason in the trailing metadata.
     """
 
     @staticmethod

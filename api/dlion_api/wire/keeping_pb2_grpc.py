@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KeepingStub:
-    """Paths are those of dlion_worker.keeping.places; a caller is known by its certificate.
+    """Paths are those of dlion_worker.artifact_client.paths; a certificate identifies the caller.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class KeepingStub:
 
 
 class KeepingServicer:
-    """Paths are those of dlion_worker.keeping.places; a caller is known by its certificate.
+    """Paths are those of dlion_worker.artifact_client.paths; a certificate identifies the caller.
     """
 
     def Put(self, request_iterator, context):
-        """Brings one file. It replaces the one before when all of it is there and on the disk.
+        """Uploads one file. It replaces the earlier one once it is complete and on the disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Fetches one file.
+        """Downloads one file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_KeepingServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Keeping:
-    """Paths are those of dlion_worker.keeping.places; a caller is known by its certificate.
+    """Paths are those of dlion_worker.artifact_client.paths; a certificate identifies the caller.
     """
 
     @staticmethod

@@ -50,14 +50,14 @@ class MeasuringServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Share(self, request, context):
-        """Capacities: each side tells what it knows of itself; the answer carries the other's.
+        """Exchanges capacities: the request carries the caller's, the answer the server's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request_iterator, context):
-        """A short train of bytes on an idle link; the receiver says how long it took to arrive.
+        """Sends a short burst of bytes on an idle link; the receiver reports its duration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

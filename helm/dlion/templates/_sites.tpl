@@ -44,7 +44,7 @@
 {{- dict "all" $others | toJson -}}
 {{- end }}
 
-{{/* Refuses an entry whose bundle is no PEM of certificates alone; says nothing of what stands in it. */}}
+{{/* Refuses an entry whose bundle is no PEM of certificates alone; does not print its content. */}}
 {{- define "dlion.checkBundle" -}}
 {{- $bundle := default "" .bundle -}}
 {{- if contains "PRIVATE KEY" $bundle -}}

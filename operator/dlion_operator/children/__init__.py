@@ -1,22 +1,22 @@
-"""A run's objects in a cluster, rendered: pure functions from a manifest to documents.
+"""Render a run's Kubernetes objects: pure functions from a manifest to documents.
 
-What goes in: how each object looks, and how a user's pod template is merged. What stays out: when
-it is made (`dlion_operator.decide`) and how it gets there (`dlion_operator.reconcile`).
+Includes merging a user's pod template. Not here: when objects are created
+(`dlion_operator.decide`) and how they are applied (`dlion_operator.reconcile`).
 """
 
-from dlion_operator.children.exposing import worker_service
-from dlion_operator.children.issuing_request import authority_certificate
-from dlion_operator.children.keeping import keeper_objects
-from dlion_operator.children.routing import worker_routes
-from dlion_operator.children.run_objects import config_map, headless_service, to_follow
+from dlion_operator.children.cert_manager import authority_certificate
+from dlion_operator.children.exposed_services import worker_service
+from dlion_operator.children.gateway_routes import worker_routes
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.run_objects import config_map, config_map_changes, headless_service
 from dlion_operator.children.worker_jobs import worker_job
 
 __all__ = [
     "authority_certificate",
     "config_map",
+    "config_map_changes",
     "headless_service",
     "keeper_objects",
-    "to_follow",
     "worker_job",
     "worker_routes",
     "worker_service",

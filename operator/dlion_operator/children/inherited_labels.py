@@ -1,4 +1,4 @@
-"""Which labels of a DLionJob its children and their pods get, too: so a label policy can be met."""
+"""Labels of a DLionJob that its children and their pods inherit, to satisfy label policies."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 
 _NEVER_COPIED = (
     "dlion.dev",  # ours
-    # Reserved for Kubernetes and its projects; among them what Argo CD, Helm and kubectl track
-    # their objects by (app.kubernetes.io), and a queue (kueue.x-k8s.io), which goes to Jobs alone.
+    # Reserved for Kubernetes and its projects, including the labels by which Argo CD, Helm and
+    # kubectl track objects (app.kubernetes.io), and the queue (kueue.x-k8s.io), for Jobs only.
     "kubernetes.io",
     "k8s.io",
     "x-k8s.io",
-    # By these a GitOps tool knows what it has applied. A child that bears one, and is not in the
-    # tool's sources, would be pruned.
+    # GitOps tools track applied objects by these. A labelled child that is not in the tool's
+    # sources would be pruned.
     "helm.sh",
     "argocd.argoproj.io",
     "fluxcd.io",
     "objectset.rio.cattle.io",
     "fleet.cattle.io",
 )
-"""The prefixes, with all of their subdomains."""
+"""Label prefixes, each with its subdomains."""
 
 
 def inherited(labels: Mapping[str, str]) -> dict[str, str]:
-    """Those of a job's labels that its children get; no selector may name one.
+    """Return the labels that a job's children inherit. No selector may use them.
 
     >>> inherited({"team": "vision", "example.org/centre": "7", "helm.sh/chart": "x"})
     {'team': 'vision', 'example.org/centre': '7'}

@@ -1,4 +1,4 @@
-"""What every pod of a run has in common: who it runs as, what it mounts, what it may do."""
+"""The common part of a run's pods: user, volumes, mounts and security settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Document = dict[str, Any]
 
 USER_ID = 65532
 GRACE_S = 30
-"""From SIGTERM to SIGKILL: a worker brings its last checkpoint to the keeper meanwhile."""
+"""From SIGTERM to SIGKILL; a worker uploads its last checkpoint to the keeper in this time."""
 TOKEN_LIFE_S = 3600
 DEAD_NODE_S = 20
-"""From the moment that a node is called dead to the end of its pods' lives."""
+"""From a node's failure taint to the eviction of its pods."""
 
 
 def owner_of(document: Mapping[str, Any]) -> Document:
-    """The reference by which a child goes with its DLionJob."""
+    """Return the owner reference that deletes a child with its DLionJob."""
     metadata = document["metadata"]
     return {
         "apiVersion": API_VERSION,
@@ -39,8 +39,7 @@ def owner_of(document: Mapping[str, Any]) -> Document:
 def metadata_of(
     name: str, job: Job, owner: Mapping[str, Any], *, site: str, **labels: str
 ) -> Document:
-    """Metadata of one of the run's objects, with the job's own labels; `labels` holds what is
-    beside the run's."""
+    """Return metadata of one of the run's objects, with inherited, run and additional labels."""
     return {
         "name": name,
         "namespace": job.key.namespace,
@@ -57,7 +56,7 @@ def pod_spec(
     init_containers: Sequence[Document] = (),
     volumes: Sequence[Document] = (),
 ) -> Document:
-    """A pod that keeps to pod security `restricted`, with the volumes that all pods have."""
+    """Return a pod spec that complies with pod security `restricted`, with the common volumes."""
     common = [
         {"name": "config", "configMap": {"name": config_map_name}},
         {
@@ -81,7 +80,7 @@ def pod_spec(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
-        # Kubernetes would leave them on a dead node for five minutes.
+        # Kubernetes' default would leave them on a dead node for five minutes.
         "tolerations": [
             {
                 "key": f"node.kubernetes.io/{trouble}",
@@ -112,13 +111,13 @@ def pod_spec(
 def container(
     role: str, image: str, settings: Settings, resources: Resources, *, mounts: Sequence[Document]
 ) -> Document:
-    """A container that becomes that role of `dlion_worker.pod`."""
+    """Return a container that runs that role of `dlion_worker.pod`."""
     shown = to_document(resources)
     return {
         "name": role,
         "image": image,
         "imagePullPolicy": settings.images.pull_policy,
-        "command": [*names.HOLDING_BACK_SIGTERM, "python3", "-m", "dlion_worker.pod", role],
+        "command": [*names.BLOCK_SIGTERM_COMMAND, "python3", "-m", "dlion_worker.pod", role],
         "env": [
             {
                 "name": names.POD_IP_VARIABLE,
@@ -141,12 +140,12 @@ def container(
 
 
 def mount(volume: str, path: str, *, read_only: bool = False) -> Document:
-    """Where a container finds a volume."""
+    """Return a container's volume mount."""
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
 
 
 def program_volume(job: Job) -> tuple[list[Document], list[Document]]:
-    """Volume and mount of the user's program, where it stands in a ConfigMap; else nothing."""
+    """Return volume and mount of the user's program, if it is in a ConfigMap."""
     program = job.spec.trainer.program.config_map
     if program is None:
         return [], []

@@ -1,4 +1,4 @@
-"""What all pods of a run at a site share: their configuration and their names in DNS."""
+"""Objects that all pods of a run at a site share: their ConfigMap and headless Service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlion_operator.settings import Settings
 def config_map(
     job: Job, settings: Settings, owner: Mapping[str, Any], *, authority_pem: str
 ) -> Document:
-    """The run's ConfigMap: what `dlion_worker.pod` reads."""
+    """Return the run's ConfigMap, which `dlion_worker.pod` reads."""
     key = job.key
     config = PodConfig(
         job_document=_document(job),
@@ -32,10 +32,12 @@ def config_map(
     }
 
 
-def to_follow(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Document | None:
-    """What of a run's ConfigMap has to be as the operator that serves it now would make it: where
-    its coordinator is, and what that one is known by. None: nothing. All else, the manifest above
-    all, stays as the run began."""
+def config_map_changes(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Document | None:
+    """Return the changes that a run's ConfigMap needs for the current operator; None: none.
+
+    Only the coordinator's address and CA bundle may change. The rest, such as the manifest, stays
+    as the run began.
+    """
     data = there.get("data") or {}
     followed = {
         names.POD_CONFIG_KEY: _followed(data, wanted["data"]),
@@ -46,7 +48,7 @@ def to_follow(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Document |
 
 
 def _followed(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The pods' configuration with the coordinator's address of now; empty: it cannot be read."""
+    """Return the pods' configuration with the current coordinator address; empty: unreadable."""
     text = there.get(names.POD_CONFIG_KEY)
     try:
         values = json.loads(text or "")
@@ -60,7 +62,7 @@ def _followed(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 
 def _document(job: Job) -> Document:
-    """The manifest without what workers have no use for and may change at any time."""
+    """Return the manifest without the fields that workers do not use and that may change."""
     document = job.to_document()
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
     if job.may_grow:
@@ -70,7 +72,10 @@ def _document(job: Job) -> Document:
 
 
 def headless_service(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
-    """Gives each worker a name in DNS, also before it is ready: its peers are what it waits for."""
+    """Return the Service that gives each worker a DNS name, even before it is ready.
+
+    A worker becomes ready only after it has reached its peers.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,4 +1,4 @@
-"""The Indexed Job of one group: a trainer under its supervisor and a native sidecar per pod."""
+"""The Indexed Job of one group: each pod has a supervised trainer and a native sidecar."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
-from dlion_operator import first_counts
+from dlion_operator import initial_group_sizes
 from dlion_operator.children.inherited_labels import inherited
-from dlion_operator.children.merging import merged
 from dlion_operator.children.pods import (
     Document,
     container,
@@ -20,6 +19,7 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
+from dlion_operator.children.strategic_merge import merged
 from dlion_operator.settings import Settings
 
 _FATAL = sorted(
@@ -28,7 +28,7 @@ _FATAL = sorted(
 
 
 def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, Any]) -> Document:
-    """The Job of that group, as it is created: once per run."""
+    """Return the group's Job, which is created once per run."""
     site = settings.site
     labels = {names.COMPONENT_LABEL: names.WORKER, names.GROUP_LABEL: group.name}
     queue = job.metadata.labels.get(names.QUEUE_LABEL)
@@ -43,7 +43,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
     if job.may_grow:
         metadata["annotations"][RANKS_ANNOTATION] = BY_GROUP
     else:
-        metadata["annotations"][names.ALL_WORKERS_ANNOTATION] = first_counts.written(job)
+        metadata["annotations"][names.ALL_WORKERS_ANNOTATION] = initial_group_sizes.to_json(job)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -55,7 +55,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
             "backoffLimitPerIndex": job.spec.max_restarts,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
-            # Where there is a queue, whoever owns it says when the Job starts.
+            # With a queue, its controller decides when the Job starts.
             "suspend": bool(queue),
             "template": _template(job, group, settings, labels),
         },
@@ -63,7 +63,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
 
 
 def _failure_rules() -> list[Document]:
-    """What is no fault of the worker does not count; what no restart helps ends its index."""
+    """Ignore failures that the worker did not cause; fail the index if a restart cannot help."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         _exit_rule("Ignore", [int(ExitCode.INTERRUPTED)]),
@@ -101,7 +101,7 @@ def _pod(job: Job, group: Group, settings: Settings) -> Document:
         group.resources,
         mounts=[*own, *program],
     )
-    # What it said last stands in the pod's status, and from there in the job's.
+    # Puts the trainer's last output in the pod's status, and from there in the job's.
     trainer["terminationMessagePolicy"] = "FallbackToLogsOnError"
     trainer["ports"] = [{"name": "exchange", "containerPort": names.EXCHANGE_PORT}]
     sidecar = container(

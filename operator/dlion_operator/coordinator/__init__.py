@@ -1,10 +1,11 @@
-"""A site's coordinator: who takes part in a run, told to its workers; their progress, taken.
+"""A site's coordinator: it admits workers to a run, streams the membership and takes progress.
 
-What goes in: admission, membership, incarnations and progress of a run as a state machine without
-I/O (`state`, `events`), the newest of its records for whoever follows (`feed`), a run as it is
-served (`served_run`), the gRPC skin of many runs on one port (`service`, `server`), and that in a
-thread for `dlion run` (`thread`). What stays out: pods and status (the operator's reconcile),
-other sites (federation), gradients (they never pass here).
+`state` and `events` are a state machine without I/O: admission, membership, incarnations, progress.
+`feed` buffers recent records for followers. `served_run` handles the calls of one run; `service`
+and `server` serve many runs on one port, and `thread` runs them for `dlion run`.
+
+Not here: pods and status (the operator's reconcile), other sites (federation), and gradients, which
+never pass through the coordinator.
 """
 
 from dlion_operator.coordinator.served_run import TokenVerifier

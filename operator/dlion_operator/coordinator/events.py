@@ -1,4 +1,4 @@
-"""The words between the coordinator's state machine and its skin: events in, instructions out."""
+"""Events that the coordinator's state machine handles, and the instructions it returns."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from dlion_api.membership import Member
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.progress import ProgressRecord
 from dlion_api.refusals import RefusalReason
-from dlion_operator.bearers import Bearer, Proof
+from dlion_operator.token_bindings import Bearer, Proof
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The token that came with a call, and its pod's proof."""
+class PresentedToken:
+    """The token of a call and its pod's proof."""
 
     bearer: Bearer | None
-    """None: the token does not hold."""
+    """None: the token is invalid."""
     proof: Proof = Proof()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)
-class SignAsked:
-    """Somebody wants a certificate for that worker, or for a site's keeper."""
+class CertificateRequested:
+    """A caller requests a certificate for a worker or a site's keeper."""
 
     run: str
     worker: WorkerIdentity | KeeperIdentity
     role: str
-    shown: Shown
+    presented: PresentedToken
 
     @property
     def token_ok(self) -> bool:
-        """Whether the token holds."""
-        return self.shown.bearer is not None
+        """Whether the token is valid."""
+        return self.presented.bearer is not None
 
 
 @dataclass(frozen=True)
-class FollowAsked:
-    """Somebody wants the run's records as they come in."""
+class RecordsRequested:
+    """A keeper requests the stream of the run's records."""
 
     run: str
     worker: KeeperIdentity
-    shown: Shown
+    presented: PresentedToken
 
     @property
     def token_ok(self) -> bool:
-        """Whether the token holds."""
-        return self.shown.bearer is not None
+        """Whether the token is valid."""
+        return self.presented.bearer is not None
 
 
 @dataclass(frozen=True)
-class JoinAsked:
-    """Somebody opened a join stream. `stream` is the skin's own number for it."""
+class JoinRequested:
+    """A worker opened a join stream, which `served_run` numbers as `stream`."""
 
     stream: int
     run: str
     worker: WorkerIdentity
-    shown: Shown
+    presented: PresentedToken
     incarnation: int
     exchange_address: str
     measuring_address: str
@@ -65,20 +65,20 @@ class JoinAsked:
 
     @property
     def token_ok(self) -> bool:
-        """Whether the token holds."""
-        return self.shown.bearer is not None
+        """Whether the token is valid."""
+        return self.presented.bearer is not None
 
 
 @dataclass(frozen=True)
 class StreamEnded:
-    """A join stream is no more, whoever ended it."""
+    """A join stream ended, from either side."""
 
     stream: int
 
 
 @dataclass(frozen=True)
-class ReportArrived:
-    """Somebody sent progress. `now_s` is any monotonic clock's, for the rate limit."""
+class ReportReceived:
+    """A worker reported progress. `now_s` is a monotonic time, for the rate limit."""
 
     run: str
     worker: WorkerIdentity
@@ -92,40 +92,40 @@ class ReportArrived:
 
 @dataclass(frozen=True)
 class WorkersChanged:
-    """The manifest has other workers now; those who stay have kept their ranks."""
+    """The manifest's workers changed; the remaining ones keep their ranks."""
 
     workers: tuple[WorkerIdentity, ...]
 
 
 @dataclass(frozen=True)
-class OthersTold:
-    """Members that have joined elsewhere, at their own sites' coordinators; some or all of them."""
+class RemoteMembersReported:
+    """Some or all members that joined at other sites' coordinators."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
-class StopAsked:
-    """Whoever runs this coordinator wants the run to end."""
+class StopRequested:
+    """The process that runs this coordinator ends the run."""
 
     reason: str
 
 
 Event = (
-    SignAsked
-    | FollowAsked
-    | JoinAsked
+    CertificateRequested
+    | RecordsRequested
+    | JoinRequested
     | StreamEnded
-    | ReportArrived
+    | ReportReceived
     | WorkersChanged
-    | OthersTold
-    | StopAsked
+    | RemoteMembersReported
+    | StopRequested
 )
 
 
 @dataclass(frozen=True)
-class Refuse:
-    """Answer the call with this, and nothing else."""
+class RefuseCall:
+    """Refuse the call with this reason."""
 
     reason: RefusalReason
     message: str
@@ -134,26 +134,26 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Accept:
-    """The call is in order: sign, keep the stream, answer the report."""
+    """Proceed with the call: sign, keep the stream or answer the report."""
 
 
 @dataclass(frozen=True)
 class EndStream:
-    """A newer stream of the same worker has taken this one's place."""
+    """End this stream: a newer one of the same worker replaces it."""
 
     stream: int
 
 
 @dataclass(frozen=True)
 class Publish:
-    """The membership, or the wish to stop, has changed: tell every stream."""
+    """Send the changed membership or stop reason on every join stream."""
 
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand these records to whoever listens, in order."""
+    """Pass these records on to `on_record` and followers, in order."""
 
     records: tuple[ProgressRecord, ...]
 
 
-Instruction = Refuse | Accept | EndStream | Publish | Deliver
+Instruction = RefuseCall | Accept | EndStream | Publish | Deliver

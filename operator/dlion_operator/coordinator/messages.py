@@ -1,7 +1,7 @@
-"""Wire messages made into events, and a membership into a wire message.
+"""Convert wire messages to events, and a membership to a wire message.
 
-Owns the limits of every field: what arrives is untrusted, and nothing is made of it before
-`checked_size` has passed it. Called by the gRPC skin alone.
+Messages are untrusted: `checked_size` enforces the limit of every field first. Called by the
+gRPC service only.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from dlion_api.refusals import (
 )
 from dlion_api.trust import FOLLOWING, JOINING
 from dlion_api.wire import coordination_pb2
-from dlion_operator.bearers import Proof
 from dlion_operator.coordinator.events import (
-    FollowAsked,
-    JoinAsked,
-    ReportArrived,
-    Shown,
-    SignAsked,
+    CertificateRequested,
+    JoinRequested,
+    PresentedToken,
+    RecordsRequested,
+    ReportReceived,
 )
-from dlion_operator.coordinator.proofs import ProvedRequest, checked_proof
+from dlion_operator.coordinator.pod_proofs import ProvedRequest, checked_proof
+from dlion_operator.token_bindings import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.membership import Membership
-    from dlion_operator.bearers import Bearer
-    from dlion_operator.coordinator.feed import Batch
+    from dlion_operator.coordinator.feed import RecordBatch
+    from dlion_operator.token_bindings import Bearer
 
 MAX_COUNTER = 2**53
-"""Of incarnations, versions and sequences: room to count on for ever, exact in JSON too."""
+"""Of incarnations, versions and sequence numbers; exact in JSON, too."""
 KEEPER_ROLE = "keeper"
 ROLES = ("trainer", "sidecar", KEEPER_ROLE)
 
@@ -51,10 +51,10 @@ Request = WorkerRequest | coordination_pb2.FollowRequest
 
 
 def checked_size(request: Request) -> None:
-    """Passes a request whose fields are all within bounds, before anybody looks at the token.
+    """Check that all fields of a request are within bounds, before its token is verified.
 
     Raises:
-        ContractError: a field is longer than the protocol allows, or none that it knows.
+        ContractError: A field is too long or has an unknown value.
     """
     _short("token", request.token, MAX_TOKEN_BYTES)
     _short("run", request.run)
@@ -75,7 +75,7 @@ def checked_size(request: Request) -> None:
 
 
 def caller_of(request: Request) -> WorkerIdentity | KeeperIdentity:
-    """Who the caller says it is."""
+    """Return the identity that the caller claims."""
     if isinstance(request, coordination_pb2.FollowRequest):
         return KeeperIdentity(SiteName(request.site))
     if isinstance(request, coordination_pb2.SignRequest) and request.role == KEEPER_ROLE:
@@ -84,32 +84,36 @@ def caller_of(request: Request) -> WorkerIdentity | KeeperIdentity:
 
 
 def worker_of(request: WorkerRequest) -> WorkerIdentity:
-    """Which worker the caller says it is."""
+    """Return the worker that the caller claims to be."""
     worker = request.worker
     return WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index)
 
 
-def sign_event(request: coordination_pb2.SignRequest, *, bearer: Bearer | None) -> SignAsked:
-    """That request, of a checked size, as an event. Raises: as `_shown`."""
-    shown = _shown(bearer, request, request.role, request.csr_pem)
-    return SignAsked(request.run, caller_of(request), request.role, shown)
+def sign_event(
+    request: coordination_pb2.SignRequest, *, bearer: Bearer | None
+) -> CertificateRequested:
+    """Convert a size-checked request. Raises as `_presented_token` does."""
+    presented = _presented_token(bearer, request, request.role, request.csr_pem)
+    return CertificateRequested(request.run, caller_of(request), request.role, presented)
 
 
-def follow_event(request: coordination_pb2.FollowRequest, *, bearer: Bearer | None) -> FollowAsked:
-    """That request, of a checked size, as an event. Raises: as `_shown`."""
-    shown = _shown(bearer, request, FOLLOWING)
-    return FollowAsked(request.run, KeeperIdentity(SiteName(request.site)), shown)
+def follow_event(
+    request: coordination_pb2.FollowRequest, *, bearer: Bearer | None
+) -> RecordsRequested:
+    """Convert a size-checked request. Raises as `_presented_token` does."""
+    presented = _presented_token(bearer, request, FOLLOWING)
+    return RecordsRequested(request.run, KeeperIdentity(SiteName(request.site)), presented)
 
 
 def join_event(
     request: coordination_pb2.JoinRequest, *, stream: int, bearer: Bearer | None
-) -> JoinAsked:
-    """That request, of a checked size, as an event. Raises: as `_shown`."""
-    return JoinAsked(
+) -> JoinRequested:
+    """Convert a size-checked request. Raises as `_presented_token` does."""
+    return JoinRequested(
         stream=stream,
         run=request.run,
         worker=worker_of(request),
-        shown=_shown(bearer, request, JOINING),
+        presented=_presented_token(bearer, request, JOINING),
         incarnation=request.incarnation,
         exchange_address=request.exchange_address,
         measuring_address=request.measuring_address,
@@ -118,24 +122,28 @@ def join_event(
     )
 
 
-def _shown(bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Shown:
-    """Token and proof; the proof is looked at only where the token holds.
+def _presented_token(
+    bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b""
+) -> PresentedToken:
+    """Return token and proof; the proof is verified only if the token is valid.
 
     Raises:
-        ContractError: the proof does not hold.
+        ContractError: The proof is invalid.
     """
-    return Shown(bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem))
+    return PresentedToken(
+        bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem)
+    )
 
 
 def report_event(
     request: coordination_pb2.ProgressReport, *, token_ok: bool, now_s: float
-) -> ReportArrived:
-    """That request, of a checked size, as an event, its records parsed only where the token held.
+) -> ReportReceived:
+    """Convert a size-checked request; its records are parsed only if the token is valid.
 
     Raises:
-        ContractError: one of its records breaks the protocol.
+        ContractError: A record violates the protocol.
     """
-    return ReportArrived(
+    return ReportReceived(
         run=request.run,
         worker=worker_of(request),
         token_ok=token_ok,
@@ -154,7 +162,7 @@ def membership_update(
     stop_reason: str,
     site_bundles_pem: Mapping[str, bytes],
 ) -> coordination_pb2.MembershipUpdate:
-    """What a join stream carries."""
+    """Return the message of a join stream."""
     return coordination_pb2.MembershipUpdate(
         version=membership.version,
         expected_count=membership.expected_count,
@@ -227,8 +235,8 @@ def _checked_report(request: coordination_pb2.ProgressReport) -> None:
         )
 
 
-def followed_records(epoch: str, batch: Batch) -> coordination_pb2.FollowedRecords:
-    """What a follow stream carries."""
+def followed_records(epoch: str, batch: RecordBatch) -> coordination_pb2.FollowedRecords:
+    """Return the message of a follow stream."""
     return coordination_pb2.FollowedRecords(
         epoch=epoch,
         first_sequence=batch.first_sequence,

@@ -1,8 +1,7 @@
-"""One run at its coordinator: calls become events, instructions become answers.
+"""One run at its coordinator: turn calls into events and instructions into answers.
 
-Runs in one asyncio loop, whose single thread is what keeps the state consistent. Owns the join
-and follow streams of the run. `service` brings it the calls, `server` opens and closes it; it
-decides nothing itself.
+Owns the run's join and follow streams. `service` dispatches calls to it, `server` opens and closes
+it, and `state` decides. It runs in a single asyncio loop, so the state needs no lock.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from dlion_operator.coordinator.events import (
     Deliver,
     EndStream,
     Instruction,
-    OthersTold,
     Publish,
-    Refuse,
-    StopAsked,
+    RefuseCall,
+    RemoteMembersReported,
+    StopRequested,
     StreamEnded,
     WorkersChanged,
 )
-from dlion_operator.coordinator.feed import Batch, End, RecordFeed
+from dlion_operator.coordinator.feed import RecordBatch, RecordFeed, RunEnd
 from dlion_operator.coordinator.messages import (
     Request,
     caller_of,
@@ -48,52 +47,52 @@ if TYPE_CHECKING:
 
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
-    from dlion_operator.bearers import Bearer
-    from dlion_operator.coordinator.state import Coordinator
+    from dlion_operator.coordinator.state import CoordinatorState
+    from dlion_operator.token_bindings import Bearer
 
 
 class Signer(Protocol):
-    """A site's authority, for one run (`dlion_operator.authority`, `job_authority`)."""
+    """A site's certificate authority for one run (`dlion_operator.authority`, `job_authority`)."""
 
     @property
     def site(self) -> SiteName:
-        """Whose workers it signs for."""
+        """The site whose workers it signs for."""
         ...
 
     @property
     def bundle_pem(self) -> bytes:
-        """By which these are known; empty: that is not known now."""
+        """Certificates that these workers are verified with; empty: unknown now."""
         ...
 
     def sign(self, csr_pem: bytes, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> bytes:
-        """Certificate chain (PEM). Raises: CannotSignError, ContractError."""
+        """Return a certificate chain (PEM). Raises: CannotSignError, ContractError."""
         ...
 
 
 class TokenVerifier(Protocol):
-    """Says whose a token is (`dlion_operator.authority.Tokens`, `dlion_operator.pod_tokens`)."""
+    """Verifies tokens (`dlion_operator.authority.Tokens`, `dlion_operator.pod_tokens`)."""
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey
     ) -> Bearer | None:
-        """Whose that token is, where it is that worker's, or that keeper's, of that run."""
+        """Return the token's bearer if it belongs to that worker or keeper of that run."""
         ...
 
 
-class RefusedError(Exception):
-    """A call is not answered but with this. Caught by `service`, which tells the caller."""
+class CallRefusedError(Exception):
+    """A call is refused. `service` catches this and returns the reason to the caller."""
 
-    def __init__(self, refusal: Refuse) -> None:
+    def __init__(self, refusal: RefuseCall) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
 
 class ServedRun:
-    """What the calls of `coordination.proto` do to one run; requests are of a checked size."""
+    """Handles the calls of `coordination.proto` for one run; requests are size-checked."""
 
     def __init__(
         self,
-        state: Coordinator,
+        state: CoordinatorState,
         feed: RecordFeed,
         *,
         authorities: Mapping[SiteName, Signer],
@@ -104,12 +103,15 @@ class ServedRun:
         on_keeper_refused: Callable[[JobKey, str, str], None],
         has_own_trust: bool = False,
     ) -> None:
-        """`bundles` are of sites whose workers are signed for elsewhere. `has_own_trust`: all of
-        that is this run's alone, and no other's changes concern it. `on_keeper_refused` hears of
-        each reason for which this site's keeper has refused more callers, and the last's words."""
+        """`bundles` are those of sites whose workers are signed for elsewhere.
+
+        `has_own_trust`: Authorities and bundles are this run's own; changes for all runs skip it.
+        `on_keeper_refused` receives each reason for new refusals by this site's keeper, with the
+        last message.
+        """
         self._on_keeper_refused = on_keeper_refused
         self.keeper_refusals: Mapping[str, int] = {}
-        """Of this site's keeper, since it began, by reason."""
+        """Refusals by this site's keeper since it started, by reason."""
         self.has_own_trust = has_own_trust
         self.state = state
         self._feed = feed
@@ -119,61 +121,61 @@ class ServedRun:
         self._on_record = on_record
         self._start_s = start_time_monotonic_s
         self._numbers = itertools.count(1)
-        self._news: dict[int, asyncio.Event] = {}
-        """Of join streams, by their numbers."""
-        self._fed: dict[int, asyncio.Event] = {}
-        """Of follow streams."""
+        self._join_signals: dict[int, asyncio.Event] = {}
+        """One for each join stream, by its number."""
+        self._follow_signals: dict[int, asyncio.Event] = {}
+        """One for each follow stream, by its number."""
         self._followers: dict[SiteName, int] = {}
         self._replaced: set[int] = set()
         self._closing = False
 
     def stop(self, reason: str) -> None:
-        """Tells every worker to end the run, those that join later too."""
-        self._carry_out(self.state.handle(StopAsked(reason)))
+        """Ask every worker to end the run, including those that join later."""
+        self._carry_out(self.state.handle(StopRequested(reason)))
 
     def expect(self, workers: Sequence[WorkerIdentity]) -> None:
-        """The manifest has these workers now."""
+        """Set the workers that the manifest expects."""
         self._carry_out(self.state.handle(WorkersChanged(tuple(workers))))
 
-    def tell_others(self, members: Sequence[Member]) -> None:
-        """So stand workers that have joined elsewhere."""
-        self._carry_out(self.state.handle(OthersTold(tuple(members))))
+    def update_remote_members(self, members: Sequence[Member]) -> None:
+        """Update the members that joined at other sites."""
+        self._carry_out(self.state.handle(RemoteMembersReported(tuple(members))))
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
-        """Workers are to know other sites by these; those that have joined are told."""
+        """Set other sites' bundles and send them to joined workers."""
         self._bundles = dict(bundles)
-        self._wake(self._news)
+        self._wake(self._join_signals)
 
     def replace_authority(self, authority: Signer) -> None:
-        """Certificates of that authority's site are signed by it from now on."""
+        """Sign with `authority` for its site from now on."""
         if authority.site in self._authorities:
             self._authorities[authority.site] = authority
-            self._wake(self._news)
+            self._wake(self._join_signals)
 
     def take(self, record: ProgressRecord) -> None:
-        """A record of this side's own, as if a worker had reported it."""
+        """Add a record of the operator, as if a worker had reported it."""
         self._deliver((record,), (record_to_json(record),))
 
     def finish(self, reason: str, *, succeeded: bool) -> None:
-        """Tells followers, those that come later too, that the run is over."""
-        self._feed.finish(End(reason or "Ended", succeeded))
-        self._wake(self._fed)
+        """Report the end of the run to followers, including later ones."""
+        self._feed.finish(RunEnd(reason or "Ended", succeeded))
+        self._wake(self._follow_signals)
 
     def close(self) -> None:
-        """Ends all streams. That they end is no news from here on."""
+        """End all streams without reporting their workers as lost."""
         self._closing = True
-        self._wake(self._news)
-        self._wake(self._fed)
+        self._wake(self._join_signals)
+        self._wake(self._follow_signals)
 
     async def sign(self, request: coordination_pb2.SignRequest) -> coordination_pb2.SignResponse:
-        """A certificate for a worker or a keeper whose token holds."""
+        """Issue a certificate for a worker or keeper with a valid token."""
         event = sign_event(request, bearer=await self._bearer(request))
         self._answer(self.state.handle(event))
         authority = self._authority(event.worker.site)
         try:
             chain = authority.sign(request.csr_pem, event.worker, self.state.job)
         except CannotSignError as error:
-            raise RefusedError(self.state.refuse(RefusalReason.NO_AUTHORITY, str(error))) from error
+            raise CallRefusedError(RefuseCall(RefusalReason.NO_AUTHORITY, str(error))) from error
         return coordination_pb2.SignResponse(
             certificate_chain_pem=chain, site_bundles_pem=self._all_bundles()
         )
@@ -181,31 +183,31 @@ class ServedRun:
     async def join(
         self, request: coordination_pb2.JoinRequest
     ) -> AsyncGenerator[coordination_pb2.MembershipUpdate, None]:
-        """Memberships, the newest only, until either side ends it."""
+        """Stream the newest membership until either side ends the stream."""
         stream = next(self._numbers)
         event = join_event(request, stream=stream, bearer=await self._bearer(request))
-        news = self._news[stream] = asyncio.Event()
+        signal = self._join_signals[stream] = asyncio.Event()
         try:
             self._answer(self.state.handle(event))
             known: Mapping[str, bytes] = {}
             while stream not in self._replaced and not self._closing:
-                news.clear()
+                signal.clear()
                 bundles = self._all_bundles()
                 yield self._update({} if bundles == known else bundles)
                 known = bundles
-                await news.wait()
+                await signal.wait()
         finally:
-            del self._news[stream]
+            del self._join_signals[stream]
             self._replaced.discard(stream)
             before = self.state.membership()
             self._carry_out(self.state.handle(StreamEnded(stream)))
             if not self._closing:
-                self._tell_lost(before, self.state.membership())
+                self._report_lost(before, self.state.membership())
 
     async def report(
         self, request: coordination_pb2.ProgressReport
     ) -> coordination_pb2.ReportReply:
-        """Takes progress; the answer carries whether to stop."""
+        """Take progress; the answer carries the stop reason, if any."""
         token_ok = await self._bearer(request) is not None
         event = report_event(request, token_ok=token_ok, now_s=time.monotonic())
         self._answer(self.state.handle(event), [_one_line(text) for text in request.records_json])
@@ -214,83 +216,85 @@ class ServedRun:
     async def follow(
         self, request: coordination_pb2.FollowRequest
     ) -> AsyncGenerator[coordination_pb2.FollowedRecords, None]:
-        """Records from where the follower was, as they come, and at last how the run ended."""
+        """Stream records from the follower's position on, and finally how the run ended."""
         event = follow_event(request, bearer=await self._bearer(request))
         self._answer(self.state.handle(event))
-        self._hear_refusals(request)
+        self._report_keeper_refusals(request)
         stream = next(self._numbers)
         self._replace_follower(event.worker.site, stream)
-        self._fed[stream] = asyncio.Event()
+        self._follow_signals[stream] = asyncio.Event()
         sequence = self._feed.position(request.epoch, request.taken_sequence)
         try:
-            # The first message may be empty: it tells the epoch.
-            batch: Batch | None = self._feed.batch(sequence) or Batch(sequence, (), None)
+            # The first message may be empty: it carries the epoch.
+            batch: RecordBatch | None = self._feed.batch(sequence) or RecordBatch(
+                sequence, (), None
+            )
             while batch is not None:
                 yield followed_records(self._feed.epoch, batch)
                 batch = None if batch.end else await self._next_batch(stream, batch.next_sequence)
         finally:
-            del self._fed[stream]
+            del self._follow_signals[stream]
             self._replaced.discard(stream)
             if self._followers.get(event.worker.site) == stream:
                 del self._followers[event.worker.site]
 
-    def _hear_refusals(self, request: coordination_pb2.FollowRequest) -> None:
-        """Whom the keeper has refused since it began; the newest of them is told."""
+    def _report_keeper_refusals(self, request: coordination_pb2.FollowRequest) -> None:
+        """Store the keeper's refusal counts and report the reasons that have increased."""
         refusals = dict(request.refusals)
         grown = [kind for kind, n in refusals.items() if n > self.keeper_refusals.get(kind, 0)]
         self.keeper_refusals = refusals
         for kind in grown:
             self._on_keeper_refused(self.state.job, kind, request.refused_words)
 
-    async def _next_batch(self, stream: int, sequence: int) -> Batch | None:
-        """The records from there on, once there are any; None: the stream is to end."""
+    async def _next_batch(self, stream: int, sequence: int) -> RecordBatch | None:
+        """Wait for records from `sequence` on; None: the stream ends."""
         while stream not in self._replaced and not self._closing:
-            self._fed[stream].clear()
+            self._follow_signals[stream].clear()
             batch = self._feed.batch(sequence)
             if batch is not None:
                 return batch
-            await self._fed[stream].wait()
+            await self._follow_signals[stream].wait()
         return None
 
     def _replace_follower(self, site: SiteName, stream: int) -> None:
-        """A keeper has one stream: that of one whose node is gone must not linger."""
+        """Keep one stream per keeper: end the earlier one, whose node may have failed."""
         earlier = self._followers.get(site)
         self._followers[site] = stream
         if earlier is not None:
             self._replaced.add(earlier)
-            self._fed[earlier].set()
+            self._follow_signals[earlier].set()
 
     def _answer(self, instructions: tuple[Instruction, ...], texts: Sequence[str] = ()) -> None:
-        """Carries the instructions out; `texts` are the records of the report as they came.
+        """Carry out the instructions. `texts` are the report's records as JSON.
 
         Raises:
-            RefusedError: the call is refused.
+            CallRefusedError: The call is refused.
         """
         for instruction in instructions:
-            if isinstance(instruction, Refuse):
-                raise RefusedError(instruction)
+            if isinstance(instruction, RefuseCall):
+                raise CallRefusedError(instruction)
         self._carry_out(instructions, texts)
 
     def _carry_out(self, instructions: tuple[Instruction, ...], texts: Sequence[str] = ()) -> None:
         for instruction in instructions:
             match instruction:
                 case EndStream(stream):
-                    if stream in self._news:
+                    if stream in self._join_signals:
                         self._replaced.add(stream)
-                        self._news[stream].set()
+                        self._join_signals[stream].set()
                 case Publish():
-                    self._wake(self._news)
+                    self._wake(self._join_signals)
                 case Deliver(records):
                     self._deliver(records, texts)
 
     def _deliver(self, records: Sequence[ProgressRecord], texts: Sequence[str]) -> None:
         self._feed.put(texts)
-        self._wake(self._fed)
+        self._wake(self._follow_signals)
         for record in records:
             self._on_record(record)
 
-    def _tell_lost(self, before: Membership, after: Membership) -> None:
-        """Whoever listens hears of a worker whose stream broke."""
+    def _report_lost(self, before: Membership, after: Membership) -> None:
+        """Record the loss of each worker whose stream broke."""
         for member in after.members:
             earlier = before.member(member.identity.rank)
             if member.state is MemberState.LOST and member != earlier:
@@ -306,8 +310,11 @@ class ServedRun:
                 )
 
     def _all_bundles(self) -> dict[str, bytes]:
-        """Of every site of the run, as far as they are known; empty: links are open, or this site's
-        own is not known now, and workers are to go on with what they know."""
+        """Return the known bundles of the run's sites.
+
+        Empty without TLS, and while this site's own bundle is unknown: workers then keep the
+        bundles that they have.
+        """
         own = {str(site): each.bundle_pem for site, each in self._authorities.items()}
         if not own or not all(own.values()):
             return {}
@@ -337,10 +344,10 @@ class ServedRun:
 
     @staticmethod
     def _wake(streams: Mapping[int, asyncio.Event]) -> None:
-        for news in streams.values():
-            news.set()
+        for signal in streams.values():
+            signal.set()
 
 
 def _one_line(text: str) -> str:
-    """A record that was read, for a file of lines: in JSON a line end is a space between words."""
+    """Return a valid JSON record on one line; its line breaks are insignificant whitespace."""
     return text.replace("\n", " ").replace("\r", " ")

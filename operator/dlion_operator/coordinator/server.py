@@ -1,6 +1,6 @@
-"""The coordinator as a gRPC server in an asyncio loop: the operator's, or `thread`'s.
+"""The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`.
 
-Owns the port, the server's certificate and its renewal, and which runs are open.
+Owns the port, the server's certificate with its renewal, and the set of open runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
-from dlion_operator.coordinator.state import Coordinator
+from dlion_operator.coordinator.state import CoordinatorState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
     from dlion_api.names import JobKey, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
-    from dlion_operator.authority import Authority
-    from dlion_operator.coordinator.events import Refuse
+    from dlion_operator.authority import CertificateAuthority
+    from dlion_operator.coordinator.events import RefuseCall
 
 MAX_CALLS = 16_384
-"""Under way at once. Every worker holds one stream and has at most a report and two signings."""
+"""Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # A little more than the protocol allows, so that such a report is refused by name.
+    # Above the protocol's limit, so that a report just over it is refused with a reason.
     ("grpc.max_receive_message_length", 2 * MAX_REPORT_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
-    # A worker whose node or link is gone without a word is lost after 15 s at most.
+    # Detects a worker whose node or link failed silently within 15 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # A machine that was stopped for a while sends its pings late and close together: no offence.
+    # A machine that was paused sends late pings close together, which is not abuse.
     ("grpc.http2.max_ping_strikes", 0),
-    # One port, one server: another process on it is an error, not a partner.
+    # A second process on the same port must fail instead of sharing it.
     ("grpc.so_reuseport", 0),
 )
 
 
 class CoordinatorServer:
-    """One port, and the coordinators of all runs that are open on it.
+    """One port that serves the coordinators of all open runs.
 
-    Every method is called in the loop that started it, or before it starts.
+    Call every method in the loop that started the server, or before the start.
     """
 
-    def __init__(self, listen_address: str, authority: Authority | None) -> None:
-        """No port is opened yet. `authority` signs the server's own certificate; None: no TLS."""
+    def __init__(self, listen_address: str, authority: CertificateAuthority | None) -> None:
+        """`authority` signs the server's own certificate; None: no TLS. Opens no port yet."""
         self._listen_address = listen_address
         self._certificate = ServerCertificate(authority) if authority else None
         self._service = CoordinationService()
@@ -69,19 +69,19 @@ class CoordinatorServer:
 
     @property
     def authority_pem(self) -> bytes:
-        """What a worker trusts this server by; empty without TLS."""
+        """CA bundle that workers verify this server with; empty without TLS."""
         return self._certificate.authority.bundle_pem if self._certificate else b""
 
     @property
     def runs(self) -> Collection[JobKey]:
-        """The runs that are open."""
+        """The open runs."""
         return self._runs.keys()
 
     async def start(self) -> int:
-        """Opens the port and yields its number.
+        """Open the port and return its number.
 
         Raises:
-            UnavailableError: the address cannot be listened on.
+            UnavailableError: The server cannot listen on the address.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self._service.handler(),))
@@ -108,24 +108,25 @@ class CoordinatorServer:
         start_time_monotonic_s: float | None = None,
         feed_limit_bytes: int = MAX_FEED_BYTES,
     ) -> None:
-        """Serves that run from now on; its workers may have known it from an earlier coordinator.
+        """Serve a run. Its workers may have joined an earlier coordinator before.
 
-        `authorities` holds every site whose workers are signed for here; empty means that links
-        are open. `on_record` runs in the loop: it must neither block nor raise. `bundles` where
-        this run's workers know other sites, and their own, by authorities of their own, which
-        `trust_in` changes; None: by those of all runs. `workers` where
-        they are fewer than the manifest's, `spec_hash` where another release began the run.
-        `start_time_monotonic_s` is when
-        the run began, by this machine's clock: now, unless it is taken up again. So much of its
-        records is kept for followers.
+        Args:
+            authorities: One for each site that this server signs for; empty: no TLS.
+            on_record: Called in the event loop; it must neither block nor raise.
+            bundles: The run's own CA bundles, which `set_run_trust` changes. None: those
+                of all runs.
+            workers: The expected workers, if fewer than the manifest's.
+            spec_hash: The manifest's hash, if another release began the run.
+            start_time_monotonic_s: When the run began; None: now.
+            feed_limit_bytes: Memory for records that followers have not read.
 
         Raises:
-            ValueError: that run is open.
+            ValueError: The run is already open.
         """
         if job.key in self._runs:
             raise ValueError(f"run {job.key} is open; close it first")
         self._runs[job.key] = self._service.runs[str(job.key)] = ServedRun(
-            Coordinator(
+            CoordinatorState(
                 job.key, job.workers() if workers is None else workers, spec_hash or job.hash()
             ),
             RecordFeed(uuid.uuid4().hex, limit_bytes=feed_limit_bytes),
@@ -134,90 +135,94 @@ class CoordinatorServer:
             has_own_trust=bundles is not None,
             tokens=tokens,
             on_record=on_record,
-            on_keeper_refused=lambda *told: self._on_keeper_refused(*told),
+            on_keeper_refused=lambda *refusal: self._on_keeper_refused(*refusal),
             start_time_monotonic_s=(
                 time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
             ),
         )
 
     def expect(self, run: JobKey, workers: Sequence[WorkerIdentity]) -> None:
-        """Admits these workers from now on, their ranks unchanged; others may end in order.
+        """Set the expected workers; ranks stay. Removed workers may still finish.
 
         Raises:
-            KeyError: that run is not open.
+            KeyError: The run is not open.
         """
         self._runs[run].expect(workers)
 
-    def tell_others(self, run: JobKey, members: Sequence[Member]) -> None:
-        """Puts members that have joined elsewhere into the run's membership, or changes them.
+    def update_remote_members(self, run: JobKey, members: Sequence[Member]) -> None:
+        """Add or update members that joined at other sites.
 
         Raises:
-            KeyError: that run is not open.
+            KeyError: The run is not open.
         """
-        self._runs[run].tell_others(members)
+        self._runs[run].update_remote_members(members)
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
-        """Workers know other sites by these bundles from now on, but those of runs that have
-        bundles of their own."""
+        """Set the CA bundles of the sites, except for runs with their own bundles."""
         self._bundles = dict(bundles)
         for run in self._runs.values():
             if not run.has_own_trust:
                 run.trust(bundles)
 
-    def trust_in(self, run: JobKey, authority: Signer, bundles: Mapping[SiteName, bytes]) -> None:
-        """That run, opened with bundles of its own, has these from now on, and that authority.
+    def set_run_trust(
+        self, run: JobKey, authority: Signer, bundles: Mapping[SiteName, bytes]
+    ) -> None:
+        """Replace the authority and bundles of a run that was opened with its own.
 
         Raises:
-            KeyError: that run is not open.
+            KeyError: The run is not open.
         """
         self._runs[run].replace_authority(authority)
         self._runs[run].trust(bundles)
 
     def take(self, run: JobKey, record: ProgressRecord) -> None:
-        """Puts a record of this side's own among those of the workers."""
+        """Add a record of the operator to the workers' records."""
         self._runs[run].take(record)
 
     def stop(self, run: JobKey, reason: str) -> None:
-        """Asks every worker to end the run: at once by its stream, and in each reply."""
+        """Ask every worker to end the run, through its stream and in each reply."""
         self._runs[run].stop(reason)
 
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
-        """Tells the run's followers that it is over, also those that come until it is closed."""
+        """Report the end of the run to its followers, including later ones until `close`."""
         self._runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, run: JobKey) -> None:
-        """Serves that run no more; its calls are refused from now on, as not known (yet)."""
+        """Stop serving a run; its calls are refused as for an unknown run."""
         del self._service.runs[str(run)]
         self._runs.pop(run).close()
 
     def membership(self, run: JobKey) -> Membership:
-        """The run's membership as it stands."""
         return self._runs[run].state.membership()
 
     def refusals(self) -> Mapping[RefusalReason, int]:
-        """Refused calls by reason since the start, of all runs."""
+        """Return refused calls by reason since the start, over all runs."""
         return dict(self._service.refusals)
 
     def calls(self) -> Mapping[str, int]:
-        """Calls by name since the start, of all runs."""
+        """Return calls by name since the start, over all runs."""
         return dict(self._service.calls)
 
-    def on_refused(self, told: Callable[[str, Refuse], None]) -> None:
-        """From now on `told` hears of each refusal, and which run the caller named, if any. It runs
-        in the loop: it must neither block nor raise."""
-        self._service.on_refused = told
+    def on_refused(self, callback: Callable[[str, RefuseCall], None]) -> None:
+        """Call `callback` with each refusal and the run that the caller named, if any.
 
-    def on_keeper_refused(self, told: Callable[[JobKey, str, str], None]) -> None:
-        """From now on `told` hears for which reasons keepers have refused more callers, with the
-        words of the last one. It runs in the loop: it must neither block nor raise."""
-        self._on_keeper_refused = told
+        It runs in the event loop: it must neither block nor raise.
+        """
+        self._service.on_refused = callback
+
+    def on_keeper_refused(self, callback: Callable[[JobKey, str, str], None]) -> None:
+        """Call `callback` with each reason for new refusals by a keeper and the last message.
+
+        It runs in the event loop: it must neither block nor raise.
+        """
+        self._on_keeper_refused = callback
 
     def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
-        """Of each run that is open, whom this site's keeper has refused since it began."""
+        """Return the refusals by this site's keeper since it started, for each open run."""
         return {key: run.keeper_refusals for key, run in self._runs.items()}
 
-    def replace_authority(self, authority: Authority) -> None:
-        """Signs with that one from now on, for its site's workers and for this server itself."""
+    def replace_authority(self, authority: CertificateAuthority) -> None:
+        """Use `authority` for its site's workers and for this server's certificate."""
         if self._certificate is not None and self._certificate.authority.site == authority.site:
             self._certificate.replace_authority(authority)
         for run in self._runs.values():
@@ -225,7 +230,7 @@ class CoordinatorServer:
                 run.replace_authority(authority)
 
     async def shut_down(self) -> None:
-        """Closes the port and every stream at once."""
+        """Close the port and every stream immediately."""
         for run in self._runs.values():
             run.close()
         if self._server is not None:
@@ -237,31 +242,31 @@ class CoordinatorServer:
             return server.add_insecure_port(self._listen_address)
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificate.current(),
-            self._certificate.renewed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
+            self._certificate.renewed,  # type: ignore[arg-type]  # gRPC takes None as "unchanged"
             require_client_authentication=False,
         )
         return server.add_secure_port(self._listen_address, credentials)
 
 
 class ServerCertificate:
-    """The server's own certificate, made anew when half of its life has passed."""
+    """The server's certificate, renewed after half of its lifetime."""
 
-    def __init__(self, authority: Authority) -> None:
+    def __init__(self, authority: CertificateAuthority) -> None:
         self.authority = authority
         self._renew_at = datetime.now(UTC)
         self._configuration = self._make()
 
     def current(self) -> grpc.ServerCertificateConfiguration:
-        """What the server presents now."""
+        """Return what the server presents now."""
         return self._configuration
 
-    def replace_authority(self, authority: Authority) -> None:
-        """The next handshake gets a certificate of that one."""
+    def replace_authority(self, authority: CertificateAuthority) -> None:
+        """Use a certificate by `authority` from the next handshake on."""
         self.authority = authority
         self._renew_at = datetime.now(UTC)
 
     def renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """A new certificate where one is due, else None: gRPC asks at each handshake."""
+        """Return a new certificate if due, else None. gRPC calls this at each handshake."""
         if datetime.now(UTC) < self._renew_at:
             return None
         self._configuration = self._make()

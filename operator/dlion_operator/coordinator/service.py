@@ -1,7 +1,6 @@
-"""The gRPC skin of the coordinator: each call is brought to its run, each refusal to its caller.
+"""gRPC service of the coordinator: dispatch each call to its run and return each refusal.
 
-Owns the reading of messages and the table of runs by their names on the wire. Put on a port by
-`server`; what a call does stands in `served_run`.
+Parses messages and maps run names to runs. `server` opens the port; `served_run` handles calls.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from google.protobuf.message import DecodeError
 from dlion_api.errors import ContractError
 from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import Refuse
+from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.coordinator.messages import Request, checked_size
-from dlion_operator.coordinator.served_run import RefusedError
-from dlion_operator.reading import parser, readable
+from dlion_operator.coordinator.served_run import CallRefusedError
+from dlion_operator.wire_parsing import parser, readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -53,21 +52,23 @@ _Answer = TypeVar("_Answer")
 
 
 class CoordinationService:
-    """The calls of `coordination.proto` for all runs that are open."""
+    """The calls of `coordination.proto` for all open runs."""
 
     def __init__(self) -> None:
         self.runs: dict[str, ServedRun] = {}
-        """By the run's name on the wire. Kept by `server`."""
+        """Open runs by their name on the wire; `server` adds and removes them."""
         self.refusals: Counter[RefusalReason] = Counter()
-        """Refused calls by reason, of all runs that are or were."""
+        """Refused calls by reason, over all runs."""
         self.calls: Counter[str] = Counter()
-        """Calls by name, refused ones too: a connection that is remade joins or follows again."""
-        self.on_refused: Callable[[str, Refuse], None] = lambda _run, _refusal: None
-        """Hears of each refusal, and which run the caller named (empty: none that could be read).
-        Runs in the loop: it must neither block nor raise."""
+        """Calls by name, including refused ones. A reconnecting caller joins or follows again."""
+        self.on_refused: Callable[[str, RefuseCall], None] = lambda _run, _refusal: None
+        """Called with each refusal and the run that the caller named (empty: unreadable).
+
+        Runs in the event loop: it must neither block nor raise.
+        """
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The calls, in the form that a gRPC server takes."""
+        """Return the gRPC handler of these calls."""
         wire = coordination_pb2
         methods = {
             "Sign": grpc.unary_unary_rpc_method_handler(
@@ -96,21 +97,21 @@ class CoordinationService:
     async def sign(
         self, request: coordination_pb2.SignRequest | DecodeError, context: Context
     ) -> coordination_pb2.SignResponse:
-        """A certificate."""
+        """Issue a certificate."""
         self.calls["Sign"] += 1
-        return await self._answered(self._sign, request, context)
+        return await self._call_or_refuse(self._sign, request, context)
 
     async def report(
         self, request: coordination_pb2.ProgressReport | DecodeError, context: Context
     ) -> coordination_pb2.ReportReply:
-        """Progress, taken."""
+        """Take a progress report."""
         self.calls["Report"] += 1
-        return await self._answered(self._report, request, context)
+        return await self._call_or_refuse(self._report, request, context)
 
     async def join(
         self, request: coordination_pb2.JoinRequest | DecodeError, context: Context
     ) -> None:
-        """Memberships, streamed."""
+        """Stream memberships."""
         self.calls["Join"] += 1
 
         async def stream(request: coordination_pb2.JoinRequest) -> None:
@@ -118,12 +119,12 @@ class CoordinationService:
                 async for update in updates:
                     await context.write(update)
 
-        await self._answered(stream, request, context)
+        await self._call_or_refuse(stream, request, context)
 
     async def follow(
         self, request: coordination_pb2.FollowRequest | DecodeError, context: Context
     ) -> None:
-        """Records, streamed as fast as the follower reads them."""
+        """Stream records as fast as the follower reads them."""
         self.calls["Follow"] += 1
 
         async def stream(request: coordination_pb2.FollowRequest) -> None:
@@ -131,7 +132,7 @@ class CoordinationService:
                 async for batch in batches:
                     await context.write(batch)
 
-        await self._answered(stream, request, context)
+        await self._call_or_refuse(stream, request, context)
 
     async def _sign(self, request: coordination_pb2.SignRequest) -> coordination_pb2.SignResponse:
         return await self._run(request).sign(request)
@@ -141,26 +142,26 @@ class CoordinationService:
     ) -> coordination_pb2.ReportReply:
         return await self._run(request).report(request)
 
-    async def _answered(
+    async def _call_or_refuse(
         self,
         call: Callable[[_RequestOfCall], Awaitable[_Answer]],
         request: _RequestOfCall | DecodeError,
         context: Context,
     ) -> _Answer:
-        """What that call yields for a request within bounds; raises where it is refused."""
+        """Check the request, make the call and return its answer; abort if it is refused."""
         try:
             checked = readable(request)
             checked_size(checked)
             return await call(checked)
         except ContractError as error:
-            refusal = Refuse(RefusalReason.MALFORMED, str(error))
-        except RefusedError as error:
+            refusal = RefuseCall(RefusalReason.MALFORMED, str(error))
+        except CallRefusedError as error:
             refusal = error.refusal
         named = "" if isinstance(request, DecodeError) else request.run
         await self._refuse(named, refusal, context)
         raise AssertionError("a refusal raises")
 
-    async def _refuse(self, run: str, refusal: Refuse, context: Context) -> NoReturn:
+    async def _refuse(self, run: str, refusal: RefuseCall, context: Context) -> NoReturn:
         self.refusals[refusal.reason] += 1
         self.on_refused(run, refusal)
         await _abort(refusal, context)
@@ -168,13 +169,13 @@ class CoordinationService:
     def _run(self, request: Request) -> ServedRun:
         run = self.runs.get(request.run)
         if run is None:
-            # Which runs there are is nobody's business who has not shown a token.
+            # Not more detail: the caller has not presented a valid token.
             message = f"run {request.run!r:.200} is not served here, or not yet"
-            raise RefusedError(Refuse(RefusalReason.WRONG_RUN, message))
+            raise CallRefusedError(RefuseCall(RefusalReason.WRONG_RUN, message))
         return run
 
 
-async def _abort(refusal: Refuse, context: Context) -> NoReturn:
+async def _abort(refusal: RefuseCall, context: Context) -> NoReturn:
     _LOG.info("refused, %s: %s", refusal.reason, refusal.message)
     metadata = [(REASON_KEY, str(refusal.reason))]
     if refusal.known_incarnation is not None:

@@ -1,6 +1,6 @@
-"""The coordinator in a thread with a loop of its own, for `dlion run`.
+"""Run the coordinator in its own thread and event loop, for `dlion run`.
 
-The operator needs none of this: it starts `CoordinatorServer` in kopf's loop.
+The operator instead starts `CoordinatorServer` in kopf's loop.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class CoordinatorThread:
-    """Runs a `CoordinatorServer` with one run; its methods may be called from any thread.
+    """Run a `CoordinatorServer` with one run. Methods are thread-safe.
 
     The run's `on_record` is called in this object's thread.
     """
 
     def __init__(self, server: CoordinatorServer, run: JobKey) -> None:
-        """The server must not have been started, and that run be open."""
+        """`server` must not be started yet, and `run` must be open on it."""
         self._server = server
         self._job = run
         self._loop = asyncio.new_event_loop()
@@ -34,32 +34,31 @@ class CoordinatorThread:
 
     @property
     def authority_pem(self) -> bytes:
-        """What a worker trusts this server by; empty without TLS."""
+        """CA bundle that workers verify this server with; empty without TLS."""
         return self._server.authority_pem
 
     def start(self) -> int:
-        """Opens the port and yields its number.
+        """Open the port and return its number.
 
         Raises:
-            UnavailableError: the address cannot be listened on.
+            UnavailableError: The server cannot listen on the address.
         """
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()
 
     def stop(self, reason: str) -> None:
-        """Asks every worker to end the run; returns at once."""
+        """Ask every worker to end the run; return immediately."""
         self._loop.call_soon_threadsafe(self._server.stop, self._job, reason)
 
     def membership(self) -> Membership:
-        """The membership as it stands."""
         return asyncio.run_coroutine_threadsafe(self._membership(), self._loop).result()
 
     def refusals(self) -> Mapping[RefusalReason, int]:
-        """Refused calls by reason since the start."""
+        """Return the number of refused calls by reason since the start."""
         return self._server.refusals()
 
     def close(self) -> None:
-        """Closes port, streams, loop and thread; may be called twice."""
+        """Close port, streams, loop and thread. Idempotent."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._server.shut_down(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,7 +1,7 @@
-"""The sites' operators tell each other what they see: which runs, by which manifest, who works.
+"""The sites' operators exchange reports: which runs they serve, with which manifest and workers.
 
-What goes in: what is said (`reports`, `telling`), what is known of others (`state`) and where
-manifests differ (`drift`), all pure; the wire's limits (`messages`), trust (`bundles`,
-`credentials`) and the gRPC skin (`service`, `dialling`), put together in `node`. What stays out:
-what follows from it for a job (`dlion_operator.site_runs`, `dlion_operator.findings`), gradients.
+Pure modules: the reports (`reports`), changes to send (`outbound_reports`), what is known of other
+sites (`state`) and where manifests differ (`drift`). The rest: the wire's limits (`messages`),
+trust (`bundles`, `credentials`) and gRPC (`service`, `client`), assembled in `node`. Not here: the
+consequences for a job (`dlion_operator.site_runs`, `dlion_operator.diagnosis`), and gradients.
 """

@@ -1,7 +1,7 @@
-"""The public certificates by which other sites are known, read from files that may change.
+"""CA bundles of other sites, read from files that may change.
 
-A file that cannot be read, or holds no bundle, changes nothing but says why: what it held before
-stands until that has run out. Knows no gRPC and no clock of its own.
+An unreadable or invalid file is reported as a problem; its last valid content stays in use until
+it expires.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from pathlib import Path
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_operator.authority_bundles import authorities_in
-from dlion_operator.issuing import pem
+from dlion_operator.authority_bundles import parse_authorities
+from dlion_operator.certificate_issuer import pem
 
 MAX_BUNDLE_BYTES = 64 * 1024
-ADVICE = "; put there what `dlion trust show` says at that site"
-STANDS = "; the bundle of before stands until this operator starts anew"
+ADVICE = "; put the output of `dlion trust show` at that site there"
+STALE_BUNDLE_NOTE = "; the previous bundle stays in use until this operator restarts"
 
 
 class Bundles:
-    """Each other site's bundle, PEM, as it stands in its file."""
+    """The bundle (PEM) of each other site."""
 
     def __init__(self, files: Mapping[SiteName, Path]) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._files = dict(files)
         self.pems: Mapping[SiteName, bytes] = {}
-        """Those that are believed: as the file is, or else as it was when it last would do."""
+        """Trusted bundles: each file's content, or its last valid content."""
         self.problems: Mapping[SiteName, str] = {}
-        """Of files that will not do: why not, and what to do."""
+        """For each invalid file: what is wrong and what to do."""
 
     def reload(self, *, now: datetime | None = None) -> bool:
-        """Reads every file; whether anything is other than it was. A site is no longer believed
-        when its bundle has run out, by what is in the file or was there before."""
+        """Read every file; return whether anything has changed. Expired bundles are dropped."""
         at = now or datetime.now(UTC)
         pems: dict[SiteName, bytes] = {}
         problems: dict[SiteName, str] = {}
@@ -45,14 +44,14 @@ class Bundles:
                 problem = str(error)
             if bundle and at >= (ends := _ends(bundle)):
                 bundle = b""
-                problem = problem or f"bundle {path} has run out on {ends:%Y-%m-%d}{ADVICE}"
+                problem = problem or f"bundle {path} expired on {ends:%Y-%m-%d}{ADVICE}"
             if bundle:
                 pems[site] = bundle
             if problem:
-                problems[site] = problem + (STANDS if bundle else "")
-        is_other = (pems, problems) != (self.pems, self.problems)
+                problems[site] = problem + (STALE_BUNDLE_NOTE if bundle else "")
+        has_changed = (pems, problems) != (self.pems, self.problems)
         self.pems, self.problems = pems, problems
-        return is_other
+        return has_changed
 
 
 def _bundle(path: Path) -> bytes:
@@ -65,12 +64,12 @@ def _bundle(path: Path) -> bytes:
     if len(content) > MAX_BUNDLE_BYTES:
         raise ContractError(f"bundle {path} is longer than {MAX_BUNDLE_BYTES} bytes")
     try:
-        certificates = authorities_in(content)
+        certificates = parse_authorities(content)
     except ContractError as error:
         raise ContractError(f"bundle {path} {error}{ADVICE}") from error
-    return pem(*certificates)  # and nothing else that may stand in the file, a key least of all
+    return pem(*certificates)  # drops anything else in the file, such as a private key
 
 
 def _ends(bundle: bytes) -> datetime:
-    """When the last of its certificates does."""
-    return max(each.not_valid_after_utc for each in authorities_in(bundle))
+    """Return when its last certificate expires."""
+    return max(each.not_valid_after_utc for each in parse_authorities(bundle))

@@ -1,8 +1,8 @@
-"""An operator's proof of who it is, and its judgement of who another one is.
+"""An operator's certificate, and verification of other operators'.
 
-Two checks, as between workers (docs/exchange.md): whoever dials trusts one site's bundle alone and
-asks for that operator's name; whoever is dialled trusts all bundles in the handshake, and verifies
-the certificate again against the bundle of the site that it claims to be of.
+As between workers (docs/exchange.md), a client trusts only the called site's bundle and requires
+its operator's name. A server trusts all bundles in the handshake, then verifies the certificate
+again with the claimed site's bundle.
 """
 
 from __future__ import annotations
@@ -17,60 +17,62 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_api.trust import renewal_after
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 
 MAX_CERTIFICATE_BYTES = 16384
 
 
 class Credentials:
-    """This operator's certificate, made anew at half of its life, and whom it trusts."""
+    """This operator's certificate, renewed after half of its lifetime, and the trusted bundles."""
 
     def __init__(
-        self, authority: Authority, life: timedelta, *, now: datetime | None = None
+        self, authority: CertificateAuthority, life: timedelta, *, now: datetime | None = None
     ) -> None:
         self._authority = authority
         self._life = life
         self._bundles: Mapping[SiteName, bytes] = {}
         self.version = 0
-        """Grows with whatever makes a new handshake worth while."""
+        """Increases with every change that takes effect at a new handshake."""
         self.handshakes = 0
-        """Begun by others here. Counted in a thread of gRPC's."""
+        """Handshakes that callers began here; counted in a thread of gRPC."""
         self._served_version = -1
         self._make(now or datetime.now(UTC))
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
-        """Those sites by these bundles from now on, and nobody else."""
+        """Trust these sites by these bundles, and no others."""
         self._bundles = dict(bundles)
         self.version += 1
 
-    def replace_authority(self, authority: Authority, *, now: datetime | None = None) -> None:
-        """Certificates are signed by that one from now on."""
+    def replace_authority(
+        self, authority: CertificateAuthority, *, now: datetime | None = None
+    ) -> None:
+        """Use `authority` to sign this operator's certificates."""
         self._authority = authority
         self._make(now or datetime.now(UTC))
 
     def renew(self, *, now: datetime | None = None) -> None:
-        """Makes a new certificate, where that is due."""
+        """Make a new certificate if one is due."""
         now = now or datetime.now(UTC)
         if now >= self._renew_at:
             self._make(now)
 
     def server(self) -> grpc.ServerCredentials:
-        """Of a port that demands a certificate of its callers; asks anew at each handshake."""
+        """Return server credentials that require client certificates; updated at each handshake."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
-            self._changed,  # type: ignore[arg-type]  # None is "unchanged", says gRPC
+            self._changed,  # type: ignore[arg-type]  # None: unchanged
             require_client_authentication=True,
         )
 
     def bundle(self, site: SiteName) -> bytes | None:
-        """What that site is trusted by just now; None: it is not."""
+        """Return the bundle that the site is trusted by; None: it is not trusted."""
         return self._bundles.get(site)
 
     def channel(self, site: SiteName) -> grpc.ChannelCredentials:
-        """Of a channel to that site's operator, trusting no other.
+        """Return credentials for a channel to that site's operator only.
 
         Raises:
-            ContractError: nothing is known to trust it by.
+            ContractError: The site has no bundle.
         """
         bundle = self._bundles.get(site)
         if bundle is None:
@@ -82,10 +84,10 @@ class Credentials:
     def check(
         self, certificate_pem: bytes | None, site: SiteName, *, now: datetime | None = None
     ) -> None:
-        """Passes if that certificate is that site's operator's, by its own authority, and valid.
+        """Verify that the certificate is valid and identifies that site's operator.
 
         Raises:
-            ContractError: it is not, or there is none.
+            ContractError: It does not, or there is none.
         """
         operator, bundle = OperatorIdentity(site), self._bundles.get(site)
         if bundle is None:
@@ -105,25 +107,24 @@ class Credentials:
         if x509.UniformResourceIdentifier(operator.spiffe_id) not in (subjects or []):
             given = ", ".join(str(name.value) for name in subjects or [])
             raise ContractError(
-                f"a caller claims to be {operator.spiffe_id}, its certificate says"
+                f"a caller claims to be {operator.spiffe_id}, its certificate names"
                 f" {given or 'nothing'}"
             )
 
     def operator_of(
         self, certificate_pem: bytes | None, *, now: datetime | None = None
     ) -> SiteName:
-        """The other site whose operator that certificate is of, by what it says and that site's own
-        authority.
+        """Return the site whose operator the certificate identifies, once verified.
 
         Raises:
-            ContractError: it is of no operator that is known here, or there is none.
+            ContractError: It identifies no known operator, or there is none.
         """
-        said = _uris(certificate_pem)
+        uris = _uris(certificate_pem)
         for site in self._bundles:
-            if OperatorIdentity(site).spiffe_id in said:
+            if OperatorIdentity(site).spiffe_id in uris:
                 self.check(certificate_pem, site, now=now)
                 return site
-        given = ", ".join(said)[:200]
+        given = ", ".join(uris)[:200]
         raise ContractError(f"a caller whose certificate is of no operator: {given or 'no name'}")
 
     def _make(self, now: datetime) -> None:
@@ -135,7 +136,7 @@ class Credentials:
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         self._served_version = self.version
-        # The own authority, which signs no other site's operator, stands in where there is none.
+        # gRPC needs at least one: this site's authority signs no other site's operator.
         trusted = self._bundles.values() or [self._authority.bundle_pem]
         return grpc.ssl_server_certificate_configuration(
             [(self._own.key_pem, self._own.certificate_chain_pem)],
@@ -148,7 +149,7 @@ class Credentials:
 
 
 def _uris(certificate_pem: bytes | None) -> list[str]:
-    """Whose a certificate says it is, not verified. Raises: ContractError where it says nothing."""
+    """Return the certificate's URIs, unverified. Raises: ContractError if there are none."""
     if not certificate_pem or len(certificate_pem) > MAX_CERTIFICATE_BYTES:
         raise ContractError("no certificate of a usable size was shown")
     try:

@@ -1,10 +1,9 @@
-"""Where the manifests of a job's sites differ, in words that are the same at every site. Pure.
+"""Find where the manifests of a job's sites differ, in a form that is equal at every site. Pure.
 
-Called with what all sites have said, this one included. Sites may have different releases of DLion,
-one of which knows a field that the other does not. So each field is judged by itself, by the hash
-of its value, and one that only one site knows is no difference where it need not be written: its
-manifest says nothing there either. The hash of the whole, which such a field changes, decides only
-where a manifest has more fields than are told apart.
+Sites may run different releases of DLion, of which only one knows some field. So fields are
+compared one by one, by the hash of their values. A field that only one site knows is no difference
+if it has its default. The hash of the whole manifest includes such a field; it decides only for
+manifests with more fields than are compared one by one.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dlion_api.names import SiteName
-from dlion_operator.federation.reports import SpecPrint
+from dlion_operator.federation.reports import SpecFingerprint
 
-MOST_NAMED = 5
+MAX_NAMED_PATHS = 5
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A site whose manifest is not that of the others."""
+    """A site whose manifest differs from the majority's."""
 
     site: SiteName
     reference: SiteName
-    """A site that has the manifest of most."""
+    """A site that has the majority's manifest."""
     paths: tuple[str, ...]
     """The fields that differ."""
 
     def __str__(self) -> str:
-        named = ", ".join(self.paths[:MOST_NAMED]) or "a field that is not told apart"
-        more = len(self.paths) - MOST_NAMED
+        named = ", ".join(self.paths[:MAX_NAMED_PATHS]) or "a field that is not compared separately"
+        more = len(self.paths) - MAX_NAMED_PATHS
         named += f" and {more} more" if more > 0 else ""
         return f"the manifest of {self.site} differs from that of {self.reference} in {named}"
 
 
-def agree(one: SpecPrint, other: SpecPrint) -> bool:
-    """Whether two manifests are the same in what must be the same everywhere.
+def agree(one: SpecFingerprint, other: SpecFingerprint) -> bool:
+    """Whether two manifests agree in the part that must be equal at every site.
 
-    >>> old = SpecPrint("h", {"trainer.seed": b"1"})
-    >>> agree(old, SpecPrint("i", {"trainer.seed": b"1", "new": b"2"}, frozenset({"new"})))
+    >>> old = SpecFingerprint("h", {"trainer.seed": b"1"})
+    >>> agree(old, SpecFingerprint("i", {"trainer.seed": b"1", "new": b"2"}, frozenset({"new"})))
     True
-    >>> agree(old, SpecPrint("i", {"trainer.seed": b"1", "new": b"3"}))
+    >>> agree(old, SpecFingerprint("i", {"trainer.seed": b"1", "new": b"3"}))
     False
     """
     if one == other:
@@ -51,20 +50,21 @@ def agree(one: SpecPrint, other: SpecPrint) -> bool:
     return (one.is_whole and other.is_whole) or one.spec_hash == other.spec_hash
 
 
-def differences(prints: Mapping[SiteName, SpecPrint]) -> tuple[Difference, ...]:
-    """Each site whose manifest is not that of most; among equals the first site by name is right.
+def differences(prints: Mapping[SiteName, SpecFingerprint]) -> tuple[Difference, ...]:
+    """Return each site whose manifest differs from the majority's; ties go to the first by name.
 
-    >>> same, other = SpecPrint("h", {"trainer.seed": b"1"}), SpecPrint("i", {"trainer.seed": b"2"})
-    >>> found = differences({SiteName("a"): same, SiteName("b"): other, SiteName("c"): same})
-    >>> [str(each) for each in found]
+    >>> same = SpecFingerprint("h", {"trainer.seed": b"1"})
+    >>> other = SpecFingerprint("i", {"trainer.seed": b"2"})
+    >>> differing = differences({SiteName("a"): same, SiteName("b"): other, SiteName("c"): same})
+    >>> [str(each) for each in differing]
     ['the manifest of b differs from that of a in trainer.seed']
     """
     sites = sorted(prints)
 
-    def like_it(site: SiteName) -> int:
+    def agreeing(site: SiteName) -> int:
         return sum(agree(prints[site], each) for each in prints.values())
 
-    reference = max(sites, key=like_it)
+    reference = max(sites, key=agreeing)
     right = prints[reference]
     return tuple(
         Difference(site, reference, _paths(right, prints[site]))
@@ -73,8 +73,8 @@ def differences(prints: Mapping[SiteName, SpecPrint]) -> tuple[Difference, ...]:
     )
 
 
-def _paths(one: SpecPrint, other: SpecPrint) -> tuple[str, ...]:
-    """Fields in which they differ."""
+def _paths(one: SpecFingerprint, other: SpecFingerprint) -> tuple[str, ...]:
+    """Return the fields in which they differ."""
     both = one.fields.keys() & other.fields.keys()
     differing = {path for path in both if one.fields[path] != other.fields[path]}
     known_to_one = one.fields.keys() ^ other.fields.keys()

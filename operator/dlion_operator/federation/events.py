@@ -1,4 +1,4 @@
-"""The words between the federation's state machine and its skin: events in, instructions out."""
+"""Events that the federation's state machine handles, and the instructions it returns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dlion_api.names import JobKey, SiteName
 from dlion_operator.federation.reports import Statement
 
 
-class RefusalReason(StrEnum):
-    """Why another operator's stream was ended; docs/federation.md explains each."""
+class FederationRefusalReason(StrEnum):
+    """Why another operator's stream was refused; docs/federation.md explains each."""
 
     BAD_CERTIFICATE = "BadCertificate"
     WRONG_SITE = "WrongSite"
@@ -21,41 +21,41 @@ class RefusalReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Greeted:
-    """A site opened a stream; its certificate is its own. `stream` is the skin's number for it."""
+class StreamOpened:
+    """A site with a verified certificate opened a stream, which `service` numbers as `stream`."""
 
     stream: int
     site: SiteName
     to_site: SiteName
-    """Whom it takes this site for."""
+    """The site that the caller meant to reach."""
     now_s: float
 
 
 @dataclass(frozen=True)
-class Told:
-    """That stream brought a statement. `now_s` is any monotonic clock's."""
+class StatementReceived:
+    """A statement arrived on that stream. `now_s` is a monotonic time."""
 
     stream: int
     statement: Statement
     now_s: float
 
 
-Event = Greeted | Told
+Event = StreamOpened | StatementReceived
 
 
 @dataclass(frozen=True)
-class Refuse:
-    """End the stream with this."""
+class RefuseStream:
+    """End the stream with this reason."""
 
-    reason: RefusalReason
+    reason: FederationRefusalReason
     message: str
 
 
 @dataclass(frozen=True)
-class News:
-    """Another site's part in that run is not what it was."""
+class RunChanged:
+    """Another site's report of that run has changed."""
 
     run: JobKey
 
 
-Instruction = Refuse | News
+Instruction = RefuseStream | RunChanged

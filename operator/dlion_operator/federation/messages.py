@@ -1,7 +1,7 @@
-"""Wire messages made into statements, and statements into wire messages.
+"""Convert wire messages to statements and back.
 
-Owns the limits of every field: what another site's operator sends is untrusted input, checked
-whole before anything is made of it. Called by the gRPC skin alone.
+Messages of other sites' operators are untrusted: every field is checked against its limit. Called
+by the gRPC client and server only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     INT32_MAX,
     JOB_NAME_LENGTH,
-    MOST_SITES,
-    MOST_WORKERS,
+    MAX_SITES,
+    MAX_WORKERS_PER_GROUP,
     RUN_ID_LENGTH,
     SITE_NAME_LENGTH,
 )
@@ -30,18 +30,18 @@ from dlion_operator.federation.reports import (
     MAX_FIELDS,
     MAX_PATH_BYTES,
     MAX_WORKERS,
-    Beat,
-    Figures,
+    Heartbeat,
     LinksTo,
-    Said,
-    SaidGone,
-    SiteWorkers,
-    SpecPrint,
+    ReportedWorkers,
+    RunRemoved,
+    RunReported,
+    SpecFingerprint,
     Statement,
+    TrainingFigures,
 )
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
-"""Of the largest site: 8 groups of 999 workers with the longest addresses are sent in less."""
+"""The largest site, 8 groups of 999 workers with the longest addresses, needs less."""
 MAX_COUNTER = 2**53
 MAX_RANK = 2**31 - 1
 HASH_BYTES = 32
@@ -54,64 +54,63 @@ _RUN = re.compile(
 
 
 def greeting(own: SiteName, to_site: SiteName) -> wire.Statement:
-    """What a stream begins with."""
+    """Return the first message of a stream."""
     return wire.Statement(greeting=wire.Greeting(site=own, to_site=to_site))
 
 
 def greeting_of(message: wire.Statement) -> tuple[SiteName, SiteName]:
-    """Who speaks, and whom it takes this site for.
+    """Return the claimed site of the caller and the site that it meant to reach.
 
     Raises:
-        ContractError: that is no greeting.
+        ContractError: The message is no greeting.
     """
     if message.WhichOneof("what") != "greeting":
         raise ContractError(f"a stream begins with a greeting, not {message.WhichOneof('what')}")
-    said = message.greeting
-    return _site(said.site), _site(said.to_site)
+    return _site(message.greeting.site), _site(message.greeting.to_site)
 
 
 def claims_of(chunk: wire.LinkChunk) -> tuple[SiteName, SiteName]:
-    """Who measures, and whom it takes this site for: of the first chunk.
+    """Return the claimed site of the caller and its target, from the first chunk.
 
     Raises:
-        ContractError: a name is none.
+        ContractError: A site's name is invalid.
     """
     return _site(chunk.site), _site(chunk.to_site)
 
 
 def statement_of(message: wire.Statement, site: SiteName) -> Statement:
-    """What that site said.
+    """Parse a statement of that site.
 
     Raises:
-        ContractError: a field is out of bounds, or none that the protocol knows.
+        ContractError: A field is out of bounds or unknown.
     """
     match message.WhichOneof("what"):
         case "run":
-            return _said(message.run, site)
+            return _run_reported(message.run, site)
         case "gone":
-            return SaidGone(_run(message.gone.run))
+            return RunRemoved(_run(message.gone.run))
         case "heartbeat":
-            return Beat()
+            return Heartbeat()
         case other:
             raise ContractError(f"a statement of kind {other}; allowed: run, gone, heartbeat")
 
 
 def to_wire(statement: Statement) -> wire.Statement:
-    """That statement, as a stream carries it."""
+    """Convert a statement to its wire message."""
     match statement:
-        case Said():
+        case RunReported():
             return wire.Statement(run=_report(statement))
-        case SaidGone(run):
+        case RunRemoved(run):
             return wire.Statement(gone=wire.RunGone(run=str(run)))
-        case Beat():
+        case Heartbeat():
             return wire.Statement(heartbeat=wire.Heartbeat())
 
 
-# ---- what comes in ----------------------------------------------------------------------------
+# ---- incoming ---------------------------------------------------------------------------------
 
 
-def _said(report: wire.RunReport, site: SiteName) -> Said:
-    return Said(
+def _run_reported(report: wire.RunReport, site: SiteName) -> RunReported:
+    return RunReported(
         _run(report.run),
         _spec(report.spec) if report.HasField("spec") else None,
         _workers(report.workers, site) if report.HasField("workers") else None,
@@ -120,7 +119,7 @@ def _said(report: wire.RunReport, site: SiteName) -> Said:
     )
 
 
-def _spec(spec: wire.RunSpec) -> SpecPrint:
+def _spec(spec: wire.RunSpec) -> SpecFingerprint:
     if len(spec.spec_hash) != HASH_BYTES:
         raise ContractError(f"hash of {len(spec.spec_hash)} bytes; allowed: {HASH_BYTES}")
     if len(spec.fields) > MAX_FIELDS:
@@ -132,11 +131,13 @@ def _spec(spec: wire.RunSpec) -> SpecPrint:
     fields, defaults = dict(spec.fields), frozenset(spec.defaults)
     if len(spec.defaults) > len(fields) or not defaults <= fields.keys():
         raise ContractError("defaults: a path twice, or one that is not among the fields")
-    # One text for a path, however often it was sent.
-    return SpecPrint(spec.spec_hash.hex(), fields, frozenset(p for p in fields if p in defaults))
+    # Reuse the strings of `fields`, so that each path is stored once.
+    return SpecFingerprint(
+        spec.spec_hash.hex(), fields, frozenset(p for p in fields if p in defaults)
+    )
 
 
-def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:
+def _workers(workers: wire.RunWorkers, site: SiteName) -> ReportedWorkers:
     for name, count in (("wanted", len(workers.wanted)), ("members", len(workers.members))):
         if count > MAX_WORKERS:
             raise ContractError(f"{name}: {count} workers; allowed: {MAX_WORKERS}")
@@ -152,15 +153,15 @@ def _workers(workers: wire.RunWorkers, site: SiteName) -> SiteWorkers:
     if len(workers.left) > MAX_WORKERS:
         raise ContractError(f"left: {len(workers.left)} workers; allowed: {MAX_WORKERS}")
     left = frozenset(map(_rank, workers.left))
-    return SiteWorkers(wanted, members, workers.settled, accuracies, left)
+    return ReportedWorkers(wanted, members, workers.settled, accuracies, left)
 
 
 def _identity(place: wire.WorkerPlace, site: SiteName) -> WorkerIdentity:
     is_name = DNS_LABEL.fullmatch(place.group) and len(place.group) <= GROUP_NAME_LENGTH
-    if not is_name or place.index >= MOST_WORKERS:
+    if not is_name or place.index >= MAX_WORKERS_PER_GROUP:
         raise ContractError(
             f"worker {place.group!r:.80}, index {place.index}; allowed: a group's name, an index"
-            f" below {MOST_WORKERS}"
+            f" below {MAX_WORKERS_PER_GROUP}"
         )
     return WorkerIdentity(_rank(place.rank), site, place.group, place.index)
 
@@ -188,16 +189,16 @@ def _member(member: wire.SiteMember, site: SiteName) -> Member:
     )
 
 
-def _figures(figures: wire.RunFigures) -> Figures:
+def _figures(figures: wire.RunFigures) -> TrainingFigures:
     rate = figures.samples_per_s
     if not math.isfinite(rate) or rate < 0.0 or figures.iteration > MAX_COUNTER:
         raise ContractError(f"iteration {figures.iteration}, {rate} samples/s")
-    if len(figures.links) > MOST_SITES:
-        raise ContractError(f"links to {len(figures.links)} sites; allowed: {MOST_SITES}")
+    if len(figures.links) > MAX_SITES:
+        raise ContractError(f"links to {len(figures.links)} sites; allowed: {MAX_SITES}")
     links = tuple(map(_links_to, figures.links))
     if len({each.site for each in links}) < len(links):
         raise ContractError("links to a site twice")
-    return Figures(figures.training, figures.iteration, rate, links)
+    return TrainingFigures(figures.training, figures.iteration, rate, links)
 
 
 def _links_to(links: wire.LinksTo) -> LinksTo:
@@ -211,7 +212,7 @@ def _links_to(links: wire.LinksTo) -> LinksTo:
 
 
 def _bundle(content: bytes) -> bytes:
-    """Whatever stands there is judged by whoever uses it: it may be a user's mistake in one run."""
+    """Check the size only: a user's mistake in one run's bundle must not refuse the stream."""
     if len(content) > MAX_RUN_BUNDLE_BYTES:
         raise ContractError(f"bundle_pem: {len(content)} bytes; allowed: {MAX_RUN_BUNDLE_BYTES}")
     return content
@@ -227,14 +228,14 @@ def _unique(name: str, workers: Iterable[WorkerIdentity]) -> None:
     workers = tuple(workers)
     places = {(worker.group, worker.index) for worker in workers}
     if not len({worker.rank for worker in workers}) == len(places) == len(workers):
-        raise ContractError(f"{name}: a worker or a rank stands twice")
+        raise ContractError(f"{name}: a worker or a rank occurs twice")
 
 
 def _run(text: str) -> JobKey:
-    found = _RUN.fullmatch(text)
-    if found is None:
+    match = _RUN.fullmatch(text)
+    if match is None:
         raise ContractError(f"run {text!r:.80}; allowed: namespace/name#runId")
-    return JobKey(*found.groups())
+    return JobKey(*match.groups())
 
 
 def _site(name: str) -> SiteName:
@@ -248,17 +249,17 @@ def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
         raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
 
 
-# ---- what goes out ----------------------------------------------------------------------------
+# ---- outgoing ---------------------------------------------------------------------------------
 
 
-def _report(said: Said) -> wire.RunReport:
-    report = wire.RunReport(run=str(said.run))
-    if said.spec is not None:
-        report.spec.CopyFrom(_wire_spec(said.spec))
-    if said.workers is not None:
-        report.workers.CopyFrom(_wire_workers(said.workers))
-    if said.figures is not None:
-        figures = said.figures
+def _report(reported: RunReported) -> wire.RunReport:
+    report = wire.RunReport(run=str(reported.run))
+    if reported.spec is not None:
+        report.spec.CopyFrom(_wire_spec(reported.spec))
+    if reported.workers is not None:
+        report.workers.CopyFrom(_wire_workers(reported.workers))
+    if reported.figures is not None:
+        figures = reported.figures
         report.figures.CopyFrom(
             wire.RunFigures(
                 training=figures.training,
@@ -275,12 +276,12 @@ def _report(said: Said) -> wire.RunReport:
                 ],
             )
         )
-    if said.bundle_pem is not None:
-        report.bundle_pem = said.bundle_pem
+    if reported.bundle_pem is not None:
+        report.bundle_pem = reported.bundle_pem
     return report
 
 
-def _wire_spec(spec: SpecPrint) -> wire.RunSpec:
+def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
     return wire.RunSpec(
         spec_hash=bytes.fromhex(spec.spec_hash),
         fields=dict(spec.fields),
@@ -288,7 +289,7 @@ def _wire_spec(spec: SpecPrint) -> wire.RunSpec:
     )
 
 
-def _wire_workers(workers: SiteWorkers) -> wire.RunWorkers:
+def _wire_workers(workers: ReportedWorkers) -> wire.RunWorkers:
     return wire.RunWorkers(
         wanted=[_place(worker) for worker in workers.wanted],
         members=[_wire_member(member, workers.accuracies) for member in workers.members],

@@ -1,5 +1,6 @@
-"""This site's part in the federation, put together: one port, one stream to each other site, the
-bundles that change. Runs in the operator's event loop.
+"""This site's node in the federation: one port, one stream to each other site, trusted bundles.
+
+Runs in the operator's event loop.
 """
 
 from __future__ import annotations
@@ -12,148 +13,149 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlion_api.names import JobKey, SiteName
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.bundles import Bundles
+from dlion_operator.federation.client import FederationClient
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.dialling import Dialler
-from dlion_operator.federation.measuring import Bandwidth, Meter
+from dlion_operator.federation.link_bandwidth import BandwidthMeter, LinkBandwidth
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.federation.service import FederationService
-from dlion_operator.federation.state import SILENT_AFTER_S, Federation, Hearing
+from dlion_operator.federation.state import SILENT_AFTER_S, FederationState, SiteReachability
 from dlion_operator.settings import RemoteSite
 
 _LOG = logging.getLogger(__name__)
 
-BUNDLES_EVERY_S = 3.0
-LOOK_EVERY_S = 0.5
-"""So soon is told what is new."""
+BUNDLES_INTERVAL_S = 3.0
+REPORTS_INTERVAL_S = 0.5
+"""How often the reports are read again; bounds the delay of a change."""
 
 Reports = Callable[[], Mapping[JobKey, RunReport]]
 
 
 class FederationNode:
-    """What other sites hear of this one, and what this one hears of them."""
+    """Sends this site's reports to the other sites and receives theirs."""
 
     def __init__(
         self,
-        authority: Authority,
+        authority: CertificateAuthority,
         sites: tuple[RemoteSite, ...],
         *,
         certificate_life: timedelta,
         reports: Reports,
-        on_news: Callable[[JobKey], None],
+        on_run_changed: Callable[[JobKey], None],
         on_bundles: Callable[[Mapping[SiteName, bytes]], None],
     ) -> None:
-        """`reports` is what to say, asked for again and again; `on_news` hears which run other
-        sites say something new of, `on_bundles` all bundles whenever one is another."""
+        """`reports` returns the current reports and is called repeatedly.
+
+        `on_run_changed` receives each run that another site reports changes of. `on_bundles`
+        receives all bundles whenever one changes.
+        """
         own = authority.site
-        self._ask = reports
+        self._read_reports = reports
         self._current: Mapping[JobKey, RunReport] = {}
-        """One for all streams."""
-        self._state = Federation(own, [SiteName(site.name) for site in sites])
+        """Shared by all streams."""
+        self._state = FederationState(own, [SiteName(site.name) for site in sites])
         self._bundles = Bundles({SiteName(site.name): Path(site.bundle_file) for site in sites})
         self._on_bundles = on_bundles
         self.credentials = Credentials(authority, certificate_life)
-        self.service = FederationService(own, self._state, self.credentials, on_news)
-        self.diallers = {
-            SiteName(site.name): Dialler(
+        self.service = FederationService(own, self._state, self.credentials, on_run_changed)
+        self.clients = {
+            SiteName(site.name): FederationClient(
                 own, SiteName(site.name), site.address, self.credentials, lambda: self._current
             )
             for site in sites
         }
         addresses = {SiteName(site.name): site.address for site in sites}
-        self._meter = Meter(own, addresses, self.credentials)
+        self._meter = BandwidthMeter(own, addresses, self.credentials)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, listen_address: str) -> int:
-        """Opens the port, yields its number, and begins to dial.
+        """Open the port, start the clients and return the port's number.
 
         Raises:
-            UnavailableError: the address cannot be listened on.
+            UnavailableError: The server cannot listen on the address.
         """
         self._reload()
         port = await self.service.start(listen_address)
-        self._current = self._ask()
-        running = [dialler.run() for dialler in self.diallers.values()]
-        running += [self._look(), self._keep_current()]
+        self._current = self._read_reports()
+        running = [client.run() for client in self.clients.values()]
+        running += [self._refresh_reports(), self._refresh_trust()]
         self._tasks = [asyncio.create_task(each) for each in running]
         for task in self._tasks:
-            task.add_done_callback(_report_defect)
+            task.add_done_callback(_log_task_error)
         return port
 
     async def close(self) -> None:
-        """Ends all streams and the port."""
+        """Close all streams and the port."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.service.shut_down()
 
-    def replace_authority(self, authority: Authority) -> None:
-        """This operator's certificates are signed by that one from now on."""
+    def replace_authority(self, authority: CertificateAuthority) -> None:
+        """Use `authority` to sign this operator's certificates."""
         self.credentials.replace_authority(authority)
 
     def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        """What each site that has that run said of it last."""
+        """Return the last report of that run from each site that has it."""
         return self._state.reports(run)
 
-    def hearing(self, site: SiteName) -> Hearing:
-        """Whether that site is heard just now."""
-        return self._state.hearing(site, time.monotonic())
+    def reachability(self, site: SiteName) -> SiteReachability:
+        """Return whether that site is reachable now."""
+        return self._state.reachability(site, time.monotonic())
 
     def problem(self, site: SiteName) -> str:
-        """What stands between this site and that one, for people; empty: nothing."""
-        if site not in self.diallers:
+        """Return a message about what is wrong with the link to that site; empty: nothing."""
+        if site not in self.clients:
             return "not among this site's sites (values: sites)"
-        if said := self._bundles.problems.get(site):
-            return said
-        if said := self.diallers[site].problem:
-            return said
-        heard = self.hearing(site)
-        if heard.heartbeat_age_s is None:
-            return "its operator has said nothing yet"
-        if not heard.reachable:
-            return f"nothing of its operator for more than {SILENT_AFTER_S:g} s"
+        if problem := self._bundles.problems.get(site) or self.clients[site].problem:
+            return problem
+        reachability = self.reachability(site)
+        if reachability.heartbeat_age_s is None:
+            return "its operator has reported nothing yet"
+        if not reachability.reachable:
+            return f"no message from its operator for more than {SILENT_AFTER_S:g} s"
         return ""
 
-    async def bandwidth(self, site: SiteName) -> Bandwidth:
-        """What the link to that site carries, measured now. Raises: as `Meter.bandwidth`."""
+    async def bandwidth(self, site: SiteName) -> LinkBandwidth:
+        """Measure the bandwidth to that site. Raises as `BandwidthMeter.bandwidth` does."""
         return await self._meter.bandwidth(site)
 
     def has_bundle(self, site: SiteName) -> bool:
-        """Whether that site is believed: by its bundle as it is, or as it was before."""
+        """Whether that site is trusted, by its current or its last valid bundle."""
         return site in self._bundles.pems
 
-    def bundle_will_do(self, site: SiteName) -> bool:
-        """Whether that site's file is as it should be: after a restart nothing else is believed."""
+    def is_bundle_valid(self, site: SiteName) -> bool:
+        """Whether that site's file is valid now, which it must be at the operator's next start."""
         return site in self._bundles.pems and site not in self._bundles.problems
 
     def _reload(self) -> None:
         if not self._bundles.reload():
             return
         for site, problem in self._bundles.problems.items():
-            words = "site %s: %s" if self.has_bundle(site) else "site %s is not trusted: %s"
-            _LOG.error(words, site, problem)
+            text = "site %s: %s" if self.has_bundle(site) else "site %s is not trusted: %s"
+            _LOG.error(text, site, problem)
         self.credentials.trust(self._bundles.pems)
         self._on_bundles(self._bundles.pems)
 
-    async def _look(self) -> None:
+    async def _refresh_reports(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(REPORTS_INTERVAL_S)
             try:
-                self._current = self._ask()
-            except Exception:  # noqa: BLE001 - one run's defect must not silence this site
-                _LOG.exception("other sites are told of no change; tried again")
+                self._current = self._read_reports()
+            except Exception:  # noqa: BLE001 - a bug in one run must not stop this loop
+                _LOG.exception("no changes are reported to other sites; retrying")
 
-    async def _keep_current(self) -> None:
+    async def _refresh_trust(self) -> None:
         while True:
-            await asyncio.sleep(BUNDLES_EVERY_S)
+            await asyncio.sleep(BUNDLES_INTERVAL_S)
             try:
                 self._reload()
                 self.credentials.renew()
-            except Exception:  # noqa: BLE001 - without its rounds trust would run out
-                _LOG.exception("bundles and certificate stay as they are; tried again")
+            except Exception:  # noqa: BLE001 - if this loop ended, certificates would expire
+                _LOG.exception("bundles and certificate were not refreshed; retrying")
 
 
-def _report_defect(task: asyncio.Task[None]) -> None:
+def _log_task_error(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _LOG.error("federation: a defect of ours", exc_info=error)
+        _LOG.error("federation: a bug in DLion ended a task", exc_info=error)

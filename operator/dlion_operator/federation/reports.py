@@ -1,6 +1,6 @@
-"""What one site says of its part in one run, and how the compared part of a manifest is cut up.
+"""A site's report of its part in a run, and fingerprints of manifests. Pure.
 
-Plain data, made by `dlion_operator.site_runs`, told by `telling`, kept by `state`. Pure.
+`dlion_operator.site_runs` makes reports, `outbound_reports` sends them, `state` keeps them.
 """
 
 from __future__ import annotations
@@ -14,127 +14,123 @@ from typing import Any
 from dlion_api.membership import Member
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
-from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
+from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 
 MAX_FIELDS = 2048
-"""More than the largest manifest has; of a larger one the first by name are told apart."""
-MAX_WORKERS = MOST_GROUPS * MOST_WORKERS
-"""Of one site."""
+"""More than any manifest should have; beyond it, only the first by name are compared."""
+MAX_WORKERS = MAX_GROUPS_PER_SITE * MAX_WORKERS_PER_GROUP
+"""Per site."""
 MAX_PATH_BYTES = 200
 RANKS_PATH = f"metadata.annotations[{RANKS_ANNOTATION}]"
-"""How workers are numbered, where pods and keeper have it; part of what is compared."""
+"""How workers are numbered; part of the compared fields."""
 FIELD_HASH_BYTES = 8
-"""Enough to tell two values of one field apart, too little to try values out on."""
+"""Enough to distinguish two values, too short to recover a value by brute force."""
 
 
 @dataclass(frozen=True)
-class SpecPrint:
-    """The fingerprint of the part of a manifest that must be the same at every site."""
+class SpecFingerprint:
+    """Fingerprint of the part of a manifest that must be equal at every site."""
 
     spec_hash: str
-    """As `dlion_api.spec.Job.hash` has it."""
+    """From `dlion_api.spec.Job.hash`."""
     fields: Mapping[str, bytes]
-    """From a field's path to the hash of its value."""
+    """Hash of each field's value, by the field's path."""
     defaults: frozenset[str] = frozenset()
-    """Those of the fields that need not be written: another release may not know them."""
+    """Fields that have their default: another release may not know them."""
 
     @classmethod
-    def of(cls, job: Job) -> SpecPrint:
-        """That job's, with ranks as the job has them."""
+    def of(cls, job: Job) -> SpecFingerprint:
         leaves = sorted(_leaves("", job.compared()))[: MAX_FIELDS - 1]
         written = {path for path, _ in _leaves("", job.compared(without_defaults=True))}
         fields = {_bounded(path): _hash(text) for path, text in leaves}
         defaults = {_bounded(path) for path, _ in leaves if path not in written}
-        # Nobody writes it; releases may number the workers of one manifest in different ways.
+        # Not from the manifest: releases may number the workers of one manifest differently.
         fields[RANKS_PATH] = _hash(_text(BY_GROUP if job.may_grow else ""))
         return cls(job.hash(), fields, frozenset({*defaults, RANKS_PATH}))
 
     @property
     def is_whole(self) -> bool:
-        """Whether every field is told apart."""
+        """Whether `fields` covers every field."""
         return len(self.fields) < MAX_FIELDS
 
 
 @dataclass(frozen=True)
-class SiteWorkers:
-    """A site's own workers of a run."""
+class ReportedWorkers:
+    """A site's own workers in a run."""
 
     wanted: tuple[WorkerIdentity, ...]
-    """Those that there should be, by that site's manifest."""
+    """The workers in that site's manifest."""
     members: tuple[Member, ...]
-    """Those that have joined its coordinator since that began."""
+    """Workers that have joined its coordinator since the coordinator started."""
     settled: bool
-    """Whether its coordinator has heard from every worker there is: a worker that is not among the
-    members is not there."""
+    """Whether every existing worker has joined its coordinator: one not in `members` is absent."""
     accuracies: Mapping[Rank, float] = field(default_factory=dict)
-    """Of replicas, at their last evaluation in mid-run."""
+    """Each replica's accuracy at its last evaluation during the run."""
     left: frozenset[Rank] = frozenset()
-    """Workers of its that will not come again: they have failed for good, or the run is over
-    there."""
+    """Workers that will not return: they failed permanently, or the run is over there."""
 
 
 @dataclass(frozen=True)
 class LinksTo:
-    """The links of a site's workers to those of another one."""
+    """The links of a site's workers to those of another site."""
 
     site: SiteName
     connected: int
     expected: int
     bytes_per_s: float = 0.0
-    """Of the slowest, as its receiver measures it; 0: not known."""
+    """Rate of the slowest link, measured by its receiver; 0: unknown."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """How a site trains."""
+class TrainingFigures:
+    """A site's training progress."""
 
     training: bool = False
     iteration: int = 0
-    """Of its foremost worker."""
+    """The highest iteration of its workers."""
     samples_per_s: float = 0.0
     links: tuple[LinksTo, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that a site says of its part in a run."""
+    """A site's complete report of its part in a run."""
 
-    spec: SpecPrint
-    workers: SiteWorkers
-    figures: Figures
+    spec: SpecFingerprint
+    workers: ReportedWorkers
+    figures: TrainingFigures
     bundle_pem: bytes = b""
-    """By which this site's workers of the run are known, where the job names an authority; empty:
-    it names none, or there is none."""
+    """CA bundle of this site's workers, if the job names an authority; empty: none."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """Some of that; None: as it was said last on the same stream."""
+class RunReported:
+    """A partial report; None: unchanged since the last one on the same stream."""
 
     run: JobKey
-    spec: SpecPrint | None = None
-    workers: SiteWorkers | None = None
-    figures: Figures | None = None
+    spec: SpecFingerprint | None = None
+    workers: ReportedWorkers | None = None
+    figures: TrainingFigures | None = None
     bundle_pem: bytes | None = None
 
 
 @dataclass(frozen=True)
-class SaidGone:
-    """The site serves that run no more."""
+class RunRemoved:
+    """The site no longer serves that run."""
 
     run: JobKey
 
 
 @dataclass(frozen=True)
-class Beat:
-    """There is nothing new."""
+class Heartbeat:
+    """Nothing has changed."""
 
 
-Statement = Said | SaidGone | Beat
+Statement = RunReported | RunRemoved | Heartbeat
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each field's path and its value as text. A list of named things is taken apart by name."""
+    """Yield each field's path and value as text. A list of named objects is split by name."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), each)
@@ -142,7 +138,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, list):
         names = [each.get("name") for each in value if isinstance(each, dict)]
         if value and len(names) == len(value) and all(names):
-            yield path, _text(names)  # their order counts, too
+            yield path, _text(names)  # their order is compared, too
             for name, each in zip(names, value, strict=True):
                 yield from _leaves(f"{path}[{name}]", each)
             return
@@ -158,7 +154,7 @@ def _hash(text: str) -> bytes:
 
 
 def _bounded(path: str) -> str:
-    """The path, if it is short and can be shown; else as much of it as can be, and its hash."""
+    """Return the path if short and printable, else a printable prefix of it and its hash."""
     encoded = path.encode(errors="replace")
     if len(encoded) <= MAX_PATH_BYTES and path.isprintable():
         return path

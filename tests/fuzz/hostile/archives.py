@@ -21,7 +21,7 @@ import numpy as np
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_worker.evaluator.handover import Replica, put_down, take_up
+from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots, write_snapshot
 from dlion_worker.trainer.snapshot import load_checkpoint, save_checkpoint
 from hostile import bending
 
@@ -155,7 +155,7 @@ def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
 @numpys_warnings_apart()
 def attack_replica(chance: random.Random, folder: Path) -> str | None:
     """One damaged snapshot of a replica on its way to the evaluator."""
-    put_down(folder, _REPLICA)
+    write_snapshot(folder, _REPLICA)
     (path,) = folder.glob("*.npz")
     with zipfile.ZipFile(path) as archive:
         members = tuple((name, archive.read(name)) for name in archive.namelist())
@@ -167,7 +167,7 @@ def attack_replica(chance: random.Random, folder: Path) -> str | None:
         members = (("about.npy", file.getvalue()), *members[1:])
     path.write_bytes(bent_archive(chance, members))
     try:
-        for replica in take_up(folder):
+        for replica in take_snapshots(folder):
             assert replica.weights_D.dtype != object
         return "taken"
     except DataError:
@@ -175,4 +175,4 @@ def attack_replica(chance: random.Random, folder: Path) -> str | None:
         return "refused"
 
 
-_REPLICA = Replica(Rank(1), 3, 24, 1.5, np.ones(5, np.float32), np.zeros(2, np.float32))
+_REPLICA = ReplicaSnapshot(Rank(1), 3, 24, 1.5, np.ones(5, np.float32), np.zeros(2, np.float32))

@@ -19,7 +19,7 @@ from dlion_api.spec import Job, load_job
 from dlion_cli.manifests import apply_set
 from dlion_worker.environments import load_environment
 from dlion_worker.environments.model import Environment
-from dlion_worker.yaml_text import read_text
+from dlion_worker.yaml_text import parse_any_documents
 from hostile import bending
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def attack_manifest(chance: random.Random, folder: Path) -> str | None:
     right = chance.choice(right_texts("examples"))
     data = bending.until_other(right.encode(), lambda: bent_text(chance, right))
     try:
-        texts = read_text(data, source="hostile")
+        texts = parse_any_documents(data, source="hostile")
     except SpecError as error:
         _printable(error)
         return "refused"
@@ -112,7 +112,9 @@ def attack_set(chance: random.Random, folder: Path) -> str | None:
 
 @functools.cache
 def _right_document() -> dict[str, Any]:
-    document: dict[str, Any] = read_text(right_texts("examples")[0], source="right")[0].value
+    document: dict[str, Any] = parse_any_documents(right_texts("examples")[0], source="right")[
+        0
+    ].value
     return document
 
 

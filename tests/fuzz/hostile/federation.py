@@ -20,50 +20,57 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority import Authority
-from dlion_operator.authority_bundles import authorities_in
-from dlion_operator.federation.events import Event, Greeted, News, RefusalReason, Refuse, Told
+from dlion_operator.authority import CertificateAuthority
+from dlion_operator.authority_bundles import parse_authorities
+from dlion_operator.federation.events import (
+    Event,
+    FederationRefusalReason,
+    RefuseStream,
+    RunChanged,
+    StatementReceived,
+    StreamOpened,
+)
 from dlion_operator.federation.messages import greeting, greeting_of, statement_of, to_wire
 from dlion_operator.federation.reports import (
-    Beat,
-    Figures,
+    Heartbeat,
     LinksTo,
-    Said,
-    SaidGone,
-    SiteWorkers,
-    SpecPrint,
+    ReportedWorkers,
+    RunRemoved,
+    RunReported,
+    SpecFingerprint,
     Statement,
+    TrainingFigures,
 )
-from dlion_operator.federation.state import Federation
-from dlion_operator.reading import parser, readable
-from dlion_operator.run_trust import known
+from dlion_operator.federation.state import FederationState
+from dlion_operator.run_trust import trusted_bundles
+from dlion_operator.wire_parsing import parser, readable
 from hostile import bending
 
 OWN, SPEAKER, OTHER = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 RUN = JobKey("default", "digits", "1")
 TEXTS = ("", "x", "a" * 300, "a" * 100_000, "plant-a", "plant-b", "Ready", "\x00", "\u202e", "../x",
          "default/digits#1", "default/digits#2", "a/b", "#")  # fmt: skip
-BUNDLE = Authority(SPEAKER).bundle_pem
+BUNDLE = CertificateAuthority(SPEAKER).bundle_pem
 NUMBERS = (*bending.LARGE, -1, -1.0, 0.5, math.nan, math.inf, 1e300)
 BYTES = (b"", b"x", bytes(8), bytes(32), b"\xff" * 9000)
 
 
-def _report(site: SiteName) -> Said:
+def _report(site: SiteName) -> RunReported:
     """All that there is to say of a run with two workers."""
     workers = tuple(WorkerIdentity(Rank(n), site, "small", n) for n in range(2))
     members = tuple(Member(w, 1, MemberState.READY, "10.0.0.1:1", "h:2") for w in workers)
     fields = {"trainer.seed": bytes(8), "exchange.policy": b"\x01" * 8}
-    return Said(
+    return RunReported(
         RUN,
-        SpecPrint("ab" * 32, fields, frozenset({"trainer.seed"})),
-        SiteWorkers(workers, members, True, {Rank(0): 0.5}, frozenset({Rank(7)})),
-        Figures(True, 3, 100.0, (LinksTo(OTHER, 1, 2, 1e6),)),
+        SpecFingerprint("ab" * 32, fields, frozenset({"trainer.seed"})),
+        ReportedWorkers(workers, members, True, {Rank(0): 0.5}, frozenset({Rank(7)})),
+        TrainingFigures(True, 3, 100.0, (LinksTo(OTHER, 1, 2, 1e6),)),
         BUNDLE,
     )
 
 
 def _right(chance: random.Random) -> wire.Statement:
-    said: tuple[Statement, ...] = (_report(SPEAKER), SaidGone(RUN), Beat())
+    said: tuple[Statement, ...] = (_report(SPEAKER), RunRemoved(RUN), Heartbeat())
     messages = (greeting(SPEAKER, OWN), *map(to_wire, said))
     return chance.choices(messages, (2, 6, 1, 1))[0]
 
@@ -110,12 +117,12 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
     """One hostile statement on a stream that stands, or as the beginning of a new one."""
     right = _right(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent(chance, right))
-    state = Federation(OWN, (SPEAKER, OTHER))
-    state.handle(Greeted(1, SPEAKER, OWN, 0.0))
-    state.handle(Told(1, _report(SPEAKER), 0.0))
+    state = FederationState(OWN, (SPEAKER, OTHER))
+    state.handle(StreamOpened(1, SPEAKER, OWN, 0.0))
+    state.handle(StatementReceived(1, _report(SPEAKER), 0.0))
     try:
         told = state.handle(_event(readable(parser(wire.Statement)(content))))
-        word = "refused" if any(isinstance(each, Refuse) for each in told) else "taken"
+        word = "refused" if any(isinstance(each, RefuseStream) for each in told) else "taken"
     except ContractError:
         word = "refused"
     for reports in map(state.reports, (RUN, JobKey("default", "digits", "2"))):
@@ -125,11 +132,11 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
             for member in report.workers.members
         )
         bundles = {site: report.bundle_pem for site, report in reports.items()}
-        for bundle in known((SPEAKER, OTHER), bundles, {}, datetime.now(UTC)).values():
-            assert authorities_in(bundle)
-    state.handle(Greeted(3, OTHER, OWN, 2.0))
-    assert state.handle(Told(3, _report(OTHER), 2.0)) == (News(RUN),)
-    assert state.hearing(OTHER, 2.0).reachable
+        for bundle in trusted_bundles((SPEAKER, OTHER), bundles, {}, datetime.now(UTC)).values():
+            assert parse_authorities(bundle)
+    state.handle(StreamOpened(3, OTHER, OWN, 2.0))
+    assert state.handle(StatementReceived(3, _report(OTHER), 2.0)) == (RunChanged(RUN),)
+    assert state.reachability(OTHER, 2.0).reachable
     return word
 
 
@@ -138,8 +145,8 @@ def _event(message: wire.Statement) -> Event:
     if message.HasField("greeting"):
         site, to_site = greeting_of(message)
         if site != SPEAKER:
-            raise ContractError(RefusalReason.BAD_CERTIFICATE)
-        return Greeted(2, site, to_site, 1.0)
+            raise ContractError(FederationRefusalReason.BAD_CERTIFICATE)
+        return StreamOpened(2, site, to_site, 1.0)
     statement = statement_of(message, SPEAKER)
     assert statement_of(to_wire(statement), SPEAKER) == statement
-    return Told(1, statement, 1.0)
+    return StatementReceived(1, statement, 1.0)

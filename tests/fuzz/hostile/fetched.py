@@ -18,7 +18,7 @@ from typing import Any
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_cli.unpacking import unpack
-from dlion_worker.keeper.pack import CHECKSUMS, CONTENTS, pack
+from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, pack
 from hostile import bending
 
 FILES = {"models/plant-a/model.keras": bytes(range(256)) * 8, "models/plant-a/model.json": b"{}"}

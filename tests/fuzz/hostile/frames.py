@@ -16,9 +16,9 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
 from dlion_worker.exchange.client import _acknowledgement
 from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import Inbox, allowed_bytes, cut_payload
-from dlion_worker.exchange.transfer import Assembly, cut
-from dlion_worker.exchange.window import Outbox, QueueRule
+from dlion_worker.exchange.framing import StreamReceiver, allowed_bytes, split_payload
+from dlion_worker.exchange.send_queue import QueueRule, SendQueue
+from dlion_worker.exchange.state_transfer import StateAssembler, state_chunks
 from dlion_worker.policies.interface import Message, MessageKind
 from hostile import bending
 
@@ -30,17 +30,17 @@ KINDS = tuple(MessageKind)
 
 def valid_stream(chance: random.Random) -> tuple[list[bytes], set[bytes]]:
     """Frames of a few messages as the real sender makes them, and the payloads in them."""
-    outbox = Outbox(QueueRule.KEEP, 100)
-    frames = [Frame(hello=Hello(epoch=outbox.reset())).SerializeToString()]
-    outbox.set_budget(chance.choice((512, 4096, 40_000)))
+    send_queue = SendQueue(QueueRule.KEEP, 100)
+    frames = [Frame(hello=Hello(epoch=send_queue.reset())).SerializeToString()]
+    send_queue.set_budget(chance.choice((512, 4096, 40_000)))
     payloads = {b""}
     for iteration in range(chance.randint(1, 3)):
         kind = chance.choice(KINDS)
         size = min(chance.choice((1, 7, 500, 5000)), allowed_bytes(kind, LIMIT))
         payload = chance.randbytes(size)
         payloads.add(payload)
-        outbox.push(Message(kind, iteration, payload=payload))
-    while (frame := outbox.next_frame(0.0)) is not None:
+        send_queue.push(Message(kind, iteration, payload=payload))
+    while (frame := send_queue.next_frame(0.0)) is not None:
         frames.append(frame)
     return frames, payloads
 
@@ -103,24 +103,26 @@ def attack_inbox(chance: random.Random, folder: Path) -> str | None:
         other = chance.choice(frames)
         altered = bending.until_other(frames[at], lambda: _bent(chance, frames[at], other))
         stream[at] = altered
-    inbox = Inbox(LIMIT, incarnation=1)
+    inbox = StreamReceiver(LIMIT, incarnation=1)
     refused = not _received(inbox, stream, payloads, altered)
     # A refused stream is closed. The peer dials again, and then nothing is missing.
-    fresh = Inbox(LIMIT, incarnation=1)
+    fresh = StreamReceiver(LIMIT, incarnation=1)
     assert _received(fresh, frames, payloads, None)
     return "refused" if refused else "taken"
 
 
-def _received(inbox: Inbox, stream: list[bytes], sent: set[bytes], altered: bytes | None) -> bool:
+def _received(
+    inbox: StreamReceiver, stream: list[bytes], sent: set[bytes], altered: bytes | None
+) -> bool:
     """Whether the receiver takes the whole stream."""
     for data in stream:
         try:
-            head, cut = cut_payload(data)
+            head, state_chunks = split_payload(data)
             frame = inbox.parse(head)
             if frame.HasField("hello"):
-                inbox.greeted(frame.hello)
+                inbox.hello_received(frame.hello)
                 continue
-            message = inbox.feed(frame, 0.0, cut)
+            message = inbox.feed(frame, 0.0, state_chunks)
         except ContractError:
             return False
         if message is not None and (payload := bytes(message.payload)) not in sent:
@@ -134,25 +136,27 @@ def _received(inbox: Inbox, stream: list[bytes], sent: set[bytes], altered: byte
 
 def attack_outbox(chance: random.Random, folder: Path) -> str | None:
     """One hostile acknowledgement against the sender, which goes on in its next epoch."""
-    outbox = Outbox(QueueRule.KEEP, 100)
-    outbox.reset()
-    outbox.push(Message(MessageKind.GRADIENT, 1, payload=bytes(3000)))
-    outbox.next_frame(0.0)
+    send_queue = SendQueue(QueueRule.KEEP, 100)
+    send_queue.reset()
+    send_queue.push(Message(MessageKind.GRADIENT, 1, payload=bytes(3000)))
+    send_queue.next_frame(0.0)
     honest = Acknowledgement(epoch=1, incarnation=1, frames=1, stream_bytes=3000, busy_bytes=9)
     data = bending.until_other(
         honest.SerializeToString(), lambda: _bent_acknowledgement(chance, honest)
     )
     try:
-        outbox.acknowledge(_acknowledgement(data), 1.0)
+        send_queue.acknowledge(_acknowledgement(data), 1.0)
         word = "taken"
     except ContractError:
         word = "refused"
-    assert 0 <= outbox.unacknowledged_bytes <= 3000
-    epoch = outbox.reset()
-    outbox.push(Message(MessageKind.GRADIENT, 2, payload=bytes(100)))
-    assert outbox.next_frame(2.0) is not None
-    outbox.acknowledge(Acknowledgement(epoch=epoch, incarnation=1, frames=1, stream_bytes=100), 3.0)
-    assert outbox.unacknowledged_bytes == 0
+    assert 0 <= send_queue.unacknowledged_bytes <= 3000
+    epoch = send_queue.reset()
+    send_queue.push(Message(MessageKind.GRADIENT, 2, payload=bytes(100)))
+    assert send_queue.next_frame(2.0) is not None
+    send_queue.acknowledge(
+        Acknowledgement(epoch=epoch, incarnation=1, frames=1, stream_bytes=100), 3.0
+    )
+    assert send_queue.unacknowledged_bytes == 0
     return word
 
 
@@ -168,15 +172,15 @@ def _bent_acknowledgement(chance: random.Random, honest: Acknowledgement) -> byt
 def attack_assembly(chance: random.Random, folder: Path) -> str | None:
     """One hostile chunk of state; a fresh assembly then takes the honest one."""
     snapshot = StateSnapshot(1, 1, chance.randbytes(chance.choice((1, 300))))
-    honest = next(cut(snapshot))
+    honest = next(state_chunks(snapshot))
     data = bending.until_other(honest, lambda: _bent_chunk(chance, honest))
     try:
-        taken = Assembly(LIMIT).feed(data)
+        taken = StateAssembler(LIMIT).feed(data)
         assert taken is None or len(taken.payload) <= LIMIT
         word = "taken"
     except ContractError:
         word = "refused"
-    assert Assembly(LIMIT).feed(honest) == snapshot
+    assert StateAssembler(LIMIT).feed(honest) == snapshot
     return word
 
 

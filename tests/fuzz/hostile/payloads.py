@@ -1,8 +1,8 @@
 """Hostile insides of messages whose frames are in order: gradients, weights, losses, meetings,
 peers' states, and any message at all against the trainer's inbox and the policies.
 
-What must hold: `ContractError` (from the policies `Refuse`) or finite values at rising positions
-of the model; afterwards an honest peer is still understood.
+What must hold: `ContractError` (from the policies `RejectMessage`) or finite values at rising
+positions of the model; afterwards an honest peer is still understood.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from dlion_worker.codecs import (
 )
 from dlion_worker.codecs.positions import Positions
 from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.held import encode_held
 from dlion_worker.policies.interface import (
-    Descend,
-    Fold,
+    ApplyGradient,
+    AverageWeights,
     Layout,
     LocalStepDone,
-    Machine,
     MemberJoined,
     MemberLeft,
+    MergeReplicas,
     Message,
     MessageArrived,
     MessageKind,
-    Mix,
-    Refuse,
+    PolicyMachine,
+    RejectMessage,
 )
-from dlion_worker.trainer import rendezvous
-from dlion_worker.trainer.inbox import Inbox
-from dlion_worker.trainer.snapshot import WorkerState, pack, unpack
+from dlion_worker.policies.version_vector import encode_version_vector
+from dlion_worker.trainer import join_barrier
+from dlion_worker.trainer.inbox import EventInbox
+from dlion_worker.trainer.snapshot import TrainingState, pack, unpack
 from hostile import bending
 from naive_codecs import encode_positions, encode_sparse, payload_of
 
@@ -145,8 +145,8 @@ def attack_words(chance: random.Random, folder: Path) -> str | None:
                 return None
             done, asked = chance.choice(bending.LARGE), chance.choice(bending.LARGE)
             said = Message(MessageKind.MEET, done, weights_version=asked, payload=payload)
-            answer = rendezvous.read(said)
-            assert isinstance(answer, rendezvous.Answer)
+            answer = join_barrier.parse_message(said)
+            assert isinstance(answer, join_barrier.JoinAnswer)
             assert answer.done == said.iteration
             _meet(chance, answer)
         else:
@@ -156,18 +156,18 @@ def attack_words(chance: random.Random, folder: Path) -> str | None:
     return "taken"
 
 
-def _meet(chance: random.Random, answer: rendezvous.Answer) -> None:
+def _meet(chance: random.Random, answer: join_barrier.JoinAnswer) -> None:
     """A latecomer goes on naming later iterations, never an endless walk of them."""
-    meeting = rendezvous.Meeting()
+    meeting = join_barrier.JoinBarrier()
     for _ in range(5):
-        asked = meeting.to_ask({PEER: chance.randrange(3)}, {PEER: answer})
+        asked = meeting.peers_to_ask({PEER: chance.randrange(3)}, {PEER: answer})
         assert set(asked) <= {PEER}
-        meeting.agreed([PEER], {PEER: answer})
-    assert meeting.iteration <= answer.done + rendezvous.LARGEST_MARGIN
+        meeting.is_agreed([PEER], {PEER: answer})
+    assert meeting.iteration <= answer.done + join_barrier.MAX_MARGIN
 
 
 def _unpack(chance: random.Random) -> None:
-    like = WorkerState(*(np.ones(count, np.float32) for count in (5, 2, 3)))
+    like = TrainingState(*(np.ones(count, np.float32) for count in (5, 2, 3)))
     right = pack(like, weights_only=chance.random() < 0.5)
     wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
     state = unpack(wrong, like, weights_only=chance.random() < 0.5)
@@ -178,7 +178,9 @@ def _unpack(chance: random.Random) -> None:
 
 def bent_held(chance: random.Random) -> bytes:
     """What a peer's weights hold, right or altered."""
-    right = encode_held({Rank(0): chance.choice(bending.LARGE), PEER: chance.randrange(10**6)})
+    right = encode_version_vector(
+        {Rank(0): chance.choice(bending.LARGE), PEER: chance.randrange(10**6)}
+    )
     return right if chance.random() < 0.5 else bending.bytes_of(chance, right)
 
 
@@ -212,7 +214,7 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
         _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
     )
     sent: list[Message] = []
-    inbox = Inbox(lambda _, message: sent.append(message))
+    inbox = EventInbox(lambda _, message: sent.append(message))
     inbox.put(LinkUp(PEER, 1, 0))
     started = chance.random() < 0.7
     if started:
@@ -226,32 +228,34 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
         told += machine.handle(event)
     told += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
     if chance.random() < 0.5:  # it asks for weights, and gets what it gets
-        lacked = Message(MessageKind.HELD, 1, payload=encode_held({PEER: 10**6}))
+        lacked = Message(MessageKind.HELD, 1, payload=encode_version_vector({PEER: 10**6}))
         told += machine.handle(MessageArrived(PEER, lacked))
         told += machine.handle(MessageArrived(PEER, any_message(chance, size)))
     for instruction in told:
-        if isinstance(instruction, Descend):
+        if isinstance(instruction, ApplyGradient):
             assert np.isfinite(instruction.gradient_D).all()
-        elif isinstance(instruction, Mix | Fold):
+        elif isinstance(instruction, AverageWeights | MergeReplicas):
             assert np.isfinite(instruction.weights_D).all()
-    refused = len(inbox.refusals) - refused + sum(isinstance(each, Refuse) for each in told)
+    refused = len(inbox.refusals) - refused + sum(isinstance(each, RejectMessage) for each in told)
     _peer_comes_back(inbox, machine)
     return "refused" if refused else "taken"
 
 
-def _peer_comes_back(inbox: Inbox, machine: Machine) -> None:
+def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine) -> None:
     """The link breaks and is up again: its new life is understood from the beginning."""
     inbox.put(LinkDown(PEER, 1, "hostile"))
     inbox.put(LinkUp(PEER, 2, 0))
-    inbox.put(MessageArrived(PEER, rendezvous.answer(7, done=3, role=rendezvous.Role.IN)))
+    inbox.put(
+        MessageArrived(PEER, join_barrier.join_answer(7, done=3, role=join_barrier.JoinRole.IN))
+    )
     for event in inbox.drain():
         machine.handle(event)
-    assert inbox.answers[PEER] == rendezvous.Answer(7, 3, rendezvous.Role.IN)
+    assert inbox.answers[PEER] == join_barrier.JoinAnswer(7, 3, join_barrier.JoinRole.IN)
     machine.handle(MemberLeft(PEER))
     machine.handle(MemberJoined(PEER, 0))
     honest = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
     told = machine.handle(MessageArrived(PEER, Message(MessageKind.GRADIENT, 1, 8, 1, honest)))
-    assert not any(isinstance(each, Refuse) for each in told)
+    assert not any(isinstance(each, RejectMessage) for each in told)
 
 
 class _Replica:

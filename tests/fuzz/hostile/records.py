@@ -23,16 +23,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
-from dlion_api import local_messages, measurements, progress, records
+from dlion_api import measurements, progress, records, sidecar_protocol
 from dlion_api.errors import ContractError
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
-from dlion_operator.authority import Authority
-from dlion_operator.bearers import Bearer
-from dlion_operator.coordinator.events import Accept, JoinAsked, Refuse, Shown
+from dlion_operator.authority import CertificateAuthority
+from dlion_operator.coordinator.events import Accept, JoinRequested, PresentedToken, RefuseCall
 from dlion_operator.coordinator.messages import (
     checked_size,
     join_event,
@@ -40,12 +39,13 @@ from dlion_operator.coordinator.messages import (
     report_event,
     sign_event,
 )
-from dlion_operator.coordinator.state import Coordinator
-from dlion_worker.coordination import client, kept
+from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.token_bindings import Bearer
+from dlion_worker.coordination import client, saved_state
 from dlion_worker.credentials import WorkerKey
-from dlion_worker.policies.clusters import graph_of_groups, problem_of
+from dlion_worker.policies.clusters import graph_of_groups, grouping_problem
 from dlion_worker.results.events import read_events
-from dlion_worker.sidecar import peer_words
+from dlion_worker.sidecar import capacity_messages
 from hostile import bending
 
 JOB = JobKey("default", "digits", "1")
@@ -57,7 +57,7 @@ MEMBERSHIP = Membership(
 RANKS = {Rank(1): 10, Rank(2): 20}
 PROOF_KEY = WorkerKey()
 
-LOCAL: tuple[local_messages.LocalRecord, ...] = (
+LOCAL: tuple[sidecar_protocol.LocalRecord, ...] = (
     measurements.SpeedProbe(8, 0.1, 0.1, 0.0, None, 8),
     measurements.StepTiming(3, 8, 0.1, 0.2, 0.1, None, 0.0),
     measurements.LinkDelivery(Rank(1), 10, 5, 0.5, 3),
@@ -92,14 +92,14 @@ def bent_json(chance: random.Random, right: bytes) -> bytes:
 
 def attack_socket(chance: random.Random, folder: Path) -> str | None:
     """One hostile line on the socket between trainer and sidecar."""
-    right = local_messages.encode(chance.choice(LOCAL))
+    right = sidecar_protocol.encode(chance.choice(LOCAL))
     line = bending.until_other(right, lambda: bent_json(chance, right))
     try:
-        record = local_messages.decode(line)
-        again = local_messages.encode(record)
+        record = sidecar_protocol.decode(line)
+        again = sidecar_protocol.encode(record)
     except ContractError:
         return "refused"
-    assert local_messages.decode(again) == record
+    assert sidecar_protocol.decode(again) == record
     return "taken"
 
 
@@ -131,7 +131,7 @@ def attack_events(chance: random.Random, folder: Path) -> str | None:
 
 
 def _right_proof(use: str, csr_pem: bytes = b"") -> wire.PodProof:
-    signature = PROOF_KEY.signed(proof_statement(str(JOB), use, csr_pem, 7))
+    signature = PROOF_KEY.sign(proof_statement(str(JOB), use, csr_pem, 7))
     return wire.PodProof(key_der=PROOF_KEY.public_der(), count=7, signature=signature)
 
 
@@ -179,8 +179,10 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     """One hostile request; the coordinator then still admits an honest worker."""
     right = _right_request(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
-    state = Coordinator(JOB, WORKERS, "hash")
-    state.handle(JoinAsked(1, str(JOB), WORKERS[0], Shown(Bearer()), 1, "h:1", "", "hash", 0))
+    state = CoordinatorState(JOB, WORKERS, "hash")
+    state.handle(
+        JoinRequested(1, str(JOB), WORKERS[0], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0)
+    )
     token_ok = chance.random() < 0.9
     bearer = Bearer("uid") if token_ok else None
     try:
@@ -192,11 +194,13 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
             told = state.handle(join_event(request, stream=2, bearer=bearer))
         else:
             told = state.handle(report_event(request, token_ok=token_ok, now_s=0.0))
-        word = "refused" if any(isinstance(each, Refuse) for each in told) else "taken"
+        word = "refused" if any(isinstance(each, RefuseCall) for each in told) else "taken"
     except (ContractError, DecodeError):  # the skin answers both with INVALID_ARGUMENT
         word = "refused"
     assert word == "refused" or token_ok
-    honest = JoinAsked(3, str(JOB), WORKERS[1], Shown(Bearer()), 1, "h:1", "", "hash", 0)
+    honest = JoinRequested(
+        3, str(JOB), WORKERS[1], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0
+    )
     assert Accept() in state.handle(honest)
     return word
 
@@ -208,17 +212,19 @@ def attack_sidecar(chance: random.Random, folder: Path) -> str | None:
         Rank(1), 10.0, 2.0, measurements.CapacitySource.UNKNOWN, 3,
         link_bytes_per_s={Rank(0): 1e6}, grouping=grouping,
     )  # fmt: skip
-    right = peer_words.to_wire(capacity, JOB, 1)
+    right = capacity_messages.to_wire(capacity, JOB, 1)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
     try:
         share = measuring_pb2.CapacityShare.FromString(content)
-        capacity = peer_words.from_wire(share, JOB, Rank(1))
+        capacity = capacity_messages.from_wire(share, JOB, Rank(1))
     except (ContractError, DecodeError):  # gRPC itself answers the second
         return "refused"
-    assert 0 <= capacity.samples_per_s <= peer_words.MOST_SAMPLES_PER_S
-    assert 0 <= capacity.training_set_samples <= peer_words.MOST_TRAINING_SET_SAMPLES
-    assert all(0 < r <= peer_words.MOST_BYTES_PER_S for r in capacity.link_bytes_per_s.values())
-    if capacity.grouping is None or problem_of(capacity.grouping, (0, 1)):
+    assert 0 <= capacity.samples_per_s <= capacity_messages.MAX_SAMPLES_PER_S
+    assert 0 <= capacity.training_set_samples <= capacity_messages.MAX_TRAINING_SET_SAMPLES
+    assert all(
+        0 < r <= capacity_messages.MAX_BYTES_PER_S for r in capacity.link_bytes_per_s.values()
+    )
+    if capacity.grouping is None or grouping_problem(capacity.grouping, (0, 1)):
         return "refused"
     graph = graph_of_groups(capacity.grouping)
     assert set(graph) == {0, 1}
@@ -239,10 +245,10 @@ def attack_membership(chance: random.Random, folder: Path) -> str | None:
         membership = client._membership(JOB, update)
     except (ContractError, DecodeError):  # gRPC itself answers the second
         return "refused"
-    together = kept.merged(MEMBERSHIP, membership)
+    together = saved_state.merge_memberships(MEMBERSHIP, membership)
     assert {w.rank for w in WORKERS} <= {member.identity.rank for member in together.members}
-    kept.keep_membership(folder, kept.Kept(together, 1.0))
-    again = kept.kept_membership(folder, JOB)
+    saved_state.save_membership(folder, saved_state.SavedMembership(together, 1.0))
+    again = saved_state.load_membership(folder, JOB)
     assert again is not None
     assert again.membership == together
     return "taken"
@@ -261,11 +267,11 @@ def _bent_membership(chance: random.Random, right: wire.MembershipUpdate) -> byt
 
 
 @functools.cache
-def _authority() -> tuple[Authority, bytes]:
+def _authority() -> tuple[CertificateAuthority, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     request = request.add_extension(x509.SubjectAlternativeName([x509.DNSName("a.b")]), False)
-    return Authority(SITE), request.sign(key, hashes.SHA256()).public_bytes(
+    return CertificateAuthority(SITE), request.sign(key, hashes.SHA256()).public_bytes(
         serialization.Encoding.DER
     )
 
@@ -296,14 +302,14 @@ def attack_kept(chance: random.Random, folder: Path) -> str | None:
     if chance.random() < 0.2:
         right = b"17\n"
         wrong = bending.until_other(right, lambda: bending.bytes_of(chance, right))
-        (folder / kept.INCARNATION_FILE).write_bytes(wrong)
-        return "taken" if kept.next_incarnation(folder, wall_clock_s=5.0) > 5 else "refused"
-    kept.keep_membership(folder, kept.Kept(MEMBERSHIP, 12.5))
-    path = folder / kept.MEMBERSHIP_FILE
+        (folder / saved_state.INCARNATION_FILE).write_bytes(wrong)
+        return "taken" if saved_state.next_incarnation(folder, wall_clock_s=5.0) > 5 else "refused"
+    saved_state.save_membership(folder, saved_state.SavedMembership(MEMBERSHIP, 12.5))
+    path = folder / saved_state.MEMBERSHIP_FILE
     right = path.read_bytes()
     path.write_bytes(bending.until_other(right, lambda: bent_json(chance, right)))
-    found = kept.kept_membership(folder, JOB)
+    found = saved_state.load_membership(folder, JOB)
     if found is None:
         return "refused"
-    kept.merged(found.membership, dataclasses.replace(MEMBERSHIP, version=9))
+    saved_state.merge_memberships(found.membership, dataclasses.replace(MEMBERSHIP, version=9))
     return "taken"

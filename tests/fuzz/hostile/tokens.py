@@ -21,7 +21,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.pod_tokens import FoundPod, Keys, PodTokens, wanted_labels, wanted_owner
+from dlion_operator.pod_tokens import (
+    PodRecord,
+    PodTokens,
+    SigningKeys,
+    expected_labels,
+    expected_owner,
+)
 from hostile import bending
 
 JOB = JobKey("default", "digits", "1")
@@ -39,15 +45,15 @@ def _key() -> ec.EllipticCurvePrivateKey:
 class _Site:
     """A cluster with one pod and one key."""
 
-    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
         is_there = (namespace, name, uid) == (JOB.namespace, POD["name"], POD["uid"])
-        labels = wanted_labels(WORKER, JOB)
-        return FoundPod(labels, wanted_owner(WORKER, JOB, labels)) if is_there else None
+        labels = expected_labels(WORKER, JOB)
+        return PodRecord(labels, expected_owner(WORKER, JOB, labels)) if is_there else None
 
-    async def read_keys(self) -> Keys:
+    async def read_keys(self) -> SigningKeys:
         key = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(_key().public_key()))
         keys = [{**key, "kid": "k1", "alg": "ES256"}]
-        return Keys(json.dumps({"keys": keys}).encode(), ISSUER)
+        return SigningKeys(json.dumps({"keys": keys}).encode(), ISSUER)
 
 
 def _claims() -> dict[str, Any]:

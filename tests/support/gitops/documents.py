@@ -12,7 +12,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
-from dlion_operator.observed import Refusal, RunView
+from dlion_operator.observed import RejectedObject, RunView
 from operator_world import World, dlion_job, stamp
 
 Document = dict[str, Any]
@@ -177,11 +177,11 @@ def _no_image() -> Document:
 
 
 def _forbidden() -> Document:
-    return _kept(World(dlion_job()), refused=Refusal("403 exceeded quota", 403))
+    return _kept(World(dlion_job()), rejected=RejectedObject("403 exceeded quota", 403))
 
 
 def _upkeep_fails() -> Document:
-    return _kept(_begun(), hindrance="500 etcdserver: request timed out")
+    return _kept(_begun(), last_error="500 etcdserver: request timed out")
 
 
 def _does_not_join() -> Document:
@@ -253,7 +253,7 @@ def _ended_early() -> Document:
 
 def _policy_denies() -> Document:
     words = "422 ValidatingAdmissionPolicy 'owner' with binding 'owner' denied request: no label"
-    return _kept(World(dlion_job()), refused=Refusal(words, 422))
+    return _kept(World(dlion_job()), rejected=RejectedObject(words, 422))
 
 
 def _invalid() -> Document:

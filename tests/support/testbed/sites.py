@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.owners import Owner
+from dlion_worker.local.resource_owner import ResourceOwner
 from testbed import removal
 from testbed.addons import VIRTUAL, core_dns, virtual_node
 from testbed.binaries import Binaries, build
@@ -149,7 +149,7 @@ class Testbed:
                     "choose another name"
                 )
             layout = Layout(name, sites, nodes, free_base_octet(sites), flat)
-            owner = None if stays else Owner.of_this_process()
+            owner = None if stays else ResourceOwner.of_this_process()
             state = State(layout, Rates(), str(binaries.folder), owner)
             state.save()
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.owners import Owner
+from dlion_worker.local.resource_owner import ResourceOwner
 from testbed.layout import Layout, checked_name
 from testbed.networks import Rates
 
@@ -50,7 +50,7 @@ class State:
     rates: Rates
     binaries: str
     """Folder of the programs it runs."""
-    owner: Owner | None = None
+    owner: ResourceOwner | None = None
     """The process that ends with it; None: it stays until `down`."""
 
     @property
@@ -79,7 +79,7 @@ class State:
             layout=Layout(**data["layout"]),
             rates=Rates(**data["rates"]),
             binaries=data["binaries"],
-            owner=None if owner is None else Owner(**owner),
+            owner=None if owner is None else ResourceOwner(**owner),
         )
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from dlion_api.document import (
     Check,
+    IsValid,
     Limits,
     Rule,
-    Sound,
     at_most_one,
     exactly_one,
     explain,
@@ -216,7 +216,7 @@ def test_explaining_an_unknown_field_names_the_nearest() -> None:
         explain(Cart, "wheels.spoke")
 
 
-def _needs_a_wheel_for_each_tag(it: Any, sound: Sound) -> Iterator[Problem]:
+def _needs_a_wheel_for_each_tag(it: Any, sound: IsValid) -> Iterator[Problem]:
     for index in range(len(getattr(it, "tags", ()))):
         if sound(f"tags[{index}]") and sound("wheels") and index >= len(it.wheels):
             yield Problem(f"tags[{index}]", "has no wheel")
@@ -236,7 +236,7 @@ class Tagged:
     [
         ({"wheels": [{"name": "a"}], "tags": ["x", "y"]}, ["tags[1]: has no wheel"]),
         ({"tags": ["toolong", "y"]}, ["tags[0]: is too long", "tags[1]: has no wheel"]),
-        ({"wheels": [{"name": "A"}], "tags": ["x"]}, ["wheels[0].name: is not of the right form"]),
+        ({"wheels": [{"name": "A"}], "tags": ["x"]}, ["wheels[0].name: has the wrong form"]),
         ({"wheels": 1, "tags": ["x"]}, ["wheels: must be a list"]),
     ],
 )

@@ -25,16 +25,16 @@ import pytest
 import yaml
 
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
-from dlion_cli.cluster import Cluster, connect
-from dlion_cli.cluster_jobs import Jobs
-from dlion_cli.following import Gone, TimeUpError, follow
-from dlion_cli.log_lines import Source, lines_for_ever
+from dlion_cli.cluster import ClusterClient, connect
+from dlion_cli.cluster_jobs import JobClient
+from dlion_cli.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.log_lines import LogSource, follow_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SOURCE = Source("ml", "w-0", "trainer", "small-0")
+SOURCE = LogSource("ml", "w-0", "trainer", "small-0")
 GONE = (404, json.dumps({"details": {"kind": "pods", "name": "w-0"}}))
 STARTING = (400, json.dumps({"message": 'container "trainer" is waiting to start'}))
 
@@ -53,7 +53,7 @@ def script() -> Script:
 
 
 @pytest.fixture
-def cluster(script: Script, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(script: Script, tmp_path: Path) -> Iterator[ClusterClient]:
     """A connection to a server that gives the script's answers."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -97,11 +97,13 @@ def log(*lines: str) -> tuple[int, str]:
     return 200, "".join(f"2026-01-31T12:00:{line}\n" for line in lines)
 
 
-def texts(cluster: Cluster, tail: int | None = None) -> list[str]:
-    return [line.text for line in lines_for_ever(cluster, SOURCE, tail=tail, stop=NoPause())]
+def texts(cluster: ClusterClient, tail: int | None = None) -> list[str]:
+    return [line.text for line in follow_lines(cluster, SOURCE, tail=tail, stop=NoPause())]
 
 
-def test_a_log_that_is_taken_up_again_repeats_nothing(cluster: Cluster, script: Script) -> None:
+def test_a_log_that_is_taken_up_again_repeats_nothing(
+    cluster: ClusterClient, script: Script
+) -> None:
     script.answers = [
         log("01.1Z a", "01.2Z b", "01.2Z b"),
         log("01.1Z a", "01.2Z b", "01.2Z b", "01.2Z b", "01.3Z c"),
@@ -117,7 +119,7 @@ def test_a_log_that_is_taken_up_again_repeats_nothing(cluster: Cluster, script: 
     assert "sinceTime=2026-01-31T12%3A00%3A01.3Z" in script.asked[-2]
 
 
-def test_times_are_compared_as_times(cluster: Cluster, script: Script) -> None:
+def test_times_are_compared_as_times(cluster: ClusterClient, script: Script) -> None:
     """A kubelet leaves out zeros at the end, and may count in its node's zone."""
     script.answers = [
         log("01.12Z a", "01.125Z b"),
@@ -128,7 +130,7 @@ def test_times_are_compared_as_times(cluster: Cluster, script: Script) -> None:
     assert texts(cluster) == ["a", "b", "c"]
 
 
-def test_a_log_waits_for_its_container(cluster: Cluster, script: Script) -> None:
+def test_a_log_waits_for_its_container(cluster: ClusterClient, script: Script) -> None:
     script.answers = [STARTING, (500, ""), log("01.0Z a"), GONE]
     assert texts(cluster, tail=5) == ["a"]
     assert all("tailLines=5" in path for path in script.asked[:3])
@@ -145,19 +147,19 @@ def events(*events: tuple[str, dict[str, Any]]) -> tuple[int, str]:
     return 200, "".join(json.dumps({"type": t, "object": o}) + "\n" for t, o in events)
 
 
-def seen(cluster: Cluster, **options: Any) -> tuple[list[str], list[str]]:
+def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
     """Versions that were yielded (`gone` at the end), and troubles."""
     troubles: list[str] = []
     found = [
-        "gone" if isinstance(each, Gone) else each["metadata"]["resourceVersion"]
+        "gone" if isinstance(each, JobDeleted) else each["metadata"]["resourceVersion"]
         for each in follow(
-            Jobs(cluster), "j", on_trouble=troubles.append, sleep=lambda _s: None, **options
+            JobClient(cluster), "j", on_disconnect=troubles.append, sleep=lambda _s: None, **options
         )
     ]
     return found, troubles
 
 
-def test_a_watch_is_taken_up_again(cluster: Cluster, script: Script) -> None:
+def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> None:
     expired = {"code": 410, "message": "too old"}
     script.answers = [
         (200, json.dumps(job(1))),
@@ -180,39 +182,41 @@ def test_a_watch_is_taken_up_again(cluster: Cluster, script: Script) -> None:
     assert "resourceVersion=3&" in script.asked[3]
 
 
-def test_a_new_job_of_the_same_name_is_another(cluster: Cluster, script: Script) -> None:
+def test_a_new_job_of_the_same_name_is_another(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(200, json.dumps(job(1))), events(), (200, json.dumps(job(2, "other")))]
     assert seen(cluster)[0] == ["1", "gone"]
 
 
-def test_at_first_trouble_is_raised(cluster: Cluster, script: Script) -> None:
+def test_at_first_trouble_is_raised(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(500, "")]
-    with pytest.raises(UnavailableError, match="cannot answer just now"):
+    with pytest.raises(UnavailableError, match="is temporarily unavailable"):
         seen(cluster)
     script.answers = [(404, json.dumps({"details": {"kind": "dlionjobs", "name": "j"}}))]
     with pytest.raises(AbsentError, match="no DLionJob 'j'"):
         seen(cluster)
 
 
-def test_the_time_is_up_also_while_the_server_is_away(cluster: Cluster, script: Script) -> None:
+def test_the_time_is_up_also_while_the_server_is_away(
+    cluster: ClusterClient, script: Script
+) -> None:
     now_s = [0.0]
     script.answers = [(200, json.dumps(job(1)))]  # and then 503 for ever
 
     def sleep(seconds: float) -> None:
         now_s[0] += seconds
 
-    with pytest.raises(TimeUpError):
-        for _ in follow(Jobs(cluster), "j", timeout_s=60, clock=lambda: now_s[0], sleep=sleep):
+    with pytest.raises(WaitTimeoutError):
+        for _ in follow(JobClient(cluster), "j", timeout_s=60, clock=lambda: now_s[0], sleep=sleep):
             pass
     assert now_s[0] == pytest.approx(60)
     assert len(script.asked) < 15  # pauses have grown
 
 
 @pytest.mark.parametrize("answer", ["<html>log in here</html>", "[]", "", "\x00"])
-def test_what_is_no_api_server_is_told(cluster: Cluster, script: Script, answer: str) -> None:
+def test_what_is_no_api_server_is_told(cluster: ClusterClient, script: Script, answer: str) -> None:
     script.answers = [(200, answer)]
-    with pytest.raises(DLionError, match="is it a Kubernetes API server"):
-        Jobs(cluster).get("j")
+    with pytest.raises(DLionError, match="Check that it is a Kubernetes API server"):
+        JobClient(cluster).get("j")
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -258,7 +262,7 @@ def ran(tmp_path: Path, *frames: bytes) -> bytes:
         (tmp_path / "config").write_text(yaml.safe_dump(config))
         cluster = connect(kubeconfig=str(tmp_path / "config"))
         try:
-            return b"".join(cluster.command("ml", "k", "keeper", ["python"]))
+            return b"".join(cluster.exec_command("ml", "k", "keeper", ["python"]))
         finally:
             thread.join()
 

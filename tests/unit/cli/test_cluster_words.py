@@ -32,13 +32,13 @@ from dlion_api.errors import (
 )
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
+from dlion_cli.api_errors import api_error, unreachable_error
 from dlion_cli.changed_fields import changed_fields
-from dlion_cli.cluster_refusals import refusal, unreachable
-from dlion_cli.job_status import JobStatus, exit_code_of
+from dlion_cli.job_status import JobStatus, outcome_exit_code
 from dlion_cli.job_tables import list_table, one_job
-from dlion_cli.job_view import JobView
-from dlion_cli.kubeconfig import chosen_context
-from dlion_cli.watching import tell_outcome
+from dlion_cli.job_view import JobProgressView
+from dlion_cli.job_watch import print_outcome
+from dlion_cli.kubeconfig import choose_context
 from manifest_table import changed, smallest
 
 NOW = datetime(2026, 1, 31, 12, 5, tzinfo=UTC)
@@ -57,17 +57,17 @@ FORBIDDEN = (
 @pytest.mark.parametrize(
     ("code", "content", "kind", "words"),
     [
-        (401, answer("Unauthorized"), DeniedError, "Log in anew"),
+        (401, answer("Unauthorized"), DeniedError, "Log in again"),
         (403, answer(FORBIDDEN), DeniedError, "--verb=create --resource=pods/exec -n ml"),
         (403, b"\xff<html>no", DeniedError, "<html>no"),
         (404, b"404 page not found\n", AbsentError, "dlionjobs.dlion.dev is not installed"),
         (404, answer("", kind="dlionjobs", name="x"), AbsentError, "no DLionJob 'x'"),
         (404, answer("", kind="namespaces", name="x"), AbsentError, "kubectl create namespace x"),
         (404, answer("gone", kind="pods", name="x"), AbsentError, "gone"),
-        (409, answer("the object has been modified"), DeniedError, "Try again"),
+        (409, answer("the object has been modified"), DeniedError, "Retry"),
         (410, answer("too old"), UnavailableError, "too old"),
         (422, answer("bad", causes=[]), SpecError, "bad"),
-        (429, answer("slow down"), UnavailableError, "Try again in a moment"),
+        (429, answer("slow down"), UnavailableError, "Retry in a moment"),
         (500, b"", UnavailableError, "500"),
         (503, b"[]", UnavailableError, "503"),
         (418, answer("teapot"), UnavailableError, "418"),
@@ -76,7 +76,7 @@ FORBIDDEN = (
 def test_each_refusal_has_its_words(
     code: int, content: bytes, kind: type[DLionError], words: str
 ) -> None:
-    error = refusal(code, content, context="here")
+    error = api_error(code, content, context="here")
     assert type(error) is kind
     assert words in str(error)
 
@@ -87,7 +87,7 @@ def test_a_refused_field_is_named_without_its_echo() -> None:
          "train, trainer may change only together with runId"},
         {"field": "spec.minSites", "message": "Invalid value: 65: must be at most 64"},
     ]  # fmt: skip
-    error = refusal(422, answer("x", causes=causes), context="c")
+    error = api_error(422, answer("x", causes=causes), context="c")
     assert isinstance(error, SpecError)
     first, second = error.problems
     assert first.message == "once its workers train, trainer may change only together with runId"
@@ -102,7 +102,7 @@ def test_a_refused_field_is_named_without_its_echo() -> None:
      ("odd", "odd")],
 )  # fmt: skip
 def test_why_a_server_does_not_answer(text: str, words: str) -> None:
-    said = str(unreachable("https://x:1", OSError(text), context="here"))
+    said = str(unreachable_error("https://x:1", OSError(text), context="here"))
     assert words in said
     assert "https://x:1 (context 'here')" in said
 
@@ -125,14 +125,14 @@ def test_of_several_files_the_first_counts(tmp_path: Path) -> None:
     second = config(tmp_path / "2", "a", a="of-2", b="other")
     third = config(tmp_path / "3", "b")
     environment = {"KUBECONFIG": f"{first}:{tmp_path / 'none'}:{second}:{third}"}
-    chosen = chosen_context(None, None, environment)
+    chosen = choose_context(None, None, environment)
     assert chosen is not None
     assert (chosen.name, chosen.namespace) == ("a", "of-1")
     assert chosen.files == f"{first}:{second}:{third}"
-    other = chosen_context(None, "b", environment)
+    other = choose_context(None, "b", environment)
     assert other is not None
     assert other.namespace == "other"
-    named = chosen_context(str(third.with_name("2")), None, environment)
+    named = choose_context(str(third.with_name("2")), None, environment)
     assert named is not None
     assert named.namespace == "of-2"
 
@@ -154,16 +154,16 @@ def test_a_kubeconfig_that_is_wrong(
     path = tmp_path / "config"
     path.write_text(content)
     with pytest.raises(DataError, match=words):
-        chosen_context(str(path), context, {})
+        choose_context(str(path), context, {})
 
 
 def test_without_a_file_a_pod_finds_its_own_cluster() -> None:
     environment = {"KUBECONFIG": "/none", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-    assert chosen_context(None, None, environment) is None
+    assert choose_context(None, None, environment) is None
     with pytest.raises(DataError, match="no kubeconfig file at /none"):
-        chosen_context(None, None, {"KUBECONFIG": "/none"})
+        choose_context(None, None, {"KUBECONFIG": "/none"})
     with pytest.raises(DataError, match="/other"):
-        chosen_context("/other", None, environment)
+        choose_context("/other", None, environment)
 
 
 # ---- documents as they are shown -----------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_odd_documents_are_shown(odd: dict[str, Any]) -> None:
     text = shown(*one_job(job, [{}, {"message": "m"}], NOW))
     text += shown(list_table([job], NOW, wide=True, everywhere=True))
     console = Console(file=io.StringIO(), width=200)
-    view = JobView(job, console)
+    view = JobProgressView(job, console)
     view.update(job, [{}])
     text += shown(view.render())
     assert "STATE" in text
@@ -249,7 +249,7 @@ def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
     ended = [condition("Failed", "ProgramFailed", message="it raised")]
     one = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "1"}})
     assert one.outcome is not None
-    assert exit_code_of(one.outcome) is ExitCode.PROGRAM
+    assert outcome_exit_code(one.outcome) is ExitCode.PROGRAM
     other = JobStatus(document(conditions=ended, runId="1") | {"spec": {"runId": "2"}})
     assert other.outcome is None
 
@@ -257,8 +257,8 @@ def test_an_outcome_is_of_the_run_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("reason", "code", "words"),
     [
-        ("EndedEarly", ExitCode.ENDED_EARLY, "digits has ended before its stop rule was met"),
-        ("Partial", ExitCode.PARTIAL, "digits has ended with a model that lacks a worker's"),
+        ("EndedEarly", ExitCode.ENDED_EARLY, "digits ended before its stop condition was met"),
+        ("Partial", ExitCode.PARTIAL, "digits ended with a model that lacks a worker's"),
         ("WorkersFailed", ExitCode.FAILED, "digits has failed"),
     ],
 )
@@ -268,7 +268,7 @@ def test_an_end_that_is_no_success_has_its_code_and_headline(
     ended = [condition("Failed", reason, message="worker 2 diverged")]
     outcome = JobStatus(document(conditions=ended)).outcome
     assert outcome is not None
-    assert tell_outcome("digits", outcome) is code
+    assert print_outcome("digits", outcome) is code
     assert f"{words}" in capsys.readouterr().err
 
 
@@ -277,15 +277,15 @@ def test_the_picture_counts_down_and_tells_of_trouble() -> None:
     status = {"trainerStatus": {"progressPercentage": 50, "estimatedRemainingSeconds": 90}}
     job = JobStatus(document(state="Training", **status))
     terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
-    view = JobView(job, terminal, clock=lambda: now_s[0], now=lambda: NOW)
+    view = JobProgressView(job, terminal, clock=lambda: now_s[0], now=lambda: NOW)
     view.update(job, [{"reason": "PeerLost", "message": "w", "type": "Warning", "count": 3}])
     now_s[0] = 30.0
     text = shown(view.render(), width=120)
     assert "ETA 1:00" in text
     assert "50 %" in text
     assert "PeerLost  w  (x3)" in text
-    view.trouble("no answer")
-    assert "connection lost, trying again: no answer" in shown(view.render(), width=120)
+    view.connection_lost("no answer")
+    assert "connection lost, retrying: no answer" in shown(view.render(), width=120)
     view.update(job, [])
     assert "connection lost" not in shown(view.render(), width=120)
 
@@ -293,11 +293,11 @@ def test_the_picture_counts_down_and_tells_of_trouble() -> None:
 def test_a_log_says_each_thing_once() -> None:
     console = Console(file=io.StringIO(), width=300, highlight=False)
     waiting = JobStatus(document(state="Waiting", conditions=[condition("Ready", "X", "False")]))
-    view = JobView(waiting, console, now=lambda: NOW)
+    view = JobProgressView(waiting, console, now=lambda: NOW)
     for _ in range(3):
         view.update(waiting, [{"reason": "R", "metadata": {"uid": "1"}}])
-    view.trouble("gone")
-    view.trouble("gone")
+    view.connection_lost("gone")
+    view.connection_lost("gone")
     output = console.file
     assert isinstance(output, io.StringIO)
     lines = output.getvalue().splitlines()

@@ -46,11 +46,14 @@ def test_light_commands_load_no_heavy_packages() -> None:
         (["exchange.parameters"], ["  ako: partitions, mostPartitions", "  full: none"]),
         (
             ["exchange.parameters", "--policy", "ako"],
-            ["  partitions <integer> (default 0;", "smallest number whose part fits"],
+            ["  partitions <integer> (default 0;", "Number of parts of a gradient"],
         ),
         (
             ["exchange.parameters.share", "--policy", "topk"],
-            ["FIELD:   spec.exchange.parameters.share <number> (default 0.01;", "Of the entries"],
+            [
+                "FIELD:   spec.exchange.parameters.share <number> (default 0.01;",
+                "Share of the entries",
+            ],
         ),
         (["status"], ["FIELD:   status <object>\n", "  conditions <list of object>"]),
         (["status.trainerStatus"], ["  progressPercentage <integer>"]),
@@ -69,8 +72,8 @@ def test_explain_knows_policies_their_parameters_and_the_status(
     ("words", "code", "said"),
     [
         (["exchange.parameters", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
-        (["trainer", "--policy", "ako"], 2, "--policy goes with exchange.parameters"),
-        (["exchange.parameters.share"], 2, "is each policy's own: give --policy NAME"),
+        (["trainer", "--policy", "ako"], 2, "--policy is only for exchange.parameters"),
+        (["exchange.parameters.share"], 2, "depends on the policy: give --policy NAME"),
         (["exchange.parameters.share", "--policy", "akoo"], ExitCode.SPEC, "allowed: adacomp"),
         (
             ["exchange.parameters.sahre", "--policy", "topk"],
@@ -191,7 +194,7 @@ def test_an_error_of_the_disk_says_what_to_do() -> None:
     [
         (["calibrate", "--builtin", "nosuch"], ExitCode.USAGE, "'cipher', 'cnn17', 'digits'"),
         (["calibrate", "--out", "/proc/x.json"], ExitCode.STORAGE, "cannot write x.json"),
-        (["report", "nowhere", "--picture", "a.png"], ExitCode.USAGE, "a.png: is drawn as SVG"),
+        (["report", "nowhere", "--picture", "a.png"], ExitCode.USAGE, "a.png: must be an SVG file"),
         (
             ["compare", DIGITS, "-e", "quickstart", "--seconds", "nan"],
             ExitCode.USAGE,
@@ -232,7 +235,7 @@ def test_validate_says_every_problem_with_its_line(
     )
     assert "bad.yaml: 2 problems" in err
     assert f'line {seeds}: spec.trainer.seeds: there is no field "seeds" here' in err
-    assert f"line {codec}: spec.exchange.codec: is not one of the values there are" in err
+    assert f"line {codec}: spec.exchange.codec: is not an allowed value" in err
 
 
 def test_validate_speaks_json_of_every_document(
@@ -277,7 +280,7 @@ def test_validate_refuses_an_environment_that_is_not_alone_in_its_file(
     job, environment = json.loads(capsys.readouterr().out)
     assert job["valid"]
     told = {one["path"]: one["message"] for one in environment["problems"]}
-    assert "takes a file of one" in told["(document)"]
+    assert "takes a file with one" in told["(document)"]
     assert "workers[0].cores" in told
 
 

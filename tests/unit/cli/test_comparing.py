@@ -14,7 +14,7 @@ from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.compare import compare
-from dlion_cli.comparison_matrix import Matrix, Variant, by_themselves
+from dlion_cli.comparison_matrix import Matrix, Variant, separate_families
 from dlion_worker.results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
@@ -42,7 +42,8 @@ def matrix(**more: object) -> Matrix:
 
 def tried(own: Matrix) -> list[tuple[str, str, float, int]]:
     return [
-        (one.variant.name, one.environment, one.learning_rate, one.seed) for one in own.tuning()
+        (one.variant.name, one.environment, one.learning_rate, one.seed)
+        for one in own.tuning_runs()
     ]
 
 
@@ -123,7 +124,7 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match=r"the same folder, quickstart/dlion: give them"):
         dry(*tuned_in, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
     own = own.rename(tmp_path / "...yaml")
-    with pytest.raises(SpecError, match=r"--tuned-in: a folder is named so.*given: \.\."):
+    with pytest.raises(SpecError, match=r"--tuned-in: is no valid folder name.*given: \.\."):
         dry("--tuned-in", str(own), "--learning-rates", "0.1,0.2", out=tmp_path / "out")
 
 
@@ -140,9 +141,9 @@ def test_the_same_environment_may_be_spelled_otherwise_where_rates_are_tried(
 
 def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
     columns = (Variant("full", (), family="full"), Variant("even", ("a=1",), family="full"))
-    both = by_themselves(columns, ["full", "even"])
+    both = separate_families(columns, ["full", "even"])
     assert [one.family for one in both] == ["full", "even"]
-    assert by_themselves(columns, ["full"]) == columns
+    assert separate_families(columns, ["full"]) == columns
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
         (("--against", "gaia"), "allowed: dlion, full"),
         (
             ("--learning-rates", "ako:0.1,0.2"),
-            "policies that have no other rates of their own: dlion, full",
+            "policies without other rates: dlion, full",
         ),
         (("--learning-rates", "nonsense:0.1"), "for 'nonsense'; columns"),
         (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
@@ -255,12 +256,12 @@ def test_a_dry_run_notices_files_that_are_not_there(
 def test_the_help_says_which_median_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--help"]) == ExitCode.OK
     said = " ".join(capsys.readouterr().out.split())
-    assert "median of an even number of seeds is the lower of the two values in the middle" in said
+    assert "For an even number of seeds, the median is the lower of the two middle values" in said
 
 
 def test_figures_go_through_json() -> None:
-    from dlion_worker.results.comparison import Row
+    from dlion_worker.results.comparison import VariantRow
 
-    row = Row("homo-b", "dlion", 0.1, (diverged(1), diverged(2)))
+    row = VariantRow("homo-b", "dlion", 0.1, (diverged(1), diverged(2)))
     document = json.loads(json.dumps(row.document()))
     assert document["accuracy"] == {"median": None, "least": None, "most": None, "missing": 2}

@@ -13,7 +13,13 @@ import yaml
 from dlion_api.errors import SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.comparison_folder import begin, end, is_done, locked, refuse_foreign
+from dlion_cli.comparison_folder import (
+    begin_run,
+    end_run,
+    is_done,
+    lock_folder,
+    reject_foreign_files,
+)
 from dlion_worker.results.lock import FolderLock
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
@@ -35,27 +41,27 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def refused(out: Path) -> str:
     with pytest.raises(SpecError) as raised:
-        refuse_foreign(out, [SEED], ["quickstart"])
+        reject_foreign_files(out, [SEED], ["quickstart"])
     return str(raised.value)
 
 
 def test_a_second_comparison_in_the_folder_is_refused_and_the_first_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with locked(tmp_path):
-        begin(tmp_path / SEED, "first")
+    with lock_folder(tmp_path):
+        begin_run(tmp_path / SEED, "first")
         (tmp_path / SEED / "events.jsonl").write_text("under way")
         before = content(tmp_path)
         assert compare(tmp_path) == ExitCode.UNAVAILABLE
         assert content(tmp_path) == before
     said = capsys.readouterr().err
-    assert f"{tmp_path}: a run still goes on in this folder" in said
+    assert f"{tmp_path}: a run still uses this folder" in said
     assert "choose another folder with --out" in said
 
 
 def test_the_lock_goes_with_the_comparison(tmp_path: Path) -> None:
     for _ in range(2):
-        with locked(tmp_path / "new"):
+        with lock_folder(tmp_path / "new"):
             pass
 
 
@@ -69,7 +75,7 @@ def test_a_foreign_file_where_a_run_would_go_stays_and_is_named(
     assert (tmp_path / SEED / "mine.txt").read_text() == "precious"
     said = capsys.readouterr().err
     assert f"{tmp_path / SEED}: was not made by a comparison" in said
-    assert "Choose another folder with --out, or move this away" in said
+    assert "Choose another folder with --out, or move this" in said
     assert not list(tmp_path.rglob("compar*"))
 
 
@@ -79,7 +85,7 @@ def test_a_finished_run_where_one_would_go_stays(tmp_path: Path) -> None:
         (tmp_path / SEED / name).write_text("{}")
     assert str(tmp_path / SEED) in refused(tmp_path)
     with pytest.raises(SpecError, match="was not made by a comparison"):
-        begin(tmp_path / SEED, "asked")
+        begin_run(tmp_path / SEED, "asked")
     assert (tmp_path / SEED / "summary.json").exists()
 
 
@@ -116,7 +122,7 @@ def test_a_comparisons_own_files_are_none_of_others(tmp_path: Path) -> None:
     (tmp_path / "quickstart-as-one.yaml").write_text(yaml.safe_dump({"name": "x-as-one"}))
     (tmp_path / "notes.txt").write_text("beside it")
     (tmp_path / SEED).mkdir(parents=True)
-    refuse_foreign(tmp_path, [SEED], ["quickstart"])
+    reject_foreign_files(tmp_path, [SEED], ["quickstart"])
 
 
 @pytest.mark.parametrize("folder", [Path(), SEED])
@@ -134,8 +140,8 @@ def test_what_is_no_lock_is_named_and_stays(
         assert compare(tmp_path / "out", *flags) == ExitCode.SPEC
         assert f"{lock}: was not made by a comparison" in capsys.readouterr().err
     with pytest.raises(SpecError, match=r"was not made by|is not the lock of a run"):
-        begin(lock.parent, "asked")
-    with pytest.raises(SpecError, match="is not the lock of a run"), locked(lock.parent):
+        begin_run(lock.parent, "asked")
+    with pytest.raises(SpecError, match="is not the lock of a run"), lock_folder(lock.parent):
         pass
     assert lock.is_symlink()
     assert victim.read_text() == "precious"
@@ -167,27 +173,27 @@ def test_an_unfinished_run_of_a_comparison_is_replaced_and_a_finished_one_is_don
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / SEED
-    begin(folder, "first")
+    begin_run(folder, "first")
     (folder / "models").mkdir()
     (folder / "models" / "half").write_text("")
     assert not is_done(folder, "first")
-    refuse_foreign(tmp_path, [SEED], ["quickstart"])
-    begin(folder, "second")
+    reject_foreign_files(tmp_path, [SEED], ["quickstart"])
+    begin_run(folder, "second")
     assert content(folder).keys() == {"run.lock", "comparing.json"}
     (folder / "summary.json").write_text('{"ending": {"succeeded": true}}')
-    end(folder)
+    end_run(folder)
     assert is_done(folder, "second")
     assert not is_done(folder, "third")
-    begin(folder, "third")
+    begin_run(folder, "third")
     assert content(folder).keys() == {"run.lock", "comparing.json"}
 
 
 def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
-    begin(tmp_path / SEED, "first")
+    begin_run(tmp_path / SEED, "first")
     lock = FolderLock(tmp_path / SEED)
     try:
         with pytest.raises(UnavailableError):
-            begin(tmp_path / SEED, "second")
+            begin_run(tmp_path / SEED, "second")
     finally:
         lock.release()
     assert (tmp_path / SEED / "comparing.json").read_text() == "first"
@@ -196,7 +202,7 @@ def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
 def test_a_run_starts_in_the_folder_that_was_begun(tmp_path: Path) -> None:
     from dlion_worker.results import folder
 
-    begin(tmp_path / SEED, "asked")
+    begin_run(tmp_path / SEED, "asked")
     folder._check(tmp_path / SEED, resume=False)
     (tmp_path / SEED / "mine.txt").write_text("")
     with pytest.raises(SpecError, match="is not empty"):
@@ -209,7 +215,7 @@ def test_a_column_whose_name_is_no_folders_is_refused(
 ) -> None:
     assert compare(tmp_path, "--variant", f"{name}:exchange.policy=none") == ExitCode.SPEC
     said = capsys.readouterr().err
-    assert "--variant: a folder is named so" in said
+    assert "--variant: is no valid folder name" in said
     assert "allowed: letters, digits" in said
     assert not list(tmp_path.iterdir())
 

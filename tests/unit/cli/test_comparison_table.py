@@ -9,12 +9,12 @@ from rich.console import Console
 
 from dlion_cli.comparison_matrix import Matrix, Variant
 from dlion_cli.comparison_table import comparison_table
-from dlion_worker.results.comparison import Figures, Row
+from dlion_worker.results.comparison import VariantRow, VariantRun
 
 
-def figures(seed: int, time_s: float | None, accuracy: float) -> Figures:
+def figures(seed: int, time_s: float | None, accuracy: float) -> VariantRun:
     sent = None if time_s is None else 1e6 * time_s
-    return Figures(seed, time_s, sent, accuracy, accuracy, accuracy, 0.01, 9e6, 0.5)
+    return VariantRun(seed, time_s, sent, accuracy, accuracy, accuracy, 0.01, 9e6, 0.5)
 
 
 def matrix(*names: str) -> Matrix:
@@ -30,7 +30,7 @@ def matrix(*names: str) -> Matrix:
     )
 
 
-def shown(rows: list[Row]) -> str:
+def shown(rows: list[VariantRow]) -> str:
     console = Console(width=80, file=StringIO())
     names = [row.variant for row in rows]
     console.print(comparison_table("homo-b", rows, matrix(*names), ideal="ideal"))
@@ -39,8 +39,8 @@ def shown(rows: list[Row]) -> str:
 
 
 def test_each_column_has_median_range_and_its_share_of_the_ideal() -> None:
-    dlion = Row("homo-b", "dlion", 0.1, tuple(figures(s, 20.0 * s, 0.6) for s in (1, 2, 3)))
-    ideal = Row("homo-b", "ideal", 0.1, tuple(figures(s, 10.0, 0.7) for s in (1, 2, 3)))
+    dlion = VariantRow("homo-b", "dlion", 0.1, tuple(figures(s, 20.0 * s, 0.6) for s in (1, 2, 3)))
+    ideal = VariantRow("homo-b", "ideal", 0.1, tuple(figures(s, 10.0, 0.7) for s in (1, 2, 3)))
     text = shown([dlion, ideal])
     for words in ("40", "20 to 60", "25.0 %", "100.0 %", "60.0", "70.0"):
         assert words in text, words
@@ -49,7 +49,9 @@ def test_each_column_has_median_range_and_its_share_of_the_ideal() -> None:
 
 def test_what_few_seeds_reach_has_no_median() -> None:
     times = (30.0, None, None)
-    row = Row("homo-b", "gaia", 0.1, tuple(figures(s, t, 0.4) for s, t in enumerate(times, 1)))
+    row = VariantRow(
+        "homo-b", "gaia", 0.1, tuple(figures(s, t, 0.4) for s, t in enumerate(times, 1))
+    )
     text = shown([row])
     assert "2 never" in text
     assert "—" in text

@@ -24,7 +24,7 @@ from rich.console import Console
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.job_status import JobStatus
-from dlion_cli.joined_watching import JoinedView
+from dlion_cli.multi_context_watch import MultiContextView
 from told_servers import Server, served
 
 if TYPE_CHECKING:
@@ -208,15 +208,15 @@ def test_ctrl_c_ends_the_watch_of_all(kubeconfig: Callable[..., str]) -> None:
         said = watching.stderr.read()
     assert seen == {"a", "b"}
     assert watching.returncode == ExitCode.INTERRUPTED
-    assert said == "dlion: no longer watched. The job digits goes on\n"
+    assert said == "dlion: watch stopped. The job digits continues\n"
 
 
 def test_a_terminal_gets_one_picture() -> None:
     terminal = Console(file=io.StringIO(), width=160, force_terminal=True)
-    view = JoinedView(terminal)
+    view = MultiContextView(terminal)
     view.update("b", JobStatus(job("Training")))
     view.update("a", JobStatus(job("Waiting")))
-    view.trouble("b", "no answer")
+    view.connection_lost("b", "no answer")
 
     def picture() -> list[str]:
         plain = Console(file=io.StringIO(), width=160)
@@ -228,7 +228,7 @@ def test_a_terminal_gets_one_picture() -> None:
     assert [row.split()[:3] for row in rows[1:3]] == [
         ["a", "digits", "Waiting"], ["b", "digits", "Training"],
     ]  # fmt: skip
-    assert rows[3].strip() == "b: connection lost, trying again: no answer"
+    assert rows[3].strip() == "b: connection lost, retrying: no answer"
     view.update("b", JobStatus(job("Training", version=2)))
     assert len(picture()) == 3
 

@@ -84,7 +84,7 @@ def test_after_a_signal_long_work_is_broken_off():
     with interruptible(within_s=0.2) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        with pytest.raises(OutOfTimeError), interruption.in_time():
+        with pytest.raises(OutOfTimeError), interruption.time_limit():
             work_that_swallows_errors(20)
         assert time.monotonic() - interruption.at_s < 10
 
@@ -93,7 +93,7 @@ def test_with_no_time_left_work_is_broken_off_at_once():
     with interruptible(within_s=-1.0) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        with pytest.raises(OutOfTimeError), interruption.in_time():
+        with pytest.raises(OutOfTimeError), interruption.time_limit():
             work_that_swallows_errors(20)
 
 
@@ -101,10 +101,10 @@ def test_work_that_is_done_in_time_is_let_be():
     with interruptible(within_s=30.0) as interruption:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
-        with interruption.in_time():
+        with interruption.time_limit():
             work_that_swallows_errors(0.02)
 
 
 def test_without_a_signal_work_takes_its_time():
-    with interruptible(within_s=0.0) as interruption, interruption.in_time():
+    with interruptible(within_s=0.0) as interruption, interruption.time_limit():
         work_that_swallows_errors(0.05)

@@ -28,10 +28,11 @@ from dlion_cli.manifests import (
     load_manifest,
     read_document,
     read_documents,
-    refuse_named_authority,
+    reject_cluster_authority,
 )
 from dlion_worker.environments import load_environment
-from dlion_worker.yaml_text import MOST_BYTES, read_text
+from dlion_worker.yaml_text import MAX_BYTES, parse_any_documents
+from example_counts import examples
 from local_run import job_document
 
 NESTED = """\
@@ -49,12 +50,12 @@ spec:
 
 
 def value_of(text: str) -> Any:
-    return read_text(text, source="t")[0].value
+    return parse_any_documents(text, source="t")[0].value
 
 
 def refusal(text: str | bytes) -> str:
     with pytest.raises(SpecError) as caught:
-        read_text(text, source="t")
+        parse_any_documents(text, source="t")
     return str(caught.value.problems[0])
 
 
@@ -117,12 +118,12 @@ def test_bad_text_is_refused_with_its_line(text: str | bytes, said: str) -> None
 
 def test_all_keys_that_stand_twice_are_told_at_once_with_what_ends_the_reading() -> None:
     with pytest.raises(SpecError) as caught:
-        read_text("a: 1\na: 2\nb:\n  c: 1\n  c: 2\nb: *x\n", source="t")
+        parse_any_documents("a: 1\na: 2\nb:\n  c: 1\n  c: 2\nb: *x\n", source="t")
     assert [(problem.line, problem.path) for problem in caught.value.problems] == [
         (2, "a"), (5, "b.c"), (6, "b"), (6, "b"),
     ]  # fmt: skip
     with pytest.raises(SpecError) as caught:
-        read_text("a: 1\n" * 10_000, source="t")
+        parse_any_documents("a: 1\n" * 10_000, source="t")
     assert len(caught.value.problems) == 101
 
 
@@ -167,16 +168,16 @@ def test_long_paths_of_many_values_are_refused_before_they_fill_the_memory(
 def test_a_manifest_of_the_full_size_is_read() -> None:
     site = "    - {name: site-%036d, groups: [{name: a, workers: 3}, {name: b, workers: 4}]}\n"
     text = "spec:\n  sites:\n" + "".join(site % number for number in range(9_000))
-    assert 0.9 * MOST_BYTES < len(text) < MOST_BYTES
-    (document,) = read_text(text, source="t")
+    assert 0.9 * MAX_BYTES < len(text) < MAX_BYTES
+    (document,) = parse_any_documents(text, source="t")
     assert document.lines["spec.sites[8999].groups[1].workers"] == 9_002
 
 
 @given(st.text(max_size=60) | st.text("[]{}&*!|>-:,'\"# \nab1", max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(SpecError):
-        read_text(text, source="t")
+        parse_any_documents(text, source="t")
 
 
 def test_several_documents_in_one_file(tmp_path: Path) -> None:
@@ -234,12 +235,12 @@ def test_set_without_a_value_takes_the_field_out() -> None:
 def test_an_authority_of_a_clusters_is_refused_without_one(tls: dict[str, str]) -> None:
     document = job_document(1, tls=tls)
     with pytest.raises(SpecError) as caught:
-        refuse_named_authority(load_job(document), "job.yaml")
+        reject_cluster_authority(load_job(document), "job.yaml")
     (problem,) = caught.value.problems
     assert problem.path == "spec.tls.mode"
     # What is advised is taken.
     advised = [part for part in problem.advice.split() if part.startswith("tls.")]
-    refuse_named_authority(load_job(apply_set(document, advised)), "job.yaml")
+    reject_cluster_authority(load_job(apply_set(document, advised)), "job.yaml")
 
 
 def test_set_says_everything_that_is_wrong() -> None:

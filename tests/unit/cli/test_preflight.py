@@ -32,14 +32,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
-from dlion_api.trust import BACKDATED
+from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_cli.__main__ import main
 from dlion_cli.bundles import read_bundle
-from dlion_cli.checks import Check, Outcome
+from dlion_cli.checks import Check, CheckOutcome
 from dlion_cli.listed_sites import TrustedSite
-from dlion_cli.presented import Presented, clock
-from dlion_cli.site_dialling import dial_all, dialled
-from dlion_operator.authority import Authority, ServerIdentity
+from dlion_cli.server_certificate import PresentedCertificate, certificate_clock_check
+from dlion_cli.site_probe import probe_site, probe_sites
+from dlion_operator.authority import CertificateAuthority, ServerIdentity
 from manifest_table import smallest
 from presenting import listening, presents, says_nothing
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 NOW = datetime.now(UTC)
-OURS, OTHERS = Authority(A), Authority(B)
+OURS, OTHERS = CertificateAuthority(A), CertificateAuthority(B)
 SOON_S, LATER_S = 0.4, 20.0
 
 
@@ -71,7 +71,9 @@ def speaks_plain(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def site(port: int, *, host: str = "127.0.0.1", authority: Authority = OURS) -> TrustedSite:
+def site(
+    port: int, *, host: str = "127.0.0.1", authority: CertificateAuthority = OURS
+) -> TrustedSite:
     return TrustedSite("plant-a", f"{host}:{port}", read_bundle(authority.bundle_pem))
 
 
@@ -87,14 +89,14 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
     ("host", "words"),
     [
         ("no-such-site.invalid", "no-such-site.invalid: "),
-        ("a" * 70, "is no name that could be resolved"),
-        ("two..dots", "is no name that could be resolved"),
+        ("a" * 70, "is not a valid name"),
+        ("two..dots", "is not a valid name"),
     ],
 )
 def test_a_name_that_is_none(host: str, words: str) -> None:
-    (check,) = dialled(site(1, host=host), LATER_S)
-    assert (check.name, check.outcome) == ("dns", Outcome.FAIL)
-    assert words in check.seen
+    (check,) = probe_site(site(1, host=host), LATER_S)
+    assert (check.name, check.outcome) == ("dns", CheckOutcome.FAIL)
+    assert words in check.observed
     assert "address of plant-a" in check.advice
 
 
@@ -107,21 +109,21 @@ def test_a_resolver_that_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    (check,) = dialled(site(1, host="plant-a.example"), SOON_S)
+    (check,) = probe_site(site(1, host="plant-a.example"), SOON_S)
     done.set()
     assert asked.is_set()
-    assert (check.name, check.outcome) == ("dns", Outcome.FAIL)
-    assert "no answer in time" in check.seen
+    assert (check.name, check.outcome) == ("dns", CheckOutcome.FAIL)
+    assert "no answer in time" in check.observed
 
 
 def test_a_port_where_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    found = by_name(dialled(site(port), LATER_S))
-    assert found["dns"].outcome is Outcome.OK
-    assert found["dns"].seen == "127.0.0.1 is an address"
-    assert found["port"].outcome is Outcome.FAIL
-    assert found["port"].seen == f"127.0.0.1:{port}: nothing listens there"
+    found = by_name(probe_site(site(port), LATER_S))
+    assert found["dns"].outcome is CheckOutcome.OK
+    assert found["dns"].observed == "127.0.0.1 is an address"
+    assert found["port"].outcome is CheckOutcome.FAIL
+    assert found["port"].observed == f"127.0.0.1:{port}: nothing listens there"
     assert "open the port" in found["port"].advice
     assert set(found) == {"dns", "port"}
 
@@ -135,9 +137,9 @@ def test_a_port_that_drops_what_comes() -> None:
             each = held.enter_context(socket.socket())
             each.setblocking(False)
             each.connect_ex(server.getsockname())
-        found = by_name(dialled(site(server.getsockname()[1]), SOON_S))
-    assert found["port"].outcome is Outcome.FAIL
-    assert found["port"].seen.endswith(": no answer in time")
+        found = by_name(probe_site(site(server.getsockname()[1]), SOON_S))
+    assert found["port"].outcome is CheckOutcome.FAIL
+    assert found["port"].observed.endswith(": no answer in time")
 
 
 # ---- handshakes ----------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ def test_a_port_that_drops_what_comes() -> None:
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
-        (says_nothing, "says nothing in time"),
-        (drips_a_handshake, "says nothing in time"),
+        (says_nothing, "does not respond in time"),
+        (drips_a_handshake, "does not respond in time"),
         (lambda _: None, "closes the connection in the handshake"),
         (speaks_plain, "does not speak TLS 1.3"),
         (never_ends, "does not speak TLS 1.3"),
@@ -155,12 +157,12 @@ def test_a_port_that_drops_what_comes() -> None:
 )
 def test_a_port_that_is_no_operators(talk: Callable[[socket.socket], object], words: str) -> None:
     with listening(talk) as port:
-        found = by_name(dialled(site(port), SOON_S))
-    assert found["port"].outcome is Outcome.OK
+        found = by_name(probe_site(site(port), SOON_S))
+    assert found["port"].outcome is CheckOutcome.OK
     assert found["port"].figures["connect_s"] > 0
-    assert found["tls"].outcome is Outcome.FAIL
-    assert words in found["tls"].seen
-    assert "pass it through" in found["tls"].advice
+    assert found["tls"].outcome is CheckOutcome.FAIL
+    assert words in found["tls"].observed
+    assert "pass TLS through" in found["tls"].advice
     assert "clock" not in found
 
 
@@ -182,66 +184,66 @@ def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with listening(resets) as port:
         monkeypatch.setattr(socket, "socket", ResetBeforeUse)
-        found = by_name(dialled(site(port), LATER_S))
-    assert found["port"].outcome is Outcome.OK
-    assert f"connected to 127.0.0.1:{port} in" in found["port"].seen
-    assert found["tls"].outcome is Outcome.FAIL
-    assert found["tls"].seen == "it closes the connection in the handshake"
+        found = by_name(probe_site(site(port), LATER_S))
+    assert found["port"].outcome is CheckOutcome.OK
+    assert f"connected to 127.0.0.1:{port} in" in found["port"].observed
+    assert found["tls"].outcome is CheckOutcome.FAIL
+    assert found["tls"].observed == "it closes the connection in the handshake"
 
 
 def test_an_old_tls(tmp_path: Path) -> None:
     old = presents(tmp_path, OURS.operator_identity(), maximum_version=ssl.TLSVersion.TLSv1_2)
     with listening(old) as port:
-        found = by_name(dialled(site(port), LATER_S))
-    assert "does not speak TLS 1.3" in found["tls"].seen
+        found = by_name(probe_site(site(port), LATER_S))
+    assert "does not speak TLS 1.3" in found["tls"].observed
 
 
 def found_of(tmp_path: Path, identity: ServerIdentity) -> dict[str, Check]:
     with listening(presents(tmp_path, identity)) as port:
-        return by_name(dialled(site(port), LATER_S))
+        return by_name(probe_site(site(port), LATER_S))
 
 
 @pytest.mark.parametrize(
     ("identity", "outcome", "seen", "advice"),
     [
-        (lambda: OURS.operator_identity(), Outcome.OK, "operator.plant-a.dlion by its", ""),
+        (lambda: OURS.operator_identity(), CheckOutcome.OK, "operator.plant-a.dlion by its", ""),
         (
-            lambda: Authority(A).operator_identity(), Outcome.FAIL,
-            "by another authority than the one that the list has",
+            lambda: CertificateAuthority(A).operator_identity(), CheckOutcome.FAIL,
+            "by another authority than the listed one",
             "Run `dlion trust show` at plant-a",
         ),
         (
-            lambda: OTHERS.operator_identity(), Outcome.FAIL,
+            lambda: OTHERS.operator_identity(), CheckOutcome.FAIL,
             "a certificate for operator.plant-b.dlion, and not for operator.plant-a.dlion",
-            "Put right the address of plant-a",
+            "Correct the address of plant-a",
         ),
         (
-            lambda: OURS.server_identity("coordinator.example"), Outcome.FAIL,
+            lambda: OURS.server_identity("coordinator.example"), CheckOutcome.FAIL,
             "a certificate for coordinator.example",
-            "a gateway shows a certificate of its own where it has no route for operator.plant-a.",
+            "a gateway presents its own certificate if it has no route for operator.plant-a.",
         ),
         (
-            lambda: OURS.operator_identity(now=NOW - timedelta(days=2)), Outcome.FAIL,
-            "its certificate has run out", "does not renew it",
+            lambda: OURS.operator_identity(now=NOW - timedelta(days=2)), CheckOutcome.FAIL,
+            "its certificate expired on", "which should renew it",
         ),
         (
-            lambda: OURS.operator_identity(now=NOW + timedelta(hours=1)), Outcome.FAIL,
-            "its certificate is valid from", "Set the clocks by NTP",
+            lambda: OURS.operator_identity(now=NOW + timedelta(hours=1)), CheckOutcome.FAIL,
+            "its certificate is valid only from", "Synchronize the clocks",
         ),
     ],
 )  # fmt: skip
 def test_what_a_certificate_is_judged_to_be(
     tmp_path: Path,
     identity: Callable[[], ServerIdentity],
-    outcome: Outcome,
+    outcome: CheckOutcome,
     seen: str,
     advice: str,
 ) -> None:
     tls = found_of(tmp_path, identity())["tls"]
     assert tls.outcome is outcome
-    assert seen in tls.seen
+    assert seen in tls.observed
     assert advice in tls.advice
-    assert bool(tls.advice) == (outcome is not Outcome.OK)
+    assert bool(tls.advice) == (outcome is not CheckOutcome.OK)
 
 
 def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
@@ -259,15 +261,15 @@ def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem)))
-    assert found["tls"].outcome is Outcome.FAIL
-    assert "that its bundle does not vouch for" in found["tls"].seen
+    assert found["tls"].outcome is CheckOutcome.FAIL
+    assert "that its bundle does not verify" in found["tls"].observed
     assert "clock" not in found
 
 
 def test_a_renewed_authority_is_believed_by_the_bundle_from_before(tmp_path: Path) -> None:
     renewed = OURS.renewed(now=NOW)
     assert renewed.bundle_pem != OURS.bundle_pem
-    assert found_of(tmp_path, renewed.operator_identity())["tls"].outcome is Outcome.OK
+    assert found_of(tmp_path, renewed.operator_identity())["tls"].outcome is CheckOutcome.OK
 
 
 # ---- clocks --------------------------------------------------------------------------------------
@@ -275,31 +277,31 @@ def test_a_renewed_authority_is_believed_by_the_bundle_from_before(tmp_path: Pat
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-def certificate(made: timedelta, life: timedelta) -> Presented:
+def certificate(made: timedelta, life: timedelta) -> PresentedCertificate:
     """One made so long before now by the site's clock, that ends so long after."""
-    return Presented((), NOW - made - BACKDATED, NOW - made + life)
+    return PresentedCertificate((), NOW - made - CLOCK_SKEW_ALLOWANCE, NOW - made + life)
 
 
 @pytest.mark.parametrize(
     ("made", "life", "outcome", "words"),
     [
-        (3 * HOUR, 24 * HOUR, Outcome.UNKNOWN, "between 3:00:00 behind and 13:00:00 ahead"),
-        (MINUTE, 6 * MINUTE, Outcome.OK, "between 1:00 behind and 3:00 ahead"),
-        (-MINUTE, 24 * HOUR, Outcome.WARN, "at least 1:00 ahead of this machine's"),
-        (-HOUR, 24 * HOUR, Outcome.FAIL, "at least 1:00:00 ahead of this machine's"),
-        (3 * HOUR, 3 * HOUR, Outcome.WARN, "at least 1:00:00 behind this machine's, or"),
+        (3 * HOUR, 24 * HOUR, CheckOutcome.UNKNOWN, "between 3:00:00 behind and 13:00:00 ahead"),
+        (MINUTE, 6 * MINUTE, CheckOutcome.OK, "between 1:00 behind and 3:00 ahead"),
+        (-MINUTE, 24 * HOUR, CheckOutcome.WARN, "at least 1:00 ahead of this machine's"),
+        (-HOUR, 24 * HOUR, CheckOutcome.FAIL, "at least 1:00:00 ahead of this machine's"),
+        (3 * HOUR, 3 * HOUR, CheckOutcome.WARN, "at least 1:00:00 behind this machine's, or"),
     ],
 )
 def test_a_clock_is_known_as_near_as_a_certificate_tells(
-    made: timedelta, life: timedelta, outcome: Outcome, words: str
+    made: timedelta, life: timedelta, outcome: CheckOutcome, words: str
 ) -> None:
-    check = clock(site(1), certificate(made, life), NOW)
+    check = certificate_clock_check(site(1), certificate(made, life), NOW)
     assert check.outcome is outcome
-    assert words in check.seen
+    assert words in check.observed
     least, most = check.figures.values()
     assert least == -made.total_seconds()
     assert most == pytest.approx((life * 2 / 3 - made).total_seconds())
-    assert bool(check.advice) == (outcome is not Outcome.OK)
+    assert bool(check.advice) == (outcome is not CheckOutcome.OK)
 
 
 @pytest.mark.parametrize("ahead_s", [-480, -60, 0, 60, 480])
@@ -315,7 +317,7 @@ def test_the_bounds_hold_the_true_clock(tmp_path: Path, ahead_s: int) -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def listed(folder: Path, *sites: tuple[Authority, str]) -> str:
+def listed(folder: Path, *sites: tuple[CertificateAuthority, str]) -> str:
     entries = [
         {"name": str(each.site), "address": address, "bundle": each.bundle_pem.decode()}
         for each, address in sites
@@ -341,7 +343,7 @@ def test_one_site_that_hangs_hides_no_other(
         assert said["plant-a", "tls"] == "ok"
         assert main(["preflight", listed(tmp_path, (OURS, f"127.0.0.1:{port}"))]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["SITE", "CHECK", "RESULT", "SEEN"]
+    assert rows[0] == ["SITE", "CHECK", "RESULT", "OBSERVED"]
     assert rows[1][:3] == ["plant-a", "bundle", "ok"]
     assert [row[0] for row in rows[2:6]] == ["dns", "port", "tls", "clock"]
 
@@ -349,7 +351,7 @@ def test_one_site_that_hangs_hides_no_other(
 def test_a_bundle_that_ends_soon_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    aged = Authority(A, now=NOW - timedelta(days=350))
+    aged = CertificateAuthority(A, now=NOW - timedelta(days=350))
     with listening(presents(tmp_path, aged.operator_identity())) as port:
         assert main(["preflight", listed(tmp_path, (aged, f"127.0.0.1:{port}")), "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -430,11 +432,11 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
 def test_what_nobody_has_foreseen_at_one_site_hides_no_other(tmp_path: Path) -> None:
     odd = TrustedSite("plant-b", "plant-b.example:http", read_bundle(OTHERS.bundle_pem))
     with listening(presents(tmp_path, OURS.operator_identity())) as port:
-        checks = dial_all([odd, site(port)], LATER_S)
-    assert [(check.site, check.name) for check in checks if check.outcome is Outcome.FAIL] == [
+        checks = probe_sites([odd, site(port)], LATER_S)
+    assert [(check.site, check.name) for check in checks if check.outcome is CheckOutcome.FAIL] == [
         ("plant-b", "tls")
     ]
-    assert "ValueError: invalid literal" in checks[0].seen
+    assert "ValueError: invalid literal" in checks[0].observed
     assert [check.name for check in checks[1:]] == ["dns", "port", "tls", "clock"]
 
 
@@ -446,6 +448,6 @@ def test_sites_are_dialled_at_the_same_time() -> None:
         all_here.wait(LATER_S)
 
     with listening(waits) as port:
-        checks = dial_all([site(port) for _ in range(4)], LATER_S)
+        checks = probe_sites([site(port) for _ in range(4)], LATER_S)
     assert not all_here.broken
-    assert sum("closes the connection" in check.seen for check in checks) == 4
+    assert sum("closes the connection" in check.observed for check in checks) == 4

@@ -16,8 +16,8 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_cli.__main__ import main
 from dlion_cli.manifests import read_document
-from dlion_cli.run import program_root_of
-from dlion_worker.results.folder import PROGRAM_ROOT, kept_program_root
+from dlion_cli.run import find_program_root
+from dlion_worker.results.folder import PROGRAM_ROOT, stored_program_root
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Project:
     job: Job
 
     def root(self, file: str | Path, resume: Path | None = None) -> Path:
-        return program_root_of(self.job, Path(file), resume)
+        return find_program_root(self.job, Path(file), resume)
 
     def run_folder(self, name: str = "run") -> Path:
         """What a run that began with this manifest leaves of it."""
@@ -71,8 +71,8 @@ def test_a_manifest_without_its_program_resumes_with_the_first_ones(project: Pro
 
 
 def test_a_folder_that_is_no_runs_keeps_nothing(tmp_path: Path) -> None:
-    assert kept_program_root(tmp_path) is None
-    assert kept_program_root(tmp_path / "none") is None
+    assert stored_program_root(tmp_path) is None
+    assert stored_program_root(tmp_path / "none") is None
 
 
 def test_a_program_that_is_not_there_is_said_before_anything_starts(

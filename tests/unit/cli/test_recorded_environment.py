@@ -17,7 +17,7 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_cli.recorded_environment import read_environment, recorded_environment
 from dlion_worker.environments import Plan, load_environment
-from dlion_worker.local.measuring import Comparison, Quantity, latencies_not_imposed
+from dlion_worker.local.measurement import Comparison, Quantity, unsupported_latencies
 from dlion_worker.results.environment import (
     EnvironmentReport,
     environment_document,
@@ -57,7 +57,7 @@ def test_a_relay_and_a_simulation_had_the_latencies_of_the_file(tmp_path: Path) 
 
 
 def test_namespaces_had_none(tmp_path: Path) -> None:
-    not_imposed = latencies_not_imposed(plan())
+    not_imposed = unsupported_latencies(plan())
     assert len(not_imposed) == len(FAR)
     folder = written(tmp_path, of_run(a_link_rate(), *not_imposed))
     assert read_environment(folder).latencies(JOB) == [(0.0, {})]

@@ -15,15 +15,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dlion_cli.comparing import Runs
-from dlion_cli.comparison_folder import begin, end
-from dlion_cli.comparison_matrix import Matrix, Planned, Variant
+from dlion_cli.comparison_folder import begin_run, end_run
+from dlion_cli.comparison_matrix import Matrix, PlannedRun, Variant
+from dlion_cli.comparison_runner import ComparisonRunner
 from dlion_cli.run_identity import _job, identity, program_files
 
 ROOT = Path(__file__).resolve().parents[3]
-OWN = Planned(Variant("own", ()), "quickstart", 0.1, 1)
-OTHER = Planned(Variant("other", ("trainer.program={file: sub/other.py}",)), "quickstart", 0.1, 1)
-BUILT_IN = Planned(
+OWN = PlannedRun(Variant("own", ()), "quickstart", 0.1, 1)
+OTHER = PlannedRun(
+    Variant("other", ("trainer.program={file: sub/other.py}",)), "quickstart", 0.1, 1
+)
+BUILT_IN = PlannedRun(
     Variant("built in", ("trainer.program={builtin: digits}",)), "quickstart", 0.1, 1
 )
 
@@ -84,7 +86,9 @@ def test_programs_are_those_of_each_column(matrix: Matrix) -> None:
 
 
 def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: Path) -> None:
-    runs = Runs(tmp_path / "out", data_root=tmp_path, jobs=1, console=Console(quiet=True))
+    runs = ComparisonRunner(
+        tmp_path / "out", data_root=tmp_path, jobs=1, console=Console(quiet=True)
+    )
     for overhead_s, words in ((None, []), (0.25, ["--step-overhead", "0.25"])):
         asked = replace(matrix, step_overhead_s=overhead_s)
         command = runs.command(OWN, asked, tmp_path / "out")
@@ -101,7 +105,7 @@ from dlion_worker.policies.catalogue import Policy
 
 POLICY = Policy("A trial.", "nowhere:build")
 """
-TRIAL = Planned(Variant("trial", ("exchange={policy: trial}",)), "quickstart", 0.1, 1)
+TRIAL = PlannedRun(Variant("trial", ("exchange={policy: trial}",)), "quickstart", 0.1, 1)
 
 
 @pytest.fixture(params=["trial_policy.py", "trial_policy/__init__.py"])
@@ -193,15 +197,15 @@ def test_a_module_of_the_working_directory_is_no_policys(
 def test_how_many_runs_are_from_before_is_told(matrix: Matrix, tmp_path: Path) -> None:
     console = Console(file=StringIO())
     out = tmp_path / "out"
-    runs = Runs(out, data_root=tmp_path, jobs=1, console=console)
-    begin(out / OWN.folder, runs._asked(OWN, matrix))
+    runs = ComparisonRunner(out, data_root=tmp_path, jobs=1, console=console)
+    begin_run(out / OWN.folder, runs._request_document(OWN, matrix))
     (out / OWN.folder / "summary.json").write_text('{"ending": {"succeeded": true}}')
-    end(out / OWN.folder)
-    runs._tell_taken([OWN, BUILT_IN], matrix)
+    end_run(out / OWN.folder)
+    runs._print_reused([OWN, BUILT_IN], matrix)
     (tmp_path / "own.py").write_text("second = 2\n")
-    runs._tell_taken([OWN, BUILT_IN], matrix)
+    runs._print_reused([OWN, BUILT_IN], matrix)
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().splitlines() == [
-        "1 of 2 runs are there already",
-        "0 of 2 runs are there already",
+        "1 of 2 runs already exist",
+        "0 of 2 runs already exist",
     ]

@@ -1,5 +1,5 @@
 """Proves: a process that fails is told with its own exit code and last words, and none begins
-after all were given up. Leaves out: what the processes do."""
+after all were terminated. Leaves out: what the processes do."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import pytest
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.child_processes import ChildProcesses, subprocess_error
 from dlion_cli.failures import exit_code_of, message_of
-from dlion_cli.side_by_side import Processes, failure
 
 WORDS = "a warning\n0:00 elapsed\ndlion: data: no such file: x.npz\n  and more"
 
 
 def said_by(code: int) -> tuple[int, str]:
     program = f"import sys; sys.stderr.write({WORDS!r}); sys.exit({code})"
-    return Processes().run([sys.executable, "-c", program])
+    return ChildProcesses().run([sys.executable, "-c", program])
 
 
 @pytest.mark.parametrize("code", [ExitCode.DATA, ExitCode.PROGRAM, ExitCode.STORAGE, ExitCode.SPEC])
 def test_a_runs_own_exit_code_and_error_lines_are_told(code: ExitCode) -> None:
-    error = failure("homo-b/full", *said_by(code))
+    error = subprocess_error("homo-b/full", *said_by(code))
     assert exit_code_of(error) is code
     assert message_of(error) == "homo-b/full: data: no such file: x.npz\n  and more"
 
 
 @pytest.mark.parametrize("code", [ExitCode.FAILED, 99])
 def test_of_what_is_unexpected_everything_is_told(code: int) -> None:
-    error = failure("homo-b/full", *said_by(code))
+    error = subprocess_error("homo-b/full", *said_by(code))
     assert exit_code_of(error) is ExitCode.FAILED
     assert "a warning" in message_of(error)
 
 
 def test_a_process_that_was_killed_is_told_by_its_signal() -> None:
-    error = failure("homo-b/full", -9, "")
+    error = subprocess_error("homo-b/full", -9, "")
     assert exit_code_of(error) is ExitCode.UNAVAILABLE
     assert "SIGKILL" in message_of(error)
     assert "--jobs" in message_of(error)
 
 
 def test_nothing_begins_once_all_is_given_up() -> None:
-    processes = Processes()
-    processes.give_up()
-    with pytest.raises(DLionError, match="given up"):
+    processes = ChildProcesses()
+    processes.terminate_all()
+    with pytest.raises(DLionError, match="terminated"):
         processes.run([sys.executable, "-c", ""])

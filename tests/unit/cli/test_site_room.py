@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_api.spec.sites import Group, Resources
-from dlion_cli.checks import Outcome
-from dlion_cli.cluster import quantity
+from dlion_cli.checks import CheckOutcome
+from dlion_cli.cluster import parse_quantity
 from dlion_cli.manifests import load_manifest
-from dlion_cli.placing import rooms
-from dlion_cli.site_cluster import Operator, SiteCluster
-from dlion_cli.site_room import room_checks
+from dlion_cli.node_capacity import group_capacities
+from dlion_cli.site_capacity import capacity_checks
+from dlion_cli.site_cluster import OperatorSnapshot, SiteCluster
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ def checked(settings: dict[str, Any], **changes: Any) -> dict[str, Check]:
     """Of the smallest job with these changes of its spec, at its first site with these settings."""
     document = changed(smallest(), {f"spec.{name}": value for name, value in changes.items()})
     job = load_manifest(document, source="job", lines=None)
-    operator = Operator(deployment={}, settings=settings, trust={}, service=None, streams={})
+    operator = OperatorSnapshot(
+        deployment={}, settings=settings, trust={}, service=None, streams={}
+    )
     found = SiteCluster(
         context="a", namespace="dlion-system", version="", clock=None, schema={},
         operator=operator, nodes=[],
     )  # fmt: skip
-    return {check.name: check for check in room_checks(found, job.spec.sites[0], job)}
+    return {check.name: check for check in capacity_checks(found, job.spec.sites[0], job)}
 
 
 # ---- exposure ------------------------------------------------------------------------------------
@@ -47,31 +49,36 @@ def checked(settings: dict[str, Any], **changes: Any) -> dict[str, Check]:
 @pytest.mark.parametrize(
     ("exposure", "settings", "outcome", "seen"),
     [
-        ("Gateway", {}, Outcome.FAIL, "knows of no gateway"),
-        ("Gateway", {"gateway": None}, Outcome.FAIL, "knows of no gateway"),
-        ("Gateway", {"gateway": GATEWAY}, Outcome.OK, "edge.example:443, told by TLSRoutes"),
+        ("Gateway", {}, CheckOutcome.FAIL, "has no gateway configured"),
+        ("Gateway", {"gateway": None}, CheckOutcome.FAIL, "has no gateway configured"),
+        ("Gateway", {"gateway": GATEWAY}, CheckOutcome.OK, "edge.example:443, routed by TLSRoutes"),
         (
             "PodNetwork",
             {"advertisedAddress": "x"},
-            Outcome.UNKNOWN,
+            CheckOutcome.UNKNOWN,
             "its pods, at ports 7440 and 7441",
         ),
-        ("NodePort", {"advertisedAddress": ""}, Outcome.UNKNOWN, "its nodes, at two node ports"),
+        (
+            "NodePort",
+            {"advertisedAddress": ""},
+            CheckOutcome.UNKNOWN,
+            "its nodes, at two node ports",
+        ),
         (
             "NodePort",
             {"advertisedAddress": "x.example"},
-            Outcome.UNKNOWN,
-            "dial its x.example, at two",
+            CheckOutcome.UNKNOWN,
+            "connect to its x.example, at two",
         ),
-        ("LoadBalancer", {}, Outcome.UNKNOWN, "load balancers, at two ports"),
+        ("LoadBalancer", {}, CheckOutcome.UNKNOWN, "load balancers, at two ports"),
     ],
 )
 def test_a_way_to_a_jobs_workers(
-    exposure: str, settings: dict[str, Any], outcome: Outcome, seen: str
+    exposure: str, settings: dict[str, Any], outcome: CheckOutcome, seen: str
 ) -> None:
     check = checked(settings, network={"exposure": exposure})["exposure"]
-    assert (check.outcome, seen in check.seen) == (outcome, True), check
-    assert bool(check.advice) == (outcome is not Outcome.OK)
+    assert (check.outcome, seen in check.observed) == (outcome, True), check
+    assert bool(check.advice) == (outcome is not CheckOutcome.OK)
 
 
 def test_a_job_of_one_site_needs_no_way_to_it() -> None:
@@ -110,8 +117,8 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
         (group("g", 3, cpu="900m"), [node(), node()], 3, ""),
         (group("g", 5, cpu="900m"), [node(), node()], 4, ""),  # twice 0.9 + 0.1
         (group("g", 5, memory="2Gi"), [node(), node()], 2, ""),  # 2Gi and 128Mi each
-        (group("g", 1, cpu="2"), [node()], 0, "asks for cpu 2.1, no node has more than 2"),
-        (group("g", 1, memory="5Gi"), [node()], 0, "asks for memory 5248Mi, no node has more than"),
+        (group("g", 1, cpu="2"), [node()], 0, "requests cpu 2.1, no node has more than 2"),
+        (group("g", 1, memory="5Gi"), [node()], 0, "requests memory 5248Mi, no node has more than"),
         (group("g", 1, {"size": "big"}), [node()], 0, "no node is ready"),
         (group("g", 1, {"size": "big"}), [node({"size": "big"})], 1, ""),
         (group("g", 1), [node(ready="False"), node(unschedulable=True)], 0, "no node is ready"),
@@ -121,27 +128,29 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
     ],
 )
 def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
-    (room,) = rooms((asked,), SIDECAR, nodes, bears_taints=False)
-    assert (room.wanted, room.placed) == (asked.workers, placed)
+    (room,) = group_capacities((asked,), SIDECAR, nodes, ignore_taints=False)
+    assert (room.requested, room.placed) == (asked.workers, placed)
     assert (reason in room.reason) if reason else not room.reason
 
 
 def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
-    (room,) = rooms((group("g", 1),), {}, [node(taints=TAINTED)], bears_taints=True)
+    (room,) = group_capacities((group("g", 1),), {}, [node(taints=TAINTED)], ignore_taints=True)
     assert room.placed == 1
 
 
 def test_groups_share_what_is_there() -> None:
     """The more demanding one is placed first, wherever it stands."""
-    found = rooms(
+    found = group_capacities(
         (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()],
-        bears_taints=False,
+        ignore_taints=False,
     )  # fmt: skip
     assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
 
 
 def test_a_request_beyond_all_bounds_finds_no_room() -> None:
-    (room,) = rooms((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], bears_taints=False)
+    (room,) = group_capacities(
+        (group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], ignore_taints=False
+    )
     assert room.placed == 0
     assert "no node has more than 2" in room.reason
 
@@ -153,19 +162,19 @@ def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
     """A command that tries them would need all of it, and what pod security asks for."""
     images = {"worker": "w:1", "sidecar": "s:1", "pullSecrets": ["mirror"]}
     check = checked({"images": images})["images"]
-    assert check.outcome is Outcome.UNKNOWN
-    assert check.seen.endswith(": w:1, s:1; Secrets of registries: mirror")
-    assert "by these Secrets, in namespace default; of one" in check.advice
-    assert "the job says ImageUnavailable" in check.advice
+    assert check.outcome is CheckOutcome.UNKNOWN
+    assert check.observed.endswith(": w:1, s:1; Secrets of registries: mirror")
+    assert "with these Secrets, in namespace default; otherwise" in check.advice
+    assert "the job reports ImageUnavailable" in check.advice
     template = {"spec": {"imagePullSecrets": [{"name": "own"}]}}
     check = checked({"images": images}, podTemplate=template, **{"trainer.image": "own:2"})[
         "images"
     ]
-    assert check.seen.endswith(": own:2, s:1; Secrets of registries: mirror, own")
+    assert check.observed.endswith(": own:2, s:1; Secrets of registries: mirror, own")
     odd = {"spec": {"imagePullSecrets": 7}}
     check = checked({"images": images | {"pullSecrets": 7}}, podTemplate=odd)["images"]
-    assert check.seen.endswith("registries: none")
-    assert "fetch all of them without a Secret;" in check.advice
+    assert check.observed.endswith("registries: none")
+    assert "pull all of them without a Secret;" in check.advice
 
 
 # ---- quantities ----------------------------------------------------------------------------------
@@ -180,10 +189,10 @@ def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
     ],
 )  # fmt: skip
 def test_quantities(text: str, number: int | str) -> None:
-    assert quantity(text) == Decimal(number)
+    assert parse_quantity(text) == Decimal(number)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 Gi", "1KI", "1e1.5", "9" * 40, "NaN", "1e", "--1"])
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError, match="is no quantity"):
-        quantity(text)
+        parse_quantity(text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.document import parse
-from dlion_cli.run import MOST_NAMED, tell_unreached
+from dlion_cli.run import MAX_NAMED, warn_unreached
 from dlion_worker.environments import Environment
 
 
@@ -18,7 +18,7 @@ def environment(count: int) -> Environment:
 
 
 def test_one_line_names_what_never_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_unreached(environment(2), 61)
+    warn_unreached(environment(2), 61)
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == (
@@ -27,13 +27,13 @@ def test_one_line_names_what_never_comes(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_where_all_comes_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_unreached(environment(2), 62)
-    tell_unreached(environment(2), None)
+    warn_unreached(environment(2), 62)
+    warn_unreached(environment(2), None)
     assert capsys.readouterr().err == ""
 
 
 def test_of_many_a_few_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_unreached(environment(MOST_NAMED + 3), 5)
+    warn_unreached(environment(MAX_NAMED + 3), 5)
     told = capsys.readouterr().err
-    assert told.endswith(f"changes[{MOST_NAMED - 1}].at and 3 more\n")
+    assert told.endswith(f"changes[{MAX_NAMED - 1}].at and 3 more\n")
     assert told.count("\n") == 1

@@ -14,7 +14,7 @@ from dlion_worker.codecs import (
     HEADER_BYTES,
     Coding,
     IndexCodec,
-    Selected,
+    SelectedEntries,
     ValueCodec,
     coded_bytes,
     decode_gradient,
@@ -271,7 +271,7 @@ def test_weights_are_never_coarser_than_float16_but_by_polyline(codec: ValueCode
 def test_a_run_takes_the_place_of_positions_where_it_is_smallest() -> None:
     value_D = np.zeros(SIZE, np.float32)
     value_D[700:900] = 1
-    selected = Selected(value_D, np.array([SIZE]), np.array([1], np.uint32), 200, 1.0)
+    selected = SelectedEntries(value_D, np.array([SIZE]), np.array([1], np.uint32), 200, 1.0)
     payload = encode_selected(selected, Coding(ValueCodec.INT8, IndexCodec.SMALLEST))
     assert len(payload) == HEADER_BYTES + 200 + 2 + 4
     index_K = decode_gradient(payload, SIZE).index_K

@@ -15,16 +15,16 @@ import pytest
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_worker.coordination.backoff import Backoff
-from dlion_worker.coordination.kept import (
+from dlion_worker.coordination.saved_state import (
     INCARNATION_FILE,
     MEMBERSHIP_FILE,
-    Kept,
-    forget_membership,
-    keep_membership,
-    kept_membership,
-    merged,
+    SavedMembership,
+    delete_membership,
+    load_membership,
+    merge_memberships,
     next_incarnation,
-    note_known_incarnation,
+    raise_incarnation,
+    save_membership,
 )
 
 if TYPE_CHECKING:
@@ -62,25 +62,25 @@ def test_a_damaged_counter_starts_from_the_clock(tmp_path: Path, content: bytes)
 
 def test_a_number_that_the_coordinator_knows_is_passed_by_the_next_start(tmp_path: Path) -> None:
     assert next_incarnation(tmp_path, wall_clock_s=1000.0) == 1000
-    note_known_incarnation(tmp_path, 5000)
-    note_known_incarnation(tmp_path, 3000)
+    raise_incarnation(tmp_path, 5000)
+    raise_incarnation(tmp_path, 3000)
     assert next_incarnation(tmp_path, wall_clock_s=1001.0) == 5001
 
 
 def test_a_kept_membership_comes_back_whole(tmp_path: Path) -> None:
-    kept = Kept(membership(7, member(0), member(1, MemberState.LOST)), 12.5)
-    assert kept_membership(tmp_path, JOB) is None
-    keep_membership(tmp_path, kept)
-    assert kept_membership(tmp_path, JOB) == kept
-    assert kept_membership(tmp_path, JobKey("default", "digits", "2")) is None
+    kept = SavedMembership(membership(7, member(0), member(1, MemberState.LOST)), 12.5)
+    assert load_membership(tmp_path, JOB) is None
+    save_membership(tmp_path, kept)
+    assert load_membership(tmp_path, JOB) == kept
+    assert load_membership(tmp_path, JobKey("default", "digits", "2")) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == [MEMBERSHIP_FILE]
-    forget_membership(tmp_path)
-    forget_membership(tmp_path)
-    assert kept_membership(tmp_path, JOB) is None
+    delete_membership(tmp_path)
+    delete_membership(tmp_path)
+    assert load_membership(tmp_path, JOB) is None
 
 
 def test_a_damaged_membership_is_none(tmp_path: Path) -> None:
-    keep_membership(tmp_path, Kept(membership(7, member(0)), 12.5))
+    save_membership(tmp_path, SavedMembership(membership(7, member(0)), 12.5))
     path = tmp_path / MEMBERSHIP_FILE
     whole = path.read_text()
     endless = whole.replace('"rank": 0', '"rank": 1e999')
@@ -88,14 +88,14 @@ def test_a_damaged_membership_is_none(tmp_path: Path) -> None:
     wrong = (whole[:-20], "[]", "null", whole.replace("Ready", "Odd"), "[" * 100_000, endless)
     for content in wrong:
         path.write_text(content)
-        assert kept_membership(tmp_path, JOB) is None
+        assert load_membership(tmp_path, JOB) is None
 
 
 def test_after_a_reboot_the_start_of_the_run_is_not_known(tmp_path: Path) -> None:
-    keep_membership(tmp_path, Kept(membership(7, member(0)), 12.5))
+    save_membership(tmp_path, SavedMembership(membership(7, member(0)), 12.5))
     path = tmp_path / MEMBERSHIP_FILE
     path.write_text(path.read_text().replace('"boot": "', '"boot": "other'))
-    kept = kept_membership(tmp_path, JOB)
+    kept = load_membership(tmp_path, JOB)
     assert kept is not None
     assert math.isnan(kept.start_time_monotonic_s)
 
@@ -103,14 +103,14 @@ def test_after_a_reboot_the_start_of_the_run_is_not_known(tmp_path: Path) -> Non
 def test_whom_a_new_coordinator_does_not_know_yet_stays() -> None:
     kept = membership(7, member(0), member(1), member(2))
     received = membership(8, member(1, MemberState.LOST), member(0, incarnation=4))
-    together = merged(kept, received)
+    together = merge_memberships(kept, received)
     assert together.version == 8
     assert together.members == (
         member(0, incarnation=4),
         member(1, MemberState.LOST),
         member(2),
     )
-    assert merged(None, received) is received
+    assert merge_memberships(None, received) is received
 
 
 def test_waits_double_up_to_a_bound_with_jitter() -> None:

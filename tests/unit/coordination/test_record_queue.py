@@ -69,7 +69,7 @@ def test_a_batch_keeps_to_the_limits_of_a_report() -> None:
 
 def test_the_oldest_steps_give_way_and_evaluations_and_events_do_not() -> None:
     room_bytes = 5 * len(record_to_json(step(10)))
-    queue = RecordQueue(max_sparable_bytes=room_bytes)
+    queue = RecordQueue(max_droppable_bytes=room_bytes)
     queue.put(evaluation(10))
     for iteration in range(10, 30):
         queue.put(step(iteration))
@@ -80,7 +80,7 @@ def test_the_oldest_steps_give_way_and_evaluations_and_events_do_not() -> None:
 
 
 def test_what_gave_way_is_told_once_with_the_count() -> None:
-    queue = RecordQueue(max_sparable_bytes=len(record_to_json(step(10))))
+    queue = RecordQueue(max_droppable_bytes=len(record_to_json(step(10))))
     for iteration in range(10, 14):
         queue.put(step(iteration))
     notice = json.loads(queue.take_batch()[0])
@@ -91,7 +91,7 @@ def test_what_gave_way_is_told_once_with_the_count() -> None:
 
 
 def test_memory_is_bounded_even_for_events() -> None:
-    queue = RecordQueue(max_kept_bytes=3 * len(record_to_json(event(10))))
+    queue = RecordQueue(max_retained_bytes=3 * len(record_to_json(event(10))))
     for iteration in range(10, 20):
         queue.put(event(iteration))
     assert len(taken(queue)) == 1 + 3

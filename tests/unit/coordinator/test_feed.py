@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
-from dlion_operator.coordinator.feed import RECORD_OVERHEAD_BYTES, Batch, End, RecordFeed
+from dlion_operator.coordinator.feed import RECORD_OVERHEAD_BYTES, RecordBatch, RecordFeed, RunEnd
 
 ENTRY_BYTES = RECORD_OVERHEAD_BYTES + 2
 
@@ -25,9 +25,9 @@ def feed(count: int, *, kept: int = 1000) -> RecordFeed:
 
 
 def test_a_follower_goes_on_after_what_it_has_taken() -> None:
-    assert feed(3).batch(1) == Batch(1, ("01", "02", "03"), None)
+    assert feed(3).batch(1) == RecordBatch(1, ("01", "02", "03"), None)
     assert feed(3).position("life", 2) == 3
-    assert feed(3).batch(3) == Batch(3, ("03",), None)
+    assert feed(3).batch(3) == RecordBatch(3, ("03",), None)
     assert feed(3).batch(4) is None
 
 
@@ -38,7 +38,7 @@ def test_another_epoch_and_a_number_ahead_of_time_mean_nothing() -> None:
 
 
 def test_who_is_too_slow_finds_a_gap() -> None:
-    assert feed(10, kept=3).batch(5) == Batch(8, ("08", "09", "10"), None)
+    assert feed(10, kept=3).batch(5) == RecordBatch(8, ("08", "09", "10"), None)
 
 
 def test_nothing_is_kept_where_nobody_follows() -> None:
@@ -48,15 +48,15 @@ def test_nothing_is_kept_where_nobody_follows() -> None:
 
 def test_the_first_end_comes_after_the_last_record() -> None:
     ended = feed(MAX_RECORDS_PER_REPORT + 1)
-    ended.finish(End("maxSteps reached", succeeded=True))
-    ended.finish(End("too late", succeeded=False))
+    ended.finish(RunEnd("maxSteps reached", succeeded=True))
+    ended.finish(RunEnd("too late", succeeded=False))
     first = ended.batch(1)
     assert first is not None
     assert (len(first.texts), first.end) == (MAX_RECORDS_PER_REPORT, None)
     last = ended.batch(first.next_sequence)
     assert last is not None
-    assert (len(last.texts), last.end) == (1, End("maxSteps reached", succeeded=True))
-    assert ended.batch(last.next_sequence) == Batch(last.next_sequence, (), last.end)
+    assert (len(last.texts), last.end) == (1, RunEnd("maxSteps reached", succeeded=True))
+    assert ended.batch(last.next_sequence) == RecordBatch(last.next_sequence, (), last.end)
 
 
 @given(

@@ -17,17 +17,17 @@ from dlion_api.names import JobKey
 from dlion_api.refusals import MAX_PROOF_BYTES
 from dlion_api.trust import FOLLOWING, JOINING
 from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
-from dlion_operator.bearers import Proof
 from dlion_operator.coordinator.messages import checked_size
-from dlion_operator.coordinator.proofs import checked_proof
-from dlion_worker.coordination.proving import proof_of
-from dlion_worker.credentials import WorkerKey
-from dlion_worker.kept_credentials import (
+from dlion_operator.coordinator.pod_proofs import checked_proof
+from dlion_operator.token_bindings import Proof
+from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.credential_store import (
     PROOF_COUNT_FILE,
     PROOF_KEY_FILE,
-    kept_proof_key,
-    next_count,
+    load_or_create_proof_key,
+    next_proof_count,
 )
+from dlion_worker.credentials import WorkerKey
 
 JOB = JobKey("default", "digits", "1")
 RUN = str(JOB)
@@ -35,7 +35,7 @@ RUN = str(JOB)
 
 def request(folder: Path, role: str = "trainer") -> SignRequest:
     csr_pem = WorkerKey().csr_pem()
-    proof = proof_of(folder, job=JOB, use=role, csr_pem=csr_pem)
+    proof = make_pod_proof(folder, job=JOB, use=role, csr_pem=csr_pem)
     return SignRequest(run=RUN, role=role, csr_pem=csr_pem, proof=proof)
 
 
@@ -51,7 +51,7 @@ def der(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
 
 def test_all_processes_of_a_pod_prove_to_be_of_the_same(tmp_path: Path) -> None:
     first, second = (checked(request(tmp_path)) for _ in range(2))
-    assert first.key_der == second.key_der == kept_proof_key(tmp_path).public_der()
+    assert first.key_der == second.key_der == load_or_create_proof_key(tmp_path).public_der()
     assert first.count < second.count
     assert checked(request(tmp_path, "sidecar")).key_der == first.key_der
     mode = stat.S_IMODE((tmp_path / PROOF_KEY_FILE).stat().st_mode)
@@ -62,31 +62,31 @@ def test_two_that_come_at_once_have_the_same_key(tmp_path: Path) -> None:
     for number in range(20):
         (folder := tmp_path / str(number)).mkdir()
         with ThreadPoolExecutor(4) as pool:
-            keys = {key.public_der() for key in pool.map(kept_proof_key, [folder] * 4)}
+            keys = {key.public_der() for key in pool.map(load_or_create_proof_key, [folder] * 4)}
         assert len(keys) == 1
         assert [path.name for path in folder.iterdir()] == [PROOF_KEY_FILE]
 
 
 def test_counts_grow_though_the_clock_begins_anew(tmp_path: Path) -> None:
-    assert next_count(tmp_path, "join", 1000) == 1000
-    assert next_count(tmp_path, "join", 5) == 1001
-    assert next_count(tmp_path, "trainer", 5) == 5
+    assert next_proof_count(tmp_path, "join", 1000) == 1000
+    assert next_proof_count(tmp_path, "join", 5) == 1001
+    assert next_proof_count(tmp_path, "trainer", 5) == 5
     (tmp_path / PROOF_COUNT_FILE.format("join")).write_bytes(b"damaged")
-    assert next_count(tmp_path, "join", 7) == 7
+    assert next_proof_count(tmp_path, "join", 7) == 7
 
 
 def test_a_count_that_cannot_be_kept_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / PROOF_COUNT_FILE.format("join")).mkdir()
-    assert next_count(tmp_path, "join", 7) == 7
-    assert next_count(tmp_path, "join", 8) == 8
+    assert next_proof_count(tmp_path, "join", 7) == 7
+    assert next_proof_count(tmp_path, "join", 8) == 8
 
 
 @pytest.mark.parametrize("use", [JOINING, FOLLOWING])
 def test_joining_and_following_are_proved_too(tmp_path: Path, use: str) -> None:
     kind = JoinRequest if use == JOINING else FollowRequest
-    made = kind(run=RUN, proof=proof_of(tmp_path, job=JOB, use=use))
+    made = kind(run=RUN, proof=make_pod_proof(tmp_path, job=JOB, use=use))
     checked_size(made)
-    assert checked_proof(made, use).key_der == kept_proof_key(tmp_path).public_der()
+    assert checked_proof(made, use).key_der == load_or_create_proof_key(tmp_path).public_der()
     with pytest.raises(ContractError, match="has not signed"):
         checked_proof(made, "trainer")
     made.proof.signature = b"x" * (MAX_PROOF_BYTES + 1)
@@ -145,13 +145,13 @@ def test_a_long_one_is_not_looked_at(tmp_path: Path, field: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe"])
 def test_a_damaged_key_is_replaced(tmp_path: Path, content: bytes) -> None:
-    before = kept_proof_key(tmp_path).public_der()
+    before = load_or_create_proof_key(tmp_path).public_der()
     (tmp_path / PROOF_KEY_FILE).write_bytes(content)
-    after = kept_proof_key(tmp_path).public_der()
+    after = load_or_create_proof_key(tmp_path).public_der()
     assert after != before
-    assert kept_proof_key(tmp_path).public_der() == after
+    assert load_or_create_proof_key(tmp_path).public_der() == after
 
 
 def test_a_key_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        kept_proof_key(tmp_path / "missing")
+        load_or_create_proof_key(tmp_path / "missing")

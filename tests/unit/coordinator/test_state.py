@@ -15,45 +15,45 @@ from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EventRecord, StepRecord
 from dlion_api.refusals import RefusalReason
-from dlion_operator.bearers import Bearer, Proof
-from dlion_operator.coordinator.allowance import BURST_RECORDS, RECORDS_PER_S
 from dlion_operator.coordinator.events import (
     Accept,
+    CertificateRequested,
     Deliver,
     EndStream,
     Event,
-    FollowAsked,
     Instruction,
-    JoinAsked,
+    JoinRequested,
+    PresentedToken,
     Publish,
-    Refuse,
-    ReportArrived,
-    Shown,
-    SignAsked,
-    StopAsked,
+    RecordsRequested,
+    RefuseCall,
+    ReportReceived,
+    StopRequested,
     StreamEnded,
     WorkersChanged,
 )
-from dlion_operator.coordinator.state import Coordinator
+from dlion_operator.coordinator.rate_limiter import BURST_RECORDS, RECORDS_PER_S
+from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.token_bindings import Bearer, Proof
 
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
 HASH = "5pec"
-SHOWN, NOT_ITS_OWN = Shown(Bearer()), Shown(None)
+SHOWN, NOT_ITS_OWN = PresentedToken(Bearer()), PresentedToken(None)
 
 
-def coordinator() -> Coordinator:
-    return Coordinator(JOB, WORKERS, HASH)
+def coordinator() -> CoordinatorState:
+    return CoordinatorState(JOB, WORKERS, HASH)
 
 
 def join(
     rank: int = 0, *, stream: int, incarnation: int = 1, address: str = "a:1", known: int = 0
-) -> JoinAsked:
-    return JoinAsked(
+) -> JoinRequested:
+    return JoinRequested(
         stream=stream,
         run=str(JOB),
         worker=WORKERS[rank],
-        shown=SHOWN,
+        presented=SHOWN,
         incarnation=incarnation,
         exchange_address=address,
         measuring_address="",
@@ -70,23 +70,23 @@ def report(
     count: int = 1,
     finished: bool = False,
     now_s: float = 0.0,
-) -> ReportArrived:
+) -> ReportReceived:
     record = EventRecord(0.0, Rank(rank), 0, "Tested", "")
     records = (record,) * count
-    return ReportArrived(
+    return ReportReceived(
         str(JOB), WORKERS[rank], True, incarnation, sequence, records, finished, now_s
     )
 
 
 def refused(instructions: tuple[Instruction, ...]) -> RefusalReason | None:
     match instructions:
-        case (Refuse(reason),):
+        case (RefuseCall(reason),):
             return reason
-    assert not any(isinstance(instruction, Refuse) for instruction in instructions)
+    assert not any(isinstance(instruction, RefuseCall) for instruction in instructions)
     return None
 
 
-def states(state: Coordinator) -> list[str]:
+def states(state: CoordinatorState) -> list[str]:
     return [member.state.value for member in state.membership().members]
 
 
@@ -111,24 +111,23 @@ RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
         ({"run": "default/digits#2"}, RefusalReason.WRONG_RUN),
         ({"worker": ANOTHER_SITE}, RefusalReason.UNKNOWN_WORKER),
         ({"worker": RANK_BEYOND}, RefusalReason.UNKNOWN_WORKER),
-        ({"shown": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
+        ({"presented": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
         ({"spec_hash": "other"}, RefusalReason.SPEC_DIFFERS),
         # Who is not known learns nothing else.
-        ({"shown": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
+        ({"presented": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
     ],
 )
-def test_others_are_refused_and_counted(change: dict[str, object], reason: RefusalReason) -> None:
+def test_others_are_refused(change: dict[str, object], reason: RefusalReason) -> None:
     state = coordinator()
     assert refused(state.handle(replace(join(stream=1), **change))) is reason
-    assert state.refusals == {reason: 1}
     assert state.membership().members == ()
     assert state.handle(StreamEnded(1)) == ()
 
 
 def test_a_certificate_is_for_those_whose_token_holds() -> None:
     state = coordinator()
-    assert state.handle(SignAsked(str(JOB), WORKERS[0], "trainer", SHOWN)) == (Accept(),)
-    stranger = SignAsked(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
+    assert state.handle(CertificateRequested(str(JOB), WORKERS[0], "trainer", SHOWN)) == (Accept(),)
+    stranger = CertificateRequested(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
     assert refused(state.handle(stranger)) is RefusalReason.BAD_TOKEN
 
 
@@ -136,15 +135,17 @@ def test_a_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     pod = Bearer("uid-1")
     assert (
-        refused(state.handle(replace(join(stream=1), shown=Shown(pod, Proof(b"key", 1))))) is None
+        refused(
+            state.handle(replace(join(stream=1), presented=PresentedToken(pod, Proof(b"key", 1))))
+        )
+        is None
     )
-    other = Shown(pod, Proof(b"another", 9))
-    asked = SignAsked(str(JOB), WORKERS[0], "sidecar", other)
+    other = PresentedToken(pod, Proof(b"another", 9))
+    asked = CertificateRequested(str(JOB), WORKERS[0], "sidecar", other)
     assert refused(state.handle(asked)) is RefusalReason.REPLAYED_TOKEN
-    thief = replace(join(stream=2, incarnation=9), shown=other)
+    thief = replace(join(stream=2, incarnation=9), presented=other)
     assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
-    assert state.refusals == {RefusalReason.REPLAYED_TOKEN: 2}
-    own = replace(asked, shown=Shown(pod, Proof(b"key", 1)))
+    own = replace(asked, presented=PresentedToken(pod, Proof(b"key", 1)))
     assert state.handle(own) == (Accept(),)
     assert refused(state.handle(own)) is RefusalReason.REPLAYED_TOKEN, "once more"
 
@@ -152,9 +153,9 @@ def test_a_token_that_was_used_by_another_is_refused() -> None:
 def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     keeper, pod = KeeperIdentity(SiteName("plant-a")), Bearer("uid-2")
-    followed = FollowAsked(str(JOB), keeper, Shown(pod, Proof(b"key", 1)))
+    followed = RecordsRequested(str(JOB), keeper, PresentedToken(pod, Proof(b"key", 1)))
     assert state.handle(followed) == (Accept(),)
-    thief = replace(followed, shown=Shown(pod, Proof(b"another", 2)))
+    thief = replace(followed, presented=PresentedToken(pod, Proof(b"another", 2)))
     assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
 
 
@@ -168,7 +169,7 @@ def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
     assert states(state) == ["Ready"]
     ghost = state.handle(join(stream=3, incarnation=5))
     assert refused(ghost) is RefusalReason.OLD_INCARNATION
-    assert isinstance(ghost[0], Refuse)
+    assert isinstance(ghost[0], RefuseCall)
     assert ghost[0].known_incarnation == 7
     member = state.membership().member(Rank(0))
     assert member is not None
@@ -286,21 +287,21 @@ def test_a_flood_of_records_is_bounded_for_its_sender_alone() -> None:
 
 def test_a_wish_to_stop_is_published_once() -> None:
     state = coordinator()
-    assert state.handle(StopAsked("Interrupted")) == (Publish(),)
-    assert state.handle(StopAsked("Again")) == ()
+    assert state.handle(StopRequested("Interrupted")) == (Publish(),)
+    assert state.handle(StopRequested("Again")) == ()
     assert state.stop_reason == "Interrupted"
 
 
 def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     state = coordinator()
     keeper = KeeperIdentity(SiteName("plant-a"))
-    assert state.handle(SignAsked(str(JOB), keeper, "keeper", SHOWN)) == (Accept(),)
-    assert state.handle(FollowAsked(str(JOB), keeper, SHOWN)) == (Accept(),)
-    elsewhere = FollowAsked(str(JOB), KeeperIdentity(SiteName("plant-b")), SHOWN)
+    assert state.handle(CertificateRequested(str(JOB), keeper, "keeper", SHOWN)) == (Accept(),)
+    assert state.handle(RecordsRequested(str(JOB), keeper, SHOWN)) == (Accept(),)
+    elsewhere = RecordsRequested(str(JOB), KeeperIdentity(SiteName("plant-b")), SHOWN)
     assert refused(state.handle(elsewhere)) is RefusalReason.UNKNOWN_WORKER
-    no_token = FollowAsked(str(JOB), keeper, NOT_ITS_OWN)
+    no_token = RecordsRequested(str(JOB), keeper, NOT_ITS_OWN)
     assert refused(state.handle(no_token)) is RefusalReason.BAD_TOKEN
-    another_run = FollowAsked("default/digits#2", keeper, SHOWN)
+    another_run = RecordsRequested("default/digits#2", keeper, SHOWN)
     assert refused(state.handle(another_run)) is RefusalReason.WRONG_RUN
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
-from dlion_operator.target import TargetWatch
+from dlion_operator.target_accuracy import TargetAccuracyMonitor
 
 
 def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
@@ -15,7 +15,7 @@ def evaluation(rank: int, accuracy: float) -> EvaluationRecord:
 
 
 def test_all_replicas_must_have_been_seen() -> None:
-    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
     assert (
         watch.take(evaluation(1, 0.2)) == "targetAccuracy 0.5 reached: mean over 2 replicas 0.5500"
@@ -23,31 +23,31 @@ def test_all_replicas_must_have_been_seen() -> None:
 
 
 def test_who_never_comes_back_is_not_waited_for_and_does_not_count() -> None:
-    watch = TargetWatch(0.5, [Rank(0), Rank(1), Rank(2)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1), Rank(2)])
     assert watch.take(evaluation(0, 0.6)) is None
-    assert watch.left(Rank(1)) is None
+    assert watch.remove(Rank(1)) is None
     assert watch.take(evaluation(2, 0.1)) is None
-    assert watch.left(Rank(2)) == "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
-    assert watch.left(Rank(0)) is None
+    assert watch.remove(Rank(2)) == "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
+    assert watch.remove(Rank(0)) is None
 
 
 def test_what_is_no_accuracy_does_not_count() -> None:
-    watch = TargetWatch(0.5, [Rank(0)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0)])
     for wrong in (float("nan"), float("inf"), 2.0, -1.0):
         assert watch.take(evaluation(0, wrong)) is None
     assert watch.accuracies == {}
 
 
 def test_without_a_target_nothing_is_reached() -> None:
-    watch = TargetWatch(None, [Rank(0), Rank(1)])
+    watch = TargetAccuracyMonitor(None, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 1.0)) is None
-    assert watch.left(Rank(1)) is None
+    assert watch.remove(Rank(1)) is None
 
 
 def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
-    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
-    assert watch.left(Rank(1)) is not None
+    assert watch.remove(Rank(1)) is not None
     assert watch.expect([Rank(0), Rank(1), Rank(2)]) is None
     assert watch.take(evaluation(2, 0.0)) is None
     assert (
@@ -57,7 +57,7 @@ def test_other_counts_take_effect_at_once_and_who_is_lost_stays_lost() -> None:
 
 
 def test_who_comes_back_counts_from_its_next_evaluation_on() -> None:
-    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.1)) is None
     assert watch.expect([Rank(1)]) is None
     assert watch.take(evaluation(1, 0.4)) is None
@@ -67,7 +67,7 @@ def test_who_comes_back_counts_from_its_next_evaluation_on() -> None:
 
 
 def test_an_evaluation_that_comes_twice_changes_nothing() -> None:
-    watch = TargetWatch(0.5, [Rank(0), Rank(1)])
+    watch = TargetAccuracyMonitor(0.5, [Rank(0), Rank(1)])
     assert watch.take(evaluation(0, 0.9)) is None
     assert watch.take(evaluation(0, 0.9)) is None
     assert watch.take(evaluation(1, 0.1)) == watch.take(evaluation(1, 0.1)) is not None

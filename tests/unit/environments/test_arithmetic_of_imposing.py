@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.local.duty_cycle import CYCLE_S, Account
-from dlion_worker.local.measuring import QuotaLedger, Transfer
+from dlion_worker.local.duty_cycle import CYCLE_S, CpuBudget
+from dlion_worker.local.measurement import QuotaUsage, TransferMeasurement
 from dlion_worker.local.pacing import BURST_S, Pacer
-from dlion_worker.local.shaping import gso_bytes, queue_bytes
+from dlion_worker.local.traffic_shaping import gso_bytes, queue_bytes
+from example_counts import examples
 
 
 @given(
@@ -44,19 +45,19 @@ def test_a_new_rate_holds_for_what_is_already_waiting() -> None:
     assert pacer.reserve(1, now_s=5.0) == pytest.approx(5.0 + (2 - BURST_S) * 10)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     quota=st.floats(0.02, 4.0),
     busy_cores=st.floats(0.0, 4.0),
     late_s=st.floats(0.0, 0.02),
 )
 def test_an_account_keeps_to_its_quota(quota: float, busy_cores: float, late_s: float) -> None:
-    account, used_s, now_s, last_s = Account(quota), 0.0, 0.0, 0.0
+    account, used_s, now_s, last_s = CpuBudget(quota), 0.0, 0.0, 0.0
     while now_s < 10.0:
         passed_s, last_s = now_s - last_s, now_s
         burnt_s = passed_s * busy_cores if account.running else 0.0
         used_s += burnt_s
-        alone_s = account.book(passed_s, burnt_s, processors=4)
+        alone_s = account.update(passed_s, burnt_s, processors=4)
         assert alone_s > 0 or not account.running
         now_s += max(0.002, min(0.1, alone_s)) + late_s
     # A turn that comes late is paid back by the next: only the last may stand out.
@@ -68,22 +69,24 @@ def test_an_account_keeps_to_its_quota(quota: float, busy_cores: float, late_s: 
 
 
 def test_an_idle_worker_saves_up_no_more_than_one_cycle() -> None:
-    account = Account(0.5)
-    account.book(1000.0, 0.0, processors=2)
+    account = CpuBudget(0.5)
+    account.update(1000.0, 0.0, processors=2)
     assert account.credit_s == pytest.approx(0.5 * CYCLE_S)
 
 
 def test_each_quota_stands_beside_the_mean_use_while_it_held() -> None:
-    ledger = QuotaLedger()
-    assert ledger.compared(Rank(0)) == []
-    ledger.note(0.5, now_s=10.0, used_s=3.0)  # three seconds of imports are not held against it
-    ledger.note(None, now_s=14.0, used_s=4.0)  # let go while it starts anew
-    ledger.note(0.5, now_s=24.0, used_s=13.0)
-    ledger.note(0.2, now_s=30.0, used_s=15.0, throttled_s=2.0, begins_s=20.0)
-    ledger.look(now_s=35.0, used_s=15.5, throttled_s=4.0)
-    ledger.note(None, now_s=40.0, used_s=16.0, throttled_s=7.0, begins_s=20.0)
-    ledger.look(now_s=99.0, used_s=50.0)  # let go: counts no more
-    first, second = ledger.compared(Rank(0))
+    ledger = QuotaUsage()
+    assert ledger.comparison(Rank(0)) == []
+    ledger.begin_quota(
+        0.5, now_s=10.0, used_s=3.0
+    )  # three seconds of imports are not held against it
+    ledger.begin_quota(None, now_s=14.0, used_s=4.0)  # let go while it starts anew
+    ledger.begin_quota(0.5, now_s=24.0, used_s=13.0)
+    ledger.begin_quota(0.2, now_s=30.0, used_s=15.0, throttled_s=2.0, begins_s=20.0)
+    ledger.update(now_s=35.0, used_s=15.5, throttled_s=4.0)
+    ledger.begin_quota(None, now_s=40.0, used_s=16.0, throttled_s=7.0, begins_s=20.0)
+    ledger.update(now_s=99.0, used_s=50.0)  # let go: counts no more
+    first, second = ledger.comparison(Rank(0))
     assert (first.begins_s, first.requested) == (0.0, 0.5)
     assert first.measured == pytest.approx(0.3)
     assert first.ratio == pytest.approx(0.6)
@@ -95,10 +98,10 @@ def test_each_quota_stands_beside_the_mean_use_while_it_held() -> None:
 
 def test_a_transfers_rate_leaves_out_its_beginning() -> None:
     arrivals = [(0.0, 0), (0.5, 10), (1.0, 110), (1.5, 210), (2.0, 310)]
-    one = Transfer(Rank(0), Rank(1), arrivals)
+    one = TransferMeasurement(Rank(0), Rank(1), arrivals)
     assert one.bytes_per_s(skip_s=0.5) == 200.0
     assert max(one.windows_bytes_per_s(1.0)) == 200.0
-    assert Transfer(Rank(0), Rank(1)).bytes_per_s() == 0.0
+    assert TransferMeasurement(Rank(0), Rank(1)).bytes_per_s() == 0.0
 
 
 def test_segments_take_about_a_millisecond_and_queues_about_forty() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_worker.environments import Environment, as_one_machine, load_environment
+from dlion_worker.environments import Environment, load_environment, single_machine_document
 
 ONE = (WorkerIdentity(Rank(0), SiteName("all"), "all", 0),)
 MACHINES = [{"count": 2, "cores": 3}, {"cores": 5}]
@@ -18,13 +18,13 @@ MACHINES = [{"count": 2, "cores": 3}, {"cores": 5}]
 
 def cores_at(times: tuple[float, ...], **fields: Any) -> list[float | None]:
     environment = parse(Environment, {"name": "test", "workers": MACHINES, **fields})
-    one = parse(Environment, as_one_machine(environment, duration_s=100))
+    one = parse(Environment, single_machine_document(environment, duration_s=100))
     plan = one.plan(ONE, None, duration_s=100)
     return [plan.at(time_s).worker(Rank(0)).quota_cores for time_s in times]
 
 
 def test_without_changes_it_has_the_sum_and_no_network() -> None:
-    document = as_one_machine(load_environment("hetero-sys-a"), duration_s=100)
+    document = single_machine_document(load_environment("hetero-sys-a"), duration_s=100)
     assert document == {
         "name": "hetero-sys-a-as-one",
         "workers": [{"cores": 80.0}],
@@ -69,4 +69,4 @@ def test_what_comes_after_the_end_is_left_out(duration_s: float) -> None:
             "changes": [{"at": {"seconds": 10}, "cores": [1, 1, 1]}],
         },
     )
-    assert "changes" not in as_one_machine(environment, duration_s=duration_s)
+    assert "changes" not in single_machine_document(environment, duration_s=duration_s)

@@ -12,7 +12,7 @@ from typing import Any
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_worker.environments import Environment
-from dlion_worker.environments.change_words import change_in_words
+from dlion_worker.environments.change_description import describe_change
 
 WORKERS = tuple(
     WorkerIdentity(Rank(rank), SiteName(site), "g", rank) for rank, site in enumerate("aab")
@@ -31,7 +31,7 @@ def told(*changes: dict[str, Any], **environment: Any) -> list[dict[int, str]]:
     plan = parse(Environment, document).plan(WORKERS, 2)
     states = [plan.initial, *(change.conditions for change in plan.changes)]
     return [
-        {int(rank): words for rank, words in change_in_words(before, after).items()}
+        {int(rank): words for rank, words in describe_change(before, after).items()}
         for before, after in itertools.pairwise(states)
     ]
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
 from dlion_worker.environments import Environment, load_environment
-from dlion_worker.environments.contradictions import orders
+from dlion_worker.environments.validation import time_orders
+from example_counts import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,7 +146,7 @@ _AT = st.one_of(
 
 
 @given(st.lists(_AT, max_size=5), st.tuples(_AT, _AT))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_refused_is_out_of_order_at_every_length(
     times: list[dict[str, float]], absence: tuple[dict[str, float], dict[str, float]]
 ) -> None:
@@ -169,7 +170,7 @@ def test_what_is_refused_is_out_of_order_at_every_length(
     own = [
         length_s
         for length_s in range(1, 200)
-        if all(length_s in order.lengths() for order in orders(made, lambda _: True))
+        if all(length_s in order.lengths() for order in time_orders(made, lambda _: True))
     ]
     assert own == lengths
     assert bool(made.run_lengths) == (lengths != list(range(1, 200)))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.owners import Owner
 from dlion_worker.local.quotas import CpuController, find_controller, remove_stale
+from dlion_worker.local.resource_owner import ResourceOwner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,16 +121,18 @@ def test_throttling_and_use_are_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_an_owner_is_known_by_its_process_and_its_start() -> None:
-    mine = Owner.of_this_process()
+    mine = ResourceOwner.of_this_process()
     assert mine.alive()
-    assert Owner.parse(f"{mine.next_prefix()}-w3") == mine
-    assert not Owner(os.getpid(), mine.start_ticks + 1).alive()  # the id was given out again
-    assert Owner.parse("dlionish-1-2-3") is None
+    assert ResourceOwner.parse(f"{mine.next_prefix()}-w3") == mine
+    assert not ResourceOwner(
+        os.getpid(), mine.start_ticks + 1
+    ).alive()  # the id was given out again
+    assert ResourceOwner.parse("dlionish-1-2-3") is None
 
 
 def test_only_groups_whose_owner_is_gone_are_leftovers(tmp_path: Path) -> None:
-    mine = Owner.of_this_process()
-    gone = Owner(mine.pid, mine.start_ticks + 1).next_prefix()
+    mine = ResourceOwner.of_this_process()
+    gone = ResourceOwner(mine.pid, mine.start_ticks + 1).next_prefix()
     alive = mine.next_prefix()
     for name in (alive, "system.slice", "dlion"):
         (tmp_path / name).mkdir()

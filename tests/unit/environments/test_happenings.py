@@ -17,11 +17,11 @@ from dlion_api.errors import SpecError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_worker.environments import Absence, Environment, Straggler, load_environment
-from dlion_worker.environments.change_words import change_in_words
-from dlion_worker.environments.loss import combined_fraction, tcp_bytes_per_s
+from dlion_worker.environments.change_description import describe_change
+from dlion_worker.environments.packet_loss import combined_fraction, tcp_bytes_per_s
+from dlion_worker.local.backends import LinkBackend, choose_link_backend
 from dlion_worker.local.conditions_json import links_from_json, links_to_json
-from dlion_worker.local.means import LinkMeans, choose_link_means
-from dlion_worker.local.measuring import latencies_not_imposed
+from dlion_worker.local.measurement import unsupported_latencies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_loss_and_latency_change_and_what_is_not_named_stays() -> None:
     assert made.at(1).worker(Rank(0)).loss_fraction == {3: pytest.approx(0.01)}
     assert made.at(2).worker(Rank(0)).latency_s == made.at(1).worker(Rank(0)).latency_s
     assert made.at(2).worker(Rank(0)).loss_fraction == {3: pytest.approx(0.04)}
-    words = change_in_words(made.initial, made.at(2))
+    words = describe_change(made.initial, made.at(2))
     assert words[Rank(0)] == (
         "latency for workers 1, 2 0 to 2 ms; latency for worker 3 20 to 50 ms; "
         "loss for worker 3 1 to 4 %"
@@ -102,10 +102,10 @@ def test_a_latency_that_comes_later_is_imposed_by_the_relay_or_noted_as_missing(
     made = environment(
         coreScale=0.1, changes=[{"at": {"seconds": 1}, "betweenSitesLatencyMs": 30}]
     ).plan(workers(), 8)
-    assert choose_link_means(made, None)[0] is LinkMeans.RELAY
+    assert choose_link_backend(made, None)[0] is LinkBackend.RELAY
     told = links_from_json(links_to_json(made.at(1)))
     assert told.worker(Rank(0)).latency_s == {3: 0.03}
-    missing = {(c.rank, c.peer): c.requested for c in latencies_not_imposed(made)}
+    missing = {(c.rank, c.peer): c.requested for c in unsupported_latencies(made)}
     assert missing[Rank(0), Rank(3)] == 0.03
     assert (Rank(0), Rank(1)) not in missing
 
@@ -167,7 +167,7 @@ def test_stragglers_and_absences_come_in_seconds_and_in_order() -> None:
         ),
         (
             {"absences": [{"worker": k, "comes": {"seconds": 5}} for k in range(4)]},
-            "absences", "nobody is there",
+            "absences", "no worker is present",
         ),
         (
             {"changes": [{"at": {"seconds": 1}, "lossPercent": [1]}]},

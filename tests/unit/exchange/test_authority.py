@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.trust import BACKDATED
-from dlion_operator.authority import Authority, KeptAuthority, Tokens
+from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_operator.authority import CertificateAuthority, StoredAuthority, Tokens
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 
@@ -28,8 +28,8 @@ OWN_NAMES = [ME.spiffe_id(JOB), ME.dns_name(JOB), ME.measuring_dns_name(JOB)]
 
 
 @pytest.fixture(scope="module")
-def authorities() -> dict[SiteName, Authority]:
-    return {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+def authorities() -> dict[SiteName, CertificateAuthority]:
+    return {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 
 
 def names(pem: bytes) -> list[str]:
@@ -39,13 +39,15 @@ def names(pem: bytes) -> list[str]:
 
 
 def test_a_certificate_names_the_worker_and_both_of_its_ports(
-    authorities: dict[SiteName, Authority],
+    authorities: dict[SiteName, CertificateAuthority],
 ) -> None:
     pem = authorities[PLANT_A].sign(WorkerKey().csr_pem(), ME, JOB)
     assert names(pem) == OWN_NAMES
 
 
-def test_names_in_the_request_are_not_taken(authorities: dict[SiteName, Authority]) -> None:
+def test_names_in_the_request_are_not_taken(
+    authorities: dict[SiteName, CertificateAuthority],
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     wanted = x509.SubjectAlternativeName([x509.DNSName(OTHER.dns_name(JOB))])
     request = x509.CertificateSigningRequestBuilder(x509.Name([])).add_extension(wanted, False)
@@ -55,9 +57,9 @@ def test_names_in_the_request_are_not_taken(authorities: dict[SiteName, Authorit
 
 def test_life_is_a_day_and_begins_a_little_earlier() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    pem = Authority(PLANT_A, now=now).sign(WorkerKey().csr_pem(), ME, JOB, now=now)
+    pem = CertificateAuthority(PLANT_A, now=now).sign(WorkerKey().csr_pem(), ME, JOB, now=now)
     certificate = x509.load_pem_x509_certificate(pem)
-    assert certificate.not_valid_before_utc == now - BACKDATED
+    assert certificate.not_valid_before_utc == now - CLOCK_SKEW_ALLOWANCE
     assert certificate.not_valid_after_utc == now + timedelta(hours=24)
 
 
@@ -85,13 +87,13 @@ def request_of_another_version() -> bytes:
     ids=["nonsense", "huge", "rsa", "version"],
 )
 def test_a_bad_request_is_refused(
-    authorities: dict[SiteName, Authority], request_pem: bytes, words: str
+    authorities: dict[SiteName, CertificateAuthority], request_pem: bytes, words: str
 ) -> None:
     with pytest.raises(ContractError, match=words):
         authorities[PLANT_A].sign(request_pem, ME, JOB)
 
 
-def test_a_tampered_request_is_refused(authorities: dict[SiteName, Authority]) -> None:
+def test_a_tampered_request_is_refused(authorities: dict[SiteName, CertificateAuthority]) -> None:
     der = bytearray(
         x509.load_pem_x509_csr(WorkerKey().csr_pem()).public_bytes(serialization.Encoding.DER)
     )
@@ -101,14 +103,16 @@ def test_a_tampered_request_is_refused(authorities: dict[SiteName, Authority]) -
         authorities[PLANT_A].sign(pem, ME, JOB)
 
 
-def test_an_authority_signs_for_its_own_site_only(authorities: dict[SiteName, Authority]) -> None:
+def test_an_authority_signs_for_its_own_site_only(
+    authorities: dict[SiteName, CertificateAuthority],
+) -> None:
     with pytest.raises(ContractError, match="plant-b"):
         authorities[PLANT_A].sign(WorkerKey().csr_pem(), identity(3, PLANT_B), JOB)
 
 
 @pytest.mark.parametrize("group", ["x" * 64, "Upper", "dot.ted", "", "-dash"])
 def test_names_that_no_certificate_can_carry_are_refused(
-    authorities: dict[SiteName, Authority], group: str
+    authorities: dict[SiteName, CertificateAuthority], group: str
 ) -> None:
     worker = WorkerIdentity(Rank(0), PLANT_A, group, 0)
     with pytest.raises(ContractError, match="labels of a-z"):
@@ -119,7 +123,9 @@ def test_names_too_long_together_are_refused() -> None:
     site = SiteName("s" * 63)
     worker = WorkerIdentity(Rank(0), site, "g" * 63, 0)
     with pytest.raises(ContractError, match="253"):
-        Authority(site).sign(WorkerKey().csr_pem(), worker, JobKey("n" * 63, "j" * 63, "1"))
+        CertificateAuthority(site).sign(
+            WorkerKey().csr_pem(), worker, JobKey("n" * 63, "j" * 63, "1")
+        )
 
 
 def shown(proof: WorkerCredentials) -> bytes:
@@ -127,7 +133,7 @@ def shown(proof: WorkerCredentials) -> bytes:
 
 
 def test_a_peer_is_who_its_own_sites_authority_says(
-    authorities: dict[SiteName, Authority],
+    authorities: dict[SiteName, CertificateAuthority],
 ) -> None:
     mine = credentials(ME, authorities)
     mine.check_peer(shown(credentials(OTHER, authorities)), OTHER, JOB)
@@ -136,7 +142,9 @@ def test_a_peer_is_who_its_own_sites_authority_says(
 @pytest.mark.parametrize(
     "claim", ["other worker", "other site", "other run", "foreign", "expired", "early", "none"]
 )
-def test_any_other_claim_is_refused(authorities: dict[SiteName, Authority], claim: str) -> None:
+def test_any_other_claim_is_refused(
+    authorities: dict[SiteName, CertificateAuthority], claim: str
+) -> None:
     mine = credentials(ME, authorities)
     there = identity(1, PLANT_B)
     theirs = shown(credentials(OTHER, authorities))
@@ -146,7 +154,7 @@ def test_any_other_claim_is_refused(authorities: dict[SiteName, Authority], clai
         "other site": (theirs, there, JOB, now),
         "other run": (theirs, OTHER, JobKey("default", "cifar10", "2"), now),
         "foreign": (
-            shown(credentials(OTHER, {PLANT_A: Authority(PLANT_A)})), OTHER, JOB, now,
+            shown(credentials(OTHER, {PLANT_A: CertificateAuthority(PLANT_A)})), OTHER, JOB, now,
         ),
         "expired": (theirs, OTHER, JOB, now + timedelta(hours=25)),
         "early": (theirs, OTHER, JOB, now - timedelta(hours=1)),
@@ -159,12 +167,12 @@ def test_any_other_claim_is_refused(authorities: dict[SiteName, Authority], clai
 
 def test_a_site_cannot_speak_for_another_even_with_a_true_name() -> None:
     # Plant A's authority, gone bad, signs a certificate that carries plant B's names.
-    bad = Authority(PLANT_A)
+    bad = CertificateAuthority(PLANT_A)
     bad.site = PLANT_B
     there = identity(1, PLANT_B)
     key = WorkerKey()
     forged = bad.sign(key.csr_pem(), there, JOB)
-    honest = {PLANT_A: bad.bundle_pem, PLANT_B: Authority(PLANT_B).bundle_pem}
+    honest = {PLANT_A: bad.bundle_pem, PLANT_B: CertificateAuthority(PLANT_B).bundle_pem}
     with pytest.raises(ContractError, match="plant-b"):
         WorkerCredentials(key, forged, honest).check_peer(forged, there, JOB)
 
@@ -185,7 +193,9 @@ def test_tokens_are_one_workers_own() -> None:
     assert tokens.issue(OTHER, JOB) != token
 
 
-def test_a_keepers_certificate_names_the_keeper(authorities: dict[SiteName, Authority]) -> None:
+def test_a_keepers_certificate_names_the_keeper(
+    authorities: dict[SiteName, CertificateAuthority],
+) -> None:
     pem = authorities[PLANT_A].sign(WorkerKey().csr_pem(), KEEPER, JOB)
     assert names(pem) == [KEEPER.spiffe_id(JOB), KEEPER.dns_name(JOB)]
     with pytest.raises(ContractError, match="plant-b"):
@@ -197,43 +207,43 @@ LATER = BEGAN + timedelta(days=300)
 
 
 def test_an_authority_that_was_kept_signs_on() -> None:
-    made = Authority(PLANT_A)
-    again = Authority(PLANT_A, kept=made.to_keep())
+    made = CertificateAuthority(PLANT_A)
+    again = CertificateAuthority(PLANT_A, stored=made.to_stored())
     assert again.bundle_pem == made.bundle_pem
     proof = credentials(ME, {PLANT_A: again})
     credentials(OTHER, {PLANT_A: made}).check_peer(shown(proof), ME, JOB)
 
 
-def kept(site: SiteName = PLANT_A, now: datetime | None = None) -> KeptAuthority:
-    return Authority(site, now=now).to_keep()
+def stored(site: SiteName = PLANT_A, now: datetime | None = None) -> StoredAuthority:
+    return CertificateAuthority(site, now=now).to_stored()
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (KeptAuthority(b"", b""), "cannot be read"),
-        (KeptAuthority(kept().key_pem, b"nonsense"), "cannot be read"),
-        (KeptAuthority(b"nonsense", kept().certificate_pem), "cannot be read"),
-        (KeptAuthority(kept().key_pem, kept().certificate_pem), "another key"),
-        (kept(PLANT_B), "allowed: that of site plant-a"),
-        (kept(now=BEGAN - timedelta(days=400)), "has run out on 2025-11-27"),
+        (StoredAuthority(b"", b""), "cannot be read"),
+        (StoredAuthority(stored().key_pem, b"nonsense"), "cannot be read"),
+        (StoredAuthority(b"nonsense", stored().certificate_pem), "cannot be read"),
+        (StoredAuthority(stored().key_pem, stored().certificate_pem), "another key"),
+        (stored(PLANT_B), "allowed: that of site plant-a"),
+        (stored(now=BEGAN - timedelta(days=400)), "expired on 2025-11-27"),
     ],
     ids=["empty", "certificate", "key", "another key", "another site", "run out"],
 )
-def test_what_was_kept_is_held_to_what_it_should_be(given: KeptAuthority, words: str) -> None:
+def test_what_was_kept_is_held_to_what_it_should_be(given: StoredAuthority, words: str) -> None:
     with pytest.raises(ContractError, match=words):
-        Authority(PLANT_A, kept=given, now=BEGAN)
+        CertificateAuthority(PLANT_A, stored=given, now=BEGAN)
 
 
 def test_an_authority_is_renewed_with_a_third_of_its_life_left() -> None:
-    authority = Authority(PLANT_A, now=BEGAN)
+    authority = CertificateAuthority(PLANT_A, now=BEGAN)
     assert not authority.is_renewal_due(now=BEGAN + timedelta(days=240))
     assert authority.is_renewal_due(now=BEGAN + timedelta(days=250))
     assert not authority.renewed(now=LATER).is_renewal_due(now=LATER)
 
 
 def test_old_and_new_certificates_are_believed_on_both_sides_of_a_renewal() -> None:
-    old = Authority(PLANT_A, now=BEGAN)
+    old = CertificateAuthority(PLANT_A, now=BEGAN)
     new = old.renewed(now=LATER)
     for signer, known in ((old, new), (new, old), (new, new)):
         key = WorkerKey()
@@ -243,11 +253,13 @@ def test_old_and_new_certificates_are_believed_on_both_sides_of_a_renewal() -> N
 
 
 def test_a_bundle_holds_the_earlier_certificate_until_it_ends() -> None:
-    old = Authority(PLANT_A, now=BEGAN)
+    old = CertificateAuthority(PLANT_A, now=BEGAN)
     new = old.renewed(now=LATER)
     assert new.bundle_pem.endswith(old.bundle_pem)
-    again = Authority(PLANT_A, kept=new.to_keep(), now=LATER)
+    again = CertificateAuthority(PLANT_A, stored=new.to_stored(), now=LATER)
     assert again.bundle_pem == new.bundle_pem
-    much_later = Authority(PLANT_A, kept=new.to_keep(), now=LATER + timedelta(days=100))
+    much_later = CertificateAuthority(
+        PLANT_A, stored=new.to_stored(), now=LATER + timedelta(days=100)
+    )
     assert new.bundle_pem.startswith(much_later.bundle_pem)
     assert len(x509.load_pem_x509_certificates(much_later.bundle_pem)) == 1

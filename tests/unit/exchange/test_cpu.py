@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
-from dlion_worker.exchange.cpu import ExchangeCpu
+from dlion_worker.exchange.cpu import ExchangeCpuMeter
 
 
 def burn(cpu_s: float) -> None:
@@ -44,7 +44,7 @@ class Burner:
 
 def test_the_exchange_and_its_poller_count_and_nobody_else() -> None:
     own, poller, other = Burner("exchange"), Burner("Thread-1 (_poll_wrapper)"), Burner("else")
-    meter = ExchangeCpu(own.thread)
+    meter = ExchangeCpuMeter(own.thread)
     before_s = meter.seconds()
     own.burn(0.02)
     poller.burn(0.03)
@@ -56,7 +56,7 @@ def test_the_exchange_and_its_poller_count_and_nobody_else() -> None:
 
 def test_a_thread_that_comes_later_counts_and_one_that_ends_keeps_its_sum() -> None:
     own = Burner("exchange")
-    meter = ExchangeCpu(own.thread)
+    meter = ExchangeCpuMeter(own.thread)
     meter.seconds()
     late = Burner("Thread-2 (_poll_wrapper)")
     late.burn(0.03)

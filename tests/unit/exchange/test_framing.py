@@ -20,22 +20,22 @@ from dlion_api.wire.exchange_pb2 import Frame, Header, Hello
 from dlion_worker.exchange.framing import (
     MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
-    MAX_REACH_BYTES,
-    Inbox,
+    MAX_LINK_STATE_BYTES,
     OutgoingMessage,
     Reassembler,
+    StreamReceiver,
     check_outgoing,
     chunk_bytes,
-    cut_payload,
+    split_payload,
 )
 from dlion_worker.policies.interface import Message, MessageKind
 
 LIMIT = 100_000
 
 
-def opened(max_message_bytes: int = LIMIT) -> Inbox:
-    inbox = Inbox(max_message_bytes, incarnation=1)
-    inbox.greeted(Hello(epoch=1))
+def opened(max_message_bytes: int = LIMIT) -> StreamReceiver:
+    inbox = StreamReceiver(max_message_bytes, incarnation=1)
+    inbox.hello_received(Hello(epoch=1))
     return inbox
 
 
@@ -117,8 +117,8 @@ BAD: list[tuple[str, str, Callable[[Frame], None]]] = [
     ("empty chunk", "chunk of 0 bytes", lambda f: setattr(f, "payload", b"")),
     ("progress with payload", "allowed: 0", lambda f: setattr(f.header, "kind", 2)),
     ("heartbeat with payload", "heartbeat", lambda f: setattr(f, "message", 0)),
-    ("no header", "no header has opened", lambda f: f.ClearField("header")),
-    ("last of all", "carries something", lambda f: setattr(f, "last", True)),
+    ("no header", "which has no header", lambda f: f.ClearField("header")),
+    ("last of all", "is not empty", lambda f: setattr(f, "last", True)),
     ("hello inside", "shares", lambda f: setattr(f.hello, "rank", 1)),
 ]
 
@@ -139,17 +139,17 @@ def test_a_second_gradient_may_not_begin_inside_the_first() -> None:
     first = frames_of(Message(MessageKind.GRADIENT, 3, payload=b"abc"), 1, [1])
     second = frames_of(Message(MessageKind.GRADIENT, 4, payload=b"abc"), 2, [])
     inbox.feed(first[0], 0.0)
-    with pytest.raises(ContractError, match="before the one before it is whole"):
+    with pytest.raises(ContractError, match="before the previous one is complete"):
         inbox.feed(second[0], 0.0)
 
 
 def test_nothing_is_taken_before_a_hello_nor_after_an_old_one() -> None:
-    inbox = Inbox(LIMIT, incarnation=1)
+    inbox = StreamReceiver(LIMIT, incarnation=1)
     with pytest.raises(ContractError, match="not a hello"):
         inbox.feed(Frame(), 0.0)
-    inbox.greeted(Hello(epoch=2))
+    inbox.hello_received(Hello(epoch=2))
     with pytest.raises(ContractError, match="epoch 2 after epoch 2"):
-        inbox.greeted(Hello(epoch=2))
+        inbox.hello_received(Hello(epoch=2))
 
 
 def test_oversized_and_unreadable_bytes_are_refused() -> None:
@@ -164,7 +164,7 @@ def test_a_new_hello_forgets_half_a_message_and_counts_anew() -> None:
     inbox = opened()
     message = Message(MessageKind.GRADIENT, 3, payload=b"abcdef")
     inbox.feed(frames_of(message, 1, [3])[0], 0.0)
-    inbox.greeted(Hello(epoch=2))
+    inbox.hello_received(Hello(epoch=2))
     assert inbox.acknowledgement().stream_bytes == 0
     whole = [inbox.feed(f, 0.0) for f in frames_of(message, 1, [2, 2])]
     assert bytes(whole[-1].payload) == b"abcdef"  # type: ignore[union-attr]
@@ -193,7 +193,7 @@ def test_the_receiver_times_frames_that_came_back_to_back_and_no_others() -> Non
         Message(MessageKind.GRADIENT, 1, payload=bytes(LIMIT + 1)),
         Message(MessageKind.PROGRESS, 1, payload=b"x"),
         Message(MessageKind.STOP, 1, payload=bytes(5000)),
-        Message(MessageKind.REACH, 0, payload=bytes(MAX_REACH_BYTES + 1)),
+        Message(MessageKind.REACH, 0, payload=bytes(MAX_LINK_STATE_BYTES + 1)),
         Message(MessageKind.GRADIENT, -1),
         Message(MessageKind.GRADIENT, 1, local_batch_size=2**32),
         Message(MessageKind.GRADIENT, 1, weights_version=-1),
@@ -268,7 +268,7 @@ def means(data: bytes) -> Frame | None:
 
 def cut_means(data: bytes) -> Frame | None:
     """The same by way of a payload that is cut off first."""
-    head, payload = cut_payload(data)
+    head, payload = split_payload(data)
     frame = means(head)
     if frame is not None and payload is not None:
         frame.payload = bytes(payload)
@@ -295,7 +295,7 @@ def test_the_payload_of_our_own_frames_is_cut_off_without_a_copy() -> None:
     ours = OutgoingMessage(Message(MessageKind.GRADIENT, 1, 1, payload=b"abc"))
     ours.begin(1)
     data = ours.next_frame(3, back_to_back=False)
-    _, payload = cut_payload(data)
+    _, payload = split_payload(data)
     assert payload is not None
     assert payload.obj is data
     assert bytes(payload) == b"abc"
@@ -303,10 +303,10 @@ def test_the_payload_of_our_own_frames_is_cut_off_without_a_copy() -> None:
 
 def test_a_frame_that_is_too_large_is_not_looked_into() -> None:
     data = bytes(MAX_FRAME_BYTES + 1)
-    assert cut_payload(data) == (data, None)
+    assert split_payload(data) == (data, None)
 
 
 @pytest.mark.timeout(20)
 def test_a_number_that_never_ends_is_given_up_at_once() -> None:
     data = b"\x18" + b"\xff" * 600_000 + b"\x00"
-    assert cut_payload(data) == (data, None)
+    assert split_payload(data) == (data, None)

@@ -10,8 +10,8 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.wire.exchange_pb2 import Frame, Hello
-from dlion_worker.exchange.links import Link, Self, Surroundings
-from dlion_worker.exchange.window import QueueRule
+from dlion_worker.exchange.links import LinkContext, LocalPeer, PeerLink
+from dlion_worker.exchange.send_queue import QueueRule
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
 HERE, NEW, FAR = "10.0.0.1:7440", "10.0.0.9:7440", "192.0.2.7:30000"
@@ -24,10 +24,10 @@ class Dialled:
         raise AssertionError(reason)
 
 
-def link(peer_site: SiteName, *, is_exposed: bool) -> Link:
-    me = Self(JOB, identity(0), 1, QueueRule.KEEP, 64, 2**20)
-    shared = Surroundings(me, lambda event: None, is_exposed, HERE)
-    return Link(identity(1, peer_site), shared)
+def link(peer_site: SiteName, *, is_exposed: bool) -> PeerLink:
+    local = LocalPeer(JOB, identity(0), 1, QueueRule.KEEP, 64, 2**20)
+    shared = LinkContext(local, lambda event: None, is_exposed, HERE)
+    return PeerLink(identity(1, peer_site), shared)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_hello_tells_an_address_that_the_peer_can_dial(
     site: SiteName, is_exposed: bool, told: str
 ) -> None:
     greeting = link(site, is_exposed=is_exposed)
-    greeting.outgoing_began(Dialled())
+    greeting.outgoing_started(Dialled())
     data = greeting.next_frame(0.0)
     assert data is not None
     assert Frame.FromString(data).hello.address == told
@@ -63,6 +63,6 @@ def test_a_hello_moves_a_peer_that_is_dialled_as_it_tells(
     site: SiteName, is_exposed: bool, address: str, target: str
 ) -> None:
     there = link(site, is_exposed=is_exposed)
-    there.known_as(1, FAR)
-    there.admit(Hello(incarnation=1, address=address), Dialled())
+    there.set_member(1, FAR)
+    there.accept_stream(Hello(incarnation=1, address=address), Dialled())
     assert there.target == target

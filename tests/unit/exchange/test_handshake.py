@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.exchange.events import LinkDown, LinkUp
-from dlion_worker.exchange.handshake import Action, Handshake, Outcome
+from dlion_worker.exchange.handshake import Handshake, HandshakeAction, HandshakeActions
 
 
 def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
@@ -26,9 +26,12 @@ def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
 def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
     link = Handshake(Rank(1))
     assert link.outbound_opened(1) == []
-    assert link.greeted(1, 5, new_stream=True) == [Action.GREET, up(iteration=5)]
+    assert link.hello_received(1, 5, new_stream=True) == [
+        HandshakeAction.SEND_HELLO,
+        up(iteration=5),
+    ]
     link = Handshake(Rank(1))
-    assert link.greeted(1, 5, new_stream=True) == [Action.GREET]
+    assert link.hello_received(1, 5, new_stream=True) == [HandshakeAction.SEND_HELLO]
     assert link.outbound_opened(1) == [up(iteration=5)]
 
 
@@ -36,9 +39,9 @@ def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
 def test_a_break_in_either_direction_is_a_break(side: str) -> None:
     link = Handshake(Rank(1))
     link.outbound_opened(1)
-    link.greeted(1, 0, new_stream=True)
+    link.hello_received(1, 0, new_stream=True)
     broken = link.outbound_closed("reset") if side == "outbound" else link.inbound_closed("reset")
-    assert broken == [Action.FORGET, LinkDown(Rank(1), 1, "reset")]
+    assert broken == [HandshakeAction.CLEAR_QUEUE, LinkDown(Rank(1), 1, "reset")]
     assert link.outbound_closed("again") == []
 
 
@@ -50,34 +53,34 @@ def test_a_restarted_peer_replaces_its_old_self() -> None:
     # 5. a ghost of 1 says hello: refused
     link = Handshake(Rank(1))
     link.outbound_opened(1)
-    link.greeted(1, 40, new_stream=True)
-    assert link.greeted(2, 30, new_stream=True) == [
-        Action.FORGET,
+    link.hello_received(1, 40, new_stream=True)
+    assert link.hello_received(2, 30, new_stream=True) == [
+        HandshakeAction.CLEAR_QUEUE,
         LinkDown(Rank(1), 1, "replaced by incarnation 2"),
-        Action.REDIAL,
-        Action.GREET,
+        HandshakeAction.RECONNECT,
+        HandshakeAction.SEND_HELLO,
     ]
     assert link.outbound_closed("redialled") == []
     assert link.outbound_opened(2) == []
-    assert link.greeted(2, 31, new_stream=False) == [up(2, 31)]
+    assert link.hello_received(2, 31, new_stream=False) == [up(2, 31)]
     with pytest.raises(ContractError, match="replaced by 2"):
-        link.greeted(1, 41, new_stream=True)
+        link.hello_received(1, 41, new_stream=True)
     assert link.up == 2
 
 
 def test_a_stream_that_leads_to_a_ghost_is_dialled_again() -> None:
     link = Handshake(Rank(1))
-    assert link.knows(3) == []
-    assert link.outbound_opened(2) == [Action.REDIAL]
+    assert link.learn_incarnation(3) == []
+    assert link.outbound_opened(2) == [HandshakeAction.RECONNECT]
     assert link.up is None
 
 
 def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() -> None:
     link = Handshake(Rank(1))
     link.outbound_opened(1)
-    link.greeted(1, 1, new_stream=True)
-    assert link.greeted(1, 2, new_stream=False, heard=False) == []
-    assert link.greeted(1, 3, new_stream=False, heard=True) == [
+    link.hello_received(1, 1, new_stream=True)
+    assert link.hello_received(1, 2, new_stream=False, has_messages=False) == []
+    assert link.hello_received(1, 3, new_stream=False, has_messages=True) == [
         LinkDown(Rank(1), 1, "the peer opened the link again"),
         up(1, 3),
     ]
@@ -106,7 +109,7 @@ class Pair:
         self.streams = 0
         self.travelling: dict[tuple[int, int, str], deque[tuple[str, bool]]] = {}
 
-    def apply(self, who: int, outcome: Outcome) -> None:
+    def apply(self, who: int, outcome: HandshakeActions) -> None:
         side = self.sides[who]
         for item in outcome:
             if isinstance(item, LinkUp):
@@ -115,9 +118,9 @@ class Pair:
             elif isinstance(item, LinkDown):
                 assert side.up, "down twice"
                 side.up = False
-            elif item is Action.GREET and side.dialled:
+            elif item is HandshakeAction.SEND_HELLO and side.dialled:
                 self.post(who, side.dialled, "forward", "hello", False)
-            elif item is Action.REDIAL and side.dialled:
+            elif item is HandshakeAction.RECONNECT and side.dialled:
                 self.break_stream(who, side.dialled)
                 self.lose(who, side.dialled)
 
@@ -166,9 +169,9 @@ class Pair:
             if older:
                 self.break_stream(sender, older)
             self.post(receiver, stream, "back", "acknowledgement", False)
-            self.apply(receiver, side.link.greeted(1, 0, new_stream=True))
+            self.apply(receiver, side.link.hello_received(1, 0, new_stream=True))
         elif side.accepted == stream:
-            self.apply(receiver, side.link.greeted(1, 0, new_stream=False))
+            self.apply(receiver, side.link.hello_received(1, 0, new_stream=False))
 
     def settle(self) -> None:
         """Lets everything arrive, and each side dial whenever it has no stream."""

@@ -13,10 +13,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dlion_api.refusals import CallerError, PeerRefusal
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange.proving import PROVES_WITHIN_S, Proving, Verdict
-from dlion_worker.peer_proof import PeerProof
+from dlion_worker.exchange.reauthentication import (
+    REAUTHENTICATION_TIMEOUT_S,
+    Reauthentication,
+    TrustVerdict,
+)
+from dlion_worker.peer_certificate import PeerCertificate
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
 SIGNED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,18 +34,18 @@ class Site:
     """Plant A's worker, and one of plant B whose certificate it has been shown."""
 
     def __init__(self) -> None:
-        self.authority = Authority(PLANT_B, life=LIFE, now=SIGNED)
-        self.own = Authority(PLANT_A, now=SIGNED).bundle_pem
+        self.authority = CertificateAuthority(PLANT_B, life=LIFE, now=SIGNED)
+        self.own = CertificateAuthority(PLANT_A, now=SIGNED).bundle_pem
         self.mine = WorkerCredentials(WorkerKey(), b"", {PLANT_A: self.own})
         self.trusts(self.authority)
 
-    def trusts(self, *authorities: Authority) -> None:
+    def trusts(self, *authorities: CertificateAuthority) -> None:
         bundle = b"".join(authority.bundle_pem for authority in authorities)
         self.mine.trust({PLANT_A: self.own} | ({PLANT_B: bundle} if bundle else {}))
 
-    def shown(self, signed: datetime = SIGNED) -> PeerProof:
+    def shown(self, signed: datetime = SIGNED) -> PeerCertificate:
         pem = self.authority.sign(WorkerKey().csr_pem(), PEER, JOB, now=signed)
-        return PeerProof(self.mine, pem, PEER, JOB, now=signed + SECOND)
+        return PeerCertificate(self.mine, pem, PEER, JOB, now=signed + SECOND)
 
 
 @pytest.mark.parametrize(
@@ -58,22 +62,22 @@ def test_a_certificate_holds_to_its_end_and_for_what_stands_a_tenth_longer(
     at: datetime, of_a_call: bool, of_a_stream: bool
 ) -> None:
     proof = Site().shown()
-    for holds, standing in ((of_a_call, False), (of_a_stream, True)):
+    for holds, open_connection in ((of_a_call, False), (of_a_stream, True)):
         if holds:
-            proof.check(standing=standing, now=at)
+            proof.check(open_connection=open_connection, now=at)
             continue
         with pytest.raises(CallerError, match="ended at 2026-01-02 00:00:00") as refused:
-            proof.check(standing=standing, now=at)
+            proof.check(open_connection=open_connection, now=at)
         assert refused.value.kind is PeerRefusal.BAD_CERTIFICATE
 
 
 def test_other_authorities_judge_what_was_shown_before() -> None:
     site = Site()
     proof = site.shown()
-    site.trusts(Authority(PLANT_B, now=SIGNED), site.authority)
+    site.trusts(CertificateAuthority(PLANT_B, now=SIGNED), site.authority)
     proof.check(now=SIGNED + SECOND)
-    proof.check(now=LAST, standing=True)  # in overtime it is judged as at its end
-    for others in ((Authority(PLANT_B, now=SIGNED),), ()):
+    proof.check(now=LAST, open_connection=True)  # in overtime it is judged as at its end
+    for others in ((CertificateAuthority(PLANT_B, now=SIGNED),), ()):
         site.trusts(*others)
         for _ in range(2):
             with pytest.raises(CallerError, match="not by the authority of site plant-b"):
@@ -82,62 +86,66 @@ def test_other_authorities_judge_what_was_shown_before() -> None:
 
 def test_nothing_is_asked_without_tls() -> None:
     off = WorkerCredentials.insecure()
-    proof = PeerProof(off, None, PEER, JOB)
+    proof = PeerCertificate(off, None, PEER, JOB)
     proof.check(now=LAST + LIFE)
-    proving = Proving(off, PEER)
-    assert proving.judge(proving.now(), proof, 0.0, LAST + LIFE) is Verdict.HOLDS
+    proving = Reauthentication(off, PEER)
+    assert proving.evaluate(proving.current_trust(), proof, 0.0, LAST + LIFE) is TrustVerdict.VALID
 
 
 def test_a_peer_is_asked_once_and_given_up_when_its_certificate_is_long_over() -> None:
     site = Site()
-    proving, proof = Proving(site.mine, PEER), site.shown()
-    dialled = proving.now()
-    assert proving.judge(dialled, None, 0.0, SIGNED) is Verdict.HOLDS
-    assert proving.judge(dialled, proof, 0.0, SIGNED) is Verdict.HOLDS
+    proving, proof = Reauthentication(site.mine, PEER), site.shown()
+    dialled = proving.current_trust()
+    assert proving.evaluate(dialled, None, 0.0, SIGNED) is TrustVerdict.VALID
+    assert proving.evaluate(dialled, proof, 0.0, SIGNED) is TrustVerdict.VALID
     newer = site.shown(END - SECOND)  # it has renewed, and shows so where it sends
-    assert proving.judge(dialled, newer, 1.0, END) is Verdict.HOLDS
-    assert proving.judge(dialled, newer, 2.0, END + SECOND) is Verdict.RENEW
-    assert proving.judge(dialled, newer, 3.0, LAST) is Verdict.HOLDS
-    assert proving.judge(dialled, newer, 1000.0, LAST + SECOND) is Verdict.ENDED
-    again = proving.now()
-    assert proving.judge(again, newer, 1001.0, LAST + SECOND) is Verdict.HOLDS
+    assert proving.evaluate(dialled, newer, 1.0, END) is TrustVerdict.VALID
+    assert proving.evaluate(dialled, newer, 2.0, END + SECOND) is TrustVerdict.RENEW
+    assert proving.evaluate(dialled, newer, 3.0, LAST) is TrustVerdict.VALID
+    assert (
+        proving.evaluate(dialled, newer, 1000.0, LAST + SECOND) is TrustVerdict.CERTIFICATE_EXPIRED
+    )
+    again = proving.current_trust()
+    assert proving.evaluate(again, newer, 1001.0, LAST + SECOND) is TrustVerdict.VALID
 
 
 def test_a_peer_of_other_authorities_is_given_up_soon_unless_it_proves_itself_by_them() -> None:
     site = Site()
-    proving = Proving(site.mine, PEER)
-    dialled = proving.now()
-    site.trusts(site.authority, Authority(PLANT_B, now=SIGNED))
-    assert proving.judge(dialled, None, 10.0, SIGNED) is Verdict.RENEW
-    between = proving.now()
+    proving = Reauthentication(site.mine, PEER)
+    dialled = proving.current_trust()
+    site.trusts(site.authority, CertificateAuthority(PLANT_B, now=SIGNED))
+    assert proving.evaluate(dialled, None, 10.0, SIGNED) is TrustVerdict.RENEW
+    between = proving.current_trust()
     site.trusts(site.authority)  # and again others, while that connection is made
-    site.trusts(Authority(PLANT_B, now=SIGNED))
-    assert proving.judge(between, None, 20.0, SIGNED) is Verdict.RENEW
-    late_s = 20.0 + PROVES_WITHIN_S
-    assert proving.judge(between, None, late_s, SIGNED) is Verdict.HOLDS
-    assert proving.judge(between, None, late_s + 1.0, SIGNED) is Verdict.OTHER_AUTHORITIES
-    assert proving.judge(proving.now(), None, late_s + 2.0, SIGNED) is Verdict.HOLDS
+    site.trusts(CertificateAuthority(PLANT_B, now=SIGNED))
+    assert proving.evaluate(between, None, 20.0, SIGNED) is TrustVerdict.RENEW
+    late_s = 20.0 + REAUTHENTICATION_TIMEOUT_S
+    assert proving.evaluate(between, None, late_s, SIGNED) is TrustVerdict.VALID
+    assert proving.evaluate(between, None, late_s + 1.0, SIGNED) is TrustVerdict.AUTHORITIES_CHANGED
+    assert (
+        proving.evaluate(proving.current_trust(), None, late_s + 2.0, SIGNED) is TrustVerdict.VALID
+    )
 
 
 def test_a_peer_whose_authorities_are_more_is_asked_and_not_given_up() -> None:
     site = Site()
-    proving, more = Proving(site.mine, PEER), Authority(PLANT_B, now=SIGNED)
-    dialled = proving.now()
+    proving, more = Reauthentication(site.mine, PEER), CertificateAuthority(PLANT_B, now=SIGNED)
+    dialled = proving.current_trust()
     for authorities in ((site.authority, more), (site.authority.renewed(),)):
         site.trusts(*authorities)
-        assert proving.judge(dialled, None, 10.0, SIGNED) is Verdict.RENEW
-        late_s = 11.0 + PROVES_WITHIN_S
-        assert proving.judge(dialled, None, late_s, SIGNED) is Verdict.HOLDS
+        assert proving.evaluate(dialled, None, 10.0, SIGNED) is TrustVerdict.RENEW
+        late_s = 11.0 + REAUTHENTICATION_TIMEOUT_S
+        assert proving.evaluate(dialled, None, late_s, SIGNED) is TrustVerdict.VALID
     site.trusts()
-    assert proving.judge(dialled, None, 50.0, SIGNED) is Verdict.RENEW
-    late_s = 51.0 + PROVES_WITHIN_S
-    assert proving.judge(dialled, None, late_s, SIGNED) is Verdict.OTHER_AUTHORITIES
+    assert proving.evaluate(dialled, None, 50.0, SIGNED) is TrustVerdict.RENEW
+    late_s = 51.0 + REAUTHENTICATION_TIMEOUT_S
+    assert proving.evaluate(dialled, None, late_s, SIGNED) is TrustVerdict.AUTHORITIES_CHANGED
 
 
 def test_other_sites_authorities_are_no_reason() -> None:
     site = Site()
-    proving = Proving(site.mine, PEER)
-    dialled = proving.now()
-    other = Authority(PLANT_A, now=SIGNED).bundle_pem
+    proving = Reauthentication(site.mine, PEER)
+    dialled = proving.current_trust()
+    other = CertificateAuthority(PLANT_A, now=SIGNED).bundle_pem
     site.mine.trust({**site.mine.site_bundles_pem, PLANT_A: other})
-    assert proving.judge(dialled, site.shown(), 0.0, SIGNED) is Verdict.HOLDS
+    assert proving.evaluate(dialled, site.shown(), 0.0, SIGNED) is TrustVerdict.VALID

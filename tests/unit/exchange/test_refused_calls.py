@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from dlion_api.refusals import REASON_KEY, PeerRefusal
-from dlion_worker.refused_calls import CLOSED_FOR_S, Handshakes, refusal_of
+from dlion_worker.call_errors import CLOSED_FOR_S, ClosedHandshakes, refusal_of
 
 CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:192.0.2.7:1: "
 NOT_BELIEVED = PeerRefusal.NOT_BELIEVED
@@ -49,14 +49,14 @@ def test_what_a_call_met(met: grpc.aio.AioRpcError, kind: PeerRefusal | None) ->
 
 
 def test_a_handshake_that_is_closed_once_is_nothing_yet() -> None:
-    handshakes = Handshakes()
-    assert not handshakes.is_told(NOT_BELIEVED, 0.0)
-    assert not handshakes.is_told(NOT_BELIEVED, CLOSED_FOR_S - 1.0)
-    assert not handshakes.is_told(None, CLOSED_FOR_S)  # it was away, say
-    assert not handshakes.is_told(NOT_BELIEVED, CLOSED_FOR_S + 1.0)
-    assert handshakes.is_told(NOT_BELIEVED, 2.0 * CLOSED_FOR_S + 1.0)
+    handshakes = ClosedHandshakes()
+    assert not handshakes.should_report(NOT_BELIEVED, 0.0)
+    assert not handshakes.should_report(NOT_BELIEVED, CLOSED_FOR_S - 1.0)
+    assert not handshakes.should_report(None, CLOSED_FOR_S)  # it was away, say
+    assert not handshakes.should_report(NOT_BELIEVED, CLOSED_FOR_S + 1.0)
+    assert handshakes.should_report(NOT_BELIEVED, 2.0 * CLOSED_FOR_S + 1.0)
 
 
 def test_all_else_is_told_at_once() -> None:
-    assert Handshakes().is_told(PeerRefusal.UNPROVEN, 0.0)
-    assert not Handshakes().is_told(None, 0.0)
+    assert ClosedHandshakes().should_report(PeerRefusal.UNPROVEN, 0.0)
+    assert not ClosedHandshakes().should_report(None, 0.0)

@@ -12,7 +12,7 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
 from dlion_worker.exchange.events import StateSnapshot
 from dlion_worker.exchange.framing import MAX_CHUNK_BYTES
-from dlion_worker.exchange.transfer import Assembly, cut
+from dlion_worker.exchange.state_transfer import StateAssembler, state_chunks
 
 LIMIT = 4 * MAX_CHUNK_BYTES
 
@@ -25,8 +25,10 @@ LIMIT = 4 * MAX_CHUNK_BYTES
 def test_a_state_of_any_size_comes_together(size: int, samples: int) -> None:
     sent = StateSnapshot(7, samples, bytes(i % 251 for i in range(64)) * (size // 64 + 1))
     sent = StateSnapshot(7, samples, memoryview(sent.payload)[:size])
-    assembly = Assembly(LIMIT)
-    whole = [assembly.feed(chunk) for chunk in [StateChunk().SerializeToString(), *cut(sent)]]
+    assembly = StateAssembler(LIMIT)
+    whole = [
+        assembly.feed(chunk) for chunk in [StateChunk().SerializeToString(), *state_chunks(sent)]
+    ]
     assert whole[-1] is not None
     assert bytes(whole[-1].payload) == bytes(sent.payload)
     assert (whole[-1].iteration, whole[-1].samples) == (7, samples)
@@ -42,17 +44,17 @@ BAD: list[tuple[str, Callable[[StateChunk], None]]] = [
 
 @pytest.mark.parametrize(("words", "spoil"), BAD)
 def test_a_wrong_chunk_is_refused(words: str, spoil: Callable[[StateChunk], None]) -> None:
-    chunk = StateChunk.FromString(next(cut(StateSnapshot(1, 1, b"abc"))))
+    chunk = StateChunk.FromString(next(state_chunks(StateSnapshot(1, 1, b"abc"))))
     spoil(chunk)
     with pytest.raises(ContractError, match=words):
-        Assembly(LIMIT).feed(chunk.SerializeToString())
+        StateAssembler(LIMIT).feed(chunk.SerializeToString())
 
 
 def test_a_chunk_of_another_state_is_refused() -> None:
-    first, second = cut(StateSnapshot(1, 1, bytes(MAX_CHUNK_BYTES + 1)))
+    first, second = state_chunks(StateSnapshot(1, 1, bytes(MAX_CHUNK_BYTES + 1)))
     other = StateChunk.FromString(second)
     other.iteration = 2
-    assembly = Assembly(LIMIT)
+    assembly = StateAssembler(LIMIT)
     assembly.feed(first)
     with pytest.raises(ContractError, match="another state"):
         assembly.feed(other.SerializeToString())

@@ -20,7 +20,7 @@ from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import (
     UnknownAuthorityError,
     WorkerCredentials,
@@ -33,7 +33,7 @@ JOB = JobKey("default", "digits", "1")
 HERE, THERE = (WorkerIdentity(Rank(n), site, "small", 0) for n, site in enumerate((A, B)))
 
 
-def credentials(authority: Authority, worker: WorkerIdentity) -> WorkerCredentials:
+def credentials(authority: CertificateAuthority, worker: WorkerIdentity) -> WorkerCredentials:
     """Of a worker that knows its own site alone."""
     key = WorkerKey()
     chain = authority.sign(key.csr_pem(), worker, JOB)
@@ -70,7 +70,7 @@ async def connects(port: int, theirs: WorkerCredentials) -> bool:
 
 
 def test_new_bundles_count_from_the_next_handshake_on() -> None:
-    authorities = {A: Authority(A), B: Authority(B)}
+    authorities = {A: CertificateAuthority(A), B: CertificateAuthority(B)}
     both = {site: authority.bundle_pem for site, authority in authorities.items()}
     mine, theirs = credentials(authorities[A], HERE), credentials(authorities[B], THERE)
 
@@ -83,7 +83,7 @@ def test_new_bundles_count_from_the_next_handshake_on() -> None:
             assert await connects(port, theirs)
             mine.check_peer(theirs.certificate_chain_pem, THERE, JOB)
             assert not mine.trust(dict(both))
-            assert mine.trust({**both, B: Authority(B).bundle_pem})
+            assert mine.trust({**both, B: CertificateAuthority(B).bundle_pem})
             assert not await connects(port, theirs)
             with pytest.raises(ContractError, match="not by the authority of site plant-b"):
                 mine.check_peer(theirs.certificate_chain_pem, THERE, JOB)
@@ -92,7 +92,7 @@ def test_new_bundles_count_from_the_next_handshake_on() -> None:
 
 
 def test_a_new_certificate_is_shown_from_the_next_handshake_on() -> None:
-    authorities = {A: Authority(A), B: Authority(B)}
+    authorities = {A: CertificateAuthority(A), B: CertificateAuthority(B)}
     both = {site: authority.bundle_pem for site, authority in authorities.items()}
     mine, theirs = credentials(authorities[A], HERE), credentials(authorities[B], THERE)
     assert mine.trust(both)
@@ -131,7 +131,9 @@ def test_a_certificate_is_replaced_at_half_of_its_life(
     life: timedelta, signed_before: timedelta | None, due: timedelta
 ) -> None:
     signed = datetime(2026, 1, 1, tzinfo=UTC)
-    chain = Authority(A, life=life, now=signed).sign(WorkerKey().csr_pem(), HERE, JOB, now=signed)
+    chain = CertificateAuthority(A, life=life, now=signed).sign(
+        WorkerKey().csr_pem(), HERE, JOB, now=signed
+    )
     now = None if signed_before is None else signed + signed_before
     assert renewal_due_s(chain, now=now) == due.total_seconds()
 

@@ -1,7 +1,7 @@
 """The outbox: what may be under way, what gives way, how bulk and gradients share a link.
 
-Every test plays sender, network and receiver by hand; the receiver is the real `Inbox`. Left out:
-streams and time that passes by itself.
+Every test plays sender, network and receiver by hand; the receiver is the real `StreamReceiver`.
+Left out: streams and time that passes by itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Inbox
-from dlion_worker.exchange.window import (
-    ALIKE_FRACTION,
+from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamReceiver
+from dlion_worker.exchange.send_queue import (
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
-    Outbox,
+    SIMILAR_FRACTION,
     QueueRule,
-    levelled,
+    SendQueue,
+    equalize_similar,
 )
 from dlion_worker.policies.interface import Message, MessageKind
 
@@ -33,17 +33,17 @@ class Wire:
     """One outbox, one inbox, and what is between them."""
 
     def __init__(self, rule: QueueRule = QueueRule.KEEP, limit: int = 1000) -> None:
-        self.outbox = Outbox(rule, limit)
-        self.inbox = Inbox(2**26, incarnation=1)
+        self.send_queue = SendQueue(rule, limit)
+        self.inbox = StreamReceiver(2**26, incarnation=1)
         self.under_way: deque[bytes] = deque()
         self.arrived: list[Message] = []
         self.now_s = 0.0
-        self.inbox.greeted(Hello(epoch=self.outbox.reset()))
+        self.inbox.hello_received(Hello(epoch=self.send_queue.reset()))
 
     def fill(self) -> int:
         """Lets every frame leave that may; how many did."""
         count = 0
-        while (frame := self.outbox.next_frame(self.now_s)) is not None:
+        while (frame := self.send_queue.next_frame(self.now_s)) is not None:
             self.under_way.append(frame)
             count += 1
         return count
@@ -54,7 +54,7 @@ class Wire:
             frame = self.inbox.parse(self.under_way.popleft())
             if (message := self.inbox.feed(frame, self.now_s)) is not None:
                 self.arrived.append(message)
-        self.outbox.acknowledge(self.inbox.acknowledgement(), self.now_s)
+        self.send_queue.acknowledge(self.inbox.acknowledgement(), self.now_s)
 
     def run(self) -> list[MessageKind]:
         """Sends and delivers frame by frame until nothing is left; the kinds by completion."""
@@ -83,17 +83,17 @@ def test_never_more_than_two_budgets_under_way(
     budget: int, message_sizes: list[int], deliveries: list[int]
 ) -> None:
     wire = Wire()
-    wire.outbox.set_budget(budget)
+    wire.send_queue.set_budget(budget)
     for iteration, size in enumerate(message_sizes, 1):
-        wire.outbox.push(gradient(iteration, size))
+        wire.send_queue.push(gradient(iteration, size))
     for count in deliveries:
         wire.fill()
-        assert wire.outbox.unacknowledged_bytes <= 2 * max(budget, MIN_BUDGET_BYTES)
+        assert wire.send_queue.unacknowledged_bytes <= 2 * max(budget, MIN_BUDGET_BYTES)
         wire.deliver(min(count, len(wire.under_way)))
     wire.run()
     assert [m.size_bytes for m in wire.arrived] == message_sizes
-    assert wire.outbox.acknowledged_total == wire.outbox.sent_total == sum(message_sizes)
-    assert wire.outbox.queued_bytes == 0
+    assert wire.send_queue.acknowledged_total == wire.send_queue.sent_total == sum(message_sizes)
+    assert wire.send_queue.queued_bytes == 0
 
 
 @settings(deadline=None)  # a busy machine stands still for longer
@@ -108,46 +108,46 @@ def test_gradients_of_the_room_there_is_never_pile_up_past_the_backlog(
     most = 0
     for iteration, (budget, delivered) in enumerate(rounds, 1):
         most = max(most, budget)
-        wire.outbox.set_budget(budget)
-        room = wire.outbox.room_bytes()
+        wire.send_queue.set_budget(budget)
+        room = wire.send_queue.sendable_bytes()
         assert room is not None
         assert 0 <= room <= budget
-        wire.outbox.push(gradient(iteration, room) if room else progress(iteration))
+        wire.send_queue.push(gradient(iteration, room) if room else progress(iteration))
         wire.fill()
-        held = wire.outbox.unacknowledged_bytes + wire.outbox.queued_bytes
+        held = wire.send_queue.unacknowledged_bytes + wire.send_queue.queued_bytes
         assert held <= BACKLOG_BUDGETS * most
         wire.deliver(min(delivered, len(wire.under_way)))
 
 
 def test_there_is_room_for_a_budget_where_half_of_one_is_under_way() -> None:
     wire = Wire()
-    assert wire.outbox.room_bytes() is None
-    wire.outbox.set_budget(100 * KIB)
-    wire.outbox.push(gradient(1, 50 * KIB))
+    assert wire.send_queue.sendable_bytes() is None
+    wire.send_queue.set_budget(100 * KIB)
+    wire.send_queue.push(gradient(1, 50 * KIB))
     wire.fill()
-    assert wire.outbox.room_bytes() == 100 * KIB
-    wire.outbox.push(gradient(2, 100 * KIB))
-    assert wire.outbox.room_bytes() == 0
+    assert wire.send_queue.sendable_bytes() == 100 * KIB
+    wire.send_queue.push(gradient(2, 100 * KIB))
+    assert wire.send_queue.sendable_bytes() == 0
     wire.run()
-    assert wire.outbox.room_bytes() == 100 * KIB
+    assert wire.send_queue.sendable_bytes() == 100 * KIB
 
 
 def test_what_gives_way_and_bulk_take_no_room() -> None:
     wire = Wire(QueueRule.NEWEST)
-    wire.outbox.set_budget(100 * KIB)
-    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(4000 * KIB)))
+    wire.send_queue.set_budget(100 * KIB)
+    wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(4000 * KIB)))
     wire.fill()
-    assert wire.outbox.room_bytes() == 100 * KIB
-    wire.outbox.push(gradient(1))
-    assert wire.outbox.room_bytes() == 100 * KIB
+    assert wire.send_queue.sendable_bytes() == 100 * KIB
+    wire.send_queue.push(gradient(1))
+    assert wire.send_queue.sendable_bytes() == 100 * KIB
 
 
 def test_a_receiver_that_says_nothing_holds_the_sender() -> None:
     wire = Wire()
-    wire.outbox.set_budget(64 * KIB)
-    wire.outbox.push(gradient(1, 1000 * KIB))
+    wire.send_queue.set_budget(64 * KIB)
+    wire.send_queue.push(gradient(1, 1000 * KIB))
     wire.fill()
-    assert wire.outbox.unacknowledged_bytes == 128 * KIB
+    assert wire.send_queue.unacknowledged_bytes == 128 * KIB
     assert wire.fill() == 0
     wire.deliver()
     assert wire.fill() == 1
@@ -155,11 +155,11 @@ def test_a_receiver_that_says_nothing_holds_the_sender() -> None:
 
 def test_a_lower_budget_holds_until_enough_is_acknowledged() -> None:
     wire = Wire()
-    wire.outbox.push(gradient(1, 4000 * KIB))
-    wire.outbox.set_budget(500 * KIB)
+    wire.send_queue.push(gradient(1, 4000 * KIB))
+    wire.send_queue.set_budget(500 * KIB)
     wire.fill()
-    wire.outbox.set_budget(125 * KIB)  # the link collapsed fourfold
-    while wire.outbox.unacknowledged_bytes > 250 * KIB:
+    wire.send_queue.set_budget(125 * KIB)  # the link collapsed fourfold
+    while wire.send_queue.unacknowledged_bytes > 250 * KIB:
         assert wire.fill() == 0
         wire.deliver()
     wire.run()
@@ -171,45 +171,45 @@ def test_an_older_gradient_gives_way_to_a_newer_one_and_nothing_else_does() -> N
     # 2. progress 2, gradient 3      gradient 3 has not begun
     # 3. gradient 4                  gradient 3 gives way, progress 2 does not
     wire = Wire(QueueRule.NEWEST)
-    wire.outbox.set_budget(32 * KIB)
-    wire.outbox.push(gradient(1))
+    wire.send_queue.set_budget(32 * KIB)
+    wire.send_queue.push(gradient(1))
     wire.fill()
-    wire.outbox.push(progress(2))
-    wire.outbox.push(Message(MessageKind.LOSS, 2, payload=bytes(8)))
-    wire.outbox.push(gradient(3))
-    wire.outbox.push(gradient(4))
+    wire.send_queue.push(progress(2))
+    wire.send_queue.push(Message(MessageKind.LOSS, 2, payload=bytes(8)))
+    wire.send_queue.push(gradient(3))
+    wire.send_queue.push(gradient(4))
     wire.run()
     assert [(m.kind.name, m.iteration) for m in wire.arrived] == [
         ("GRADIENT", 1), ("PROGRESS", 2), ("LOSS", 2), ("GRADIENT", 4),
     ]  # fmt: skip
-    assert wire.outbox.dropped_messages == 1
+    assert wire.send_queue.dropped_messages == 1
 
 
 def test_where_gradients_are_kept_all_of_them_arrive_in_order() -> None:
     wire = Wire(QueueRule.KEEP)
-    wire.outbox.set_budget(32 * KIB)
+    wire.send_queue.set_budget(32 * KIB)
     for iteration in range(1, 6):
-        wire.outbox.push(gradient(iteration))
+        wire.send_queue.push(gradient(iteration))
     wire.run()
     assert [m.iteration for m in wire.arrived] == [1, 2, 3, 4, 5]
-    assert wire.outbox.dropped_messages == 0
+    assert wire.send_queue.dropped_messages == 0
 
 
 def test_a_queue_at_its_bound_gives_the_link_up() -> None:
     wire = Wire(QueueRule.KEEP, limit=3)
     for iteration in range(3):
-        wire.outbox.push(gradient(iteration))
-    with pytest.raises(UnavailableError, match="too slowly"):
-        wire.outbox.push(gradient(4))
+        wire.send_queue.push(gradient(iteration))
+    with pytest.raises(UnavailableError, match="too slow"):
+        wire.send_queue.push(gradient(4))
 
 
 def test_gradients_pass_between_the_slices_of_bulk_and_bulk_keeps_half() -> None:
     wire = Wire()
-    wire.outbox.set_budget(128 * KIB)
-    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(1024 * KIB)))
+    wire.send_queue.set_budget(128 * KIB)
+    wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(1024 * KIB)))
     wire.fill()
     for iteration in range(2, 8):  # 6 x 100 KiB of gradients meet 1 MiB of weights
-        wire.outbox.push(gradient(iteration))
+        wire.send_queue.push(gradient(iteration))
     kinds = wire.run()
     assert kinds[-1] is MessageKind.WEIGHTS  # it has half, and is the larger
     assert kinds[:6] == [MessageKind.GRADIENT] * 6
@@ -217,28 +217,28 @@ def test_gradients_pass_between_the_slices_of_bulk_and_bulk_keeps_half() -> None
 
 def test_bulk_is_not_starved_by_gradients_without_end() -> None:
     wire = Wire()
-    wire.outbox.set_budget(128 * KIB)
-    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(512 * KIB)))
+    wire.send_queue.set_budget(128 * KIB)
+    wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(512 * KIB)))
     sent_before = iteration = 0
     while not any(m.kind is MessageKind.WEIGHTS for m in wire.arrived):
-        if wire.outbox.queued_messages < 4:
+        if wire.send_queue.queued_messages < 4:
             iteration += 1
-            wire.outbox.push(gradient(iteration))
+            wire.send_queue.push(gradient(iteration))
         wire.fill()
-        sent_before = wire.outbox.sent_total
+        sent_before = wire.send_queue.sent_total
         wire.deliver()
     assert sent_before <= 2 * 512 * KIB + 256 * KIB
 
 
 def test_chunks_are_small_on_a_small_budget_and_bounded_without_one() -> None:
     wire = Wire()
-    wire.outbox.set_budget(20 * KIB)
-    wire.outbox.push(gradient(1, 400 * KIB))
-    first = wire.outbox.next_frame(0.0)
+    wire.send_queue.set_budget(20 * KIB)
+    wire.send_queue.push(gradient(1, 400 * KIB))
+    first = wire.send_queue.next_frame(0.0)
     assert len(Frame.FromString(first or b"").payload) == 10 * KIB
     wire = Wire()
-    wire.outbox.push(gradient(1, 4000 * KIB))
-    first = wire.outbox.next_frame(0.0)
+    wire.send_queue.push(gradient(1, 4000 * KIB))
+    first = wire.send_queue.next_frame(0.0)
     assert len(Frame.FromString(first or b"").payload) == MAX_CHUNK_BYTES
 
 
@@ -249,9 +249,9 @@ def test_a_chunk_is_no_more_than_the_link_carries_in_an_eighth_of_a_second(
     bytes_per_s: float, expected: int
 ) -> None:
     wire = Wire()
-    wire.outbox.set_budget(1200 * KIB, bytes_per_s)
-    wire.outbox.push(gradient(1, 1200 * KIB))
-    first = wire.outbox.next_frame(0.0)
+    wire.send_queue.set_budget(1200 * KIB, bytes_per_s)
+    wire.send_queue.push(gradient(1, 1200 * KIB))
+    first = wire.send_queue.next_frame(0.0)
     assert len(Frame.FromString(first or b"").payload) == expected
 
 
@@ -261,28 +261,28 @@ def flags(wire: Wire) -> list[bool]:
 
 def test_only_the_first_chunk_after_a_pause_is_not_back_to_back() -> None:
     wire = Wire()
-    wire.outbox.push(gradient(1))
-    wire.outbox.push(gradient(2))
+    wire.send_queue.push(gradient(1))
+    wire.send_queue.push(gradient(2))
     wire.fill()
     assert flags(wire) == [False] + [True] * 5
     wire.deliver(6)
-    wire.outbox.push(gradient(3))
+    wire.send_queue.push(gradient(3))
     wire.fill()
     assert flags(wire) == [False, True, True]
 
 
 def test_a_chunk_behind_two_under_way_measures_the_link_though_nothing_was_queued() -> None:
     wire = Wire()
-    wire.outbox.push(gradient(1))
+    wire.send_queue.push(gradient(1))
     wire.fill()
-    assert wire.outbox.next_frame(wire.now_s) is None  # it ran dry
+    assert wire.send_queue.next_frame(wire.now_s) is None  # it ran dry
     wire.deliver(1)
-    wire.outbox.push(gradient(2))  # two of the first are under way
+    wire.send_queue.push(gradient(2))  # two of the first are under way
     wire.fill()
     assert flags(wire) == [True] * 5
     wire.deliver(4)
-    assert wire.outbox.next_frame(wire.now_s) is None
-    wire.outbox.push(gradient(3))  # one may have arrived long ago
+    assert wire.send_queue.next_frame(wire.now_s) is None
+    wire.send_queue.push(gradient(3))  # one may have arrived long ago
     wire.fill()
     assert flags(wire) == [True, False, True, True]
 
@@ -292,12 +292,12 @@ def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it
     # 2. the window is full, frames still take 10 ms: our window sets the pace, not the link
     # 3. they take 40 ms: the link does
     wire = Wire()
-    wire.outbox.set_budget(32 * KIB)
-    wire.outbox.heartbeat()
+    wire.send_queue.set_budget(32 * KIB)
+    wire.send_queue.heartbeat()
     wire.fill()
     wire.now_s = 0.01
     wire.deliver()
-    wire.outbox.push(gradient(1, 1000 * KIB))
+    wire.send_queue.push(gradient(1, 1000 * KIB))
     wire.fill()
     wire.now_s += 0.01
     wire.deliver()
@@ -311,15 +311,15 @@ def test_a_chunk_held_by_the_window_measures_the_link_only_if_frames_queue_in_it
 
 def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> None:
     wire = Wire()
-    wire.outbox.push(gradient(1))
+    wire.send_queue.push(gradient(1))
     wire.fill()
-    late = Acknowledgement(epoch=wire.outbox.epoch, frames=4, stream_bytes=100 * KIB)
-    wire.outbox.push(gradient(2))
-    wire.outbox.reset()
-    assert (wire.outbox.queued_bytes, wire.outbox.unacknowledged_bytes) == (0, 0)
-    assert wire.outbox.dropped_messages == 1
-    wire.outbox.acknowledge(late, 0.0)
-    assert wire.outbox.acknowledged_total == 0
+    late = Acknowledgement(epoch=wire.send_queue.epoch, frames=4, stream_bytes=100 * KIB)
+    wire.send_queue.push(gradient(2))
+    wire.send_queue.reset()
+    assert (wire.send_queue.queued_bytes, wire.send_queue.unacknowledged_bytes) == (0, 0)
+    assert wire.send_queue.dropped_messages == 1
+    wire.send_queue.acknowledge(late, 0.0)
+    assert wire.send_queue.acknowledged_total == 0
 
 
 @pytest.mark.parametrize(
@@ -337,26 +337,26 @@ def test_a_new_epoch_forgets_the_queue_and_ignores_late_acknowledgements() -> No
 )
 def test_an_acknowledgement_that_cannot_be_is_refused(nonsense: dict[str, int]) -> None:
     wire = Wire()
-    wire.outbox.push(gradient(1))
+    wire.send_queue.push(gradient(1))
     wire.fill()
     wire.deliver()
     with pytest.raises(ContractError, match="acknowledge"):
-        wire.outbox.acknowledge(Acknowledgement(**{"epoch": 1, **nonsense}), 0.0)
+        wire.send_queue.acknowledge(Acknowledgement(**{"epoch": 1, **nonsense}), 0.0)
 
 
 def test_a_message_waits_for_nothing_that_has_no_bytes() -> None:
     wire = Wire()
-    wire.outbox.push(progress(1))
-    wire.outbox.push(Message(MessageKind.WEIGHTS, 1, payload=b""))
+    wire.send_queue.push(progress(1))
+    wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=b""))
     assert sorted(wire.run()) == [MessageKind.PROGRESS, MessageKind.WEIGHTS]
 
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 10**7), max_size=8))
 def test_levelled_rooms_are_never_above_their_own_and_hardly_below(rooms: dict[int, int]) -> None:
     by_rank = {Rank(rank): room for rank, room in rooms.items()}
-    level = levelled(by_rank)
+    level = equalize_similar(by_rank)
     assert level.keys() == by_rank.keys()
     for rank, room in by_rank.items():
-        assert (1 - ALIKE_FRACTION) * room <= level[rank] <= room
+        assert (1 - SIMILAR_FRACTION) * room <= level[rank] <= room
     for room in set(level.values()):
         assert room in by_rank.values()

@@ -20,12 +20,12 @@ from dlion_api.cluster_names import FEDERATION_PORT
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
 from dlion_api.names import SiteName
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.bundles import MAX_BUNDLE_BYTES, Bundles
 from dlion_operator.settings import Settings
 
 B, C = SiteName("plant-b"), SiteName("plant-c")
-AUTHORITY = Authority(B)
+AUTHORITY = CertificateAuthority(B)
 NEEDED: dict[str, Any] = {
     "site": "plant-a",
     "images": {"worker": "w", "sidecar": "s"},
@@ -61,25 +61,25 @@ def odd_version(pem: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "holds no certificates (PEM); put there what `dlion trust show` says at that site"),
+        (b"", "(PEM); put the output of `dlion trust show` at that site there"),
         (
             b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
             "holds no certificates",
         ),
-        (AUTHORITY.to_keep().key_pem, "holds no certificates"),
+        (AUTHORITY.to_stored().key_pem, "holds no certificates"),
         (AUTHORITY.operator_identity().certificate_chain_pem, "certificate of no authority"),
         (odd_version(AUTHORITY.bundle_pem), "holds no certificates"),
         (b"x" * (MAX_BUNDLE_BYTES + 1), "is longer than"),
         (
-            Authority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,
-            "has run out on",
+            CertificateAuthority(B, now=datetime.now(UTC) - timedelta(days=400)).bundle_pem,
+            "expired on",
         ),
     ],
 )
 def test_what_is_no_bundle_is_not_trusted(tmp_path: Path, content: bytes, words: str) -> None:
     bad, good = tmp_path / "b.pem", tmp_path / "c.pem"
     bad.write_bytes(content)
-    good.write_bytes(Authority(C).bundle_pem)
+    good.write_bytes(CertificateAuthority(C).bundle_pem)
     bundles = Bundles({B: bad, C: good})
     bundles.reload()
     assert words in bundles.problems[B]
@@ -99,21 +99,21 @@ def test_the_last_good_bundle_stands_where_its_file_cannot_be_read(tmp_path: Pat
         assert not bundles.reload(now=now)
         assert bundles.pems == {B: AUTHORITY.bundle_pem}
         assert words in bundles.problems[B]
-        assert "the bundle of before stands until this operator starts anew" in bundles.problems[B]
+        assert "previous bundle stays in use until this operator restarts" in bundles.problems[B]
     assert bundles.reload(now=now + timedelta(days=400))
     assert bundles.pems == {}
     assert "stands" not in bundles.problems[B]
     path.write_bytes(AUTHORITY.bundle_pem)
     assert bundles.reload(now=now)
     assert (bundles.pems, bundles.problems) == ({B: AUTHORITY.bundle_pem}, {})
-    path.write_bytes(Authority(B, now=now - timedelta(days=400)).bundle_pem)
+    path.write_bytes(CertificateAuthority(B, now=now - timedelta(days=400)).bundle_pem)
     assert bundles.reload(now=now)
     assert bundles.pems == {}, "what the file says now is that nobody is to be believed"
 
 
 def test_only_certificates_are_taken_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "b.pem"
-    path.write_bytes(b"# of plant-b\n" + AUTHORITY.to_keep().key_pem + AUTHORITY.bundle_pem)
+    path.write_bytes(b"# of plant-b\n" + AUTHORITY.to_stored().key_pem + AUTHORITY.bundle_pem)
     bundles = Bundles({B: path})
     bundles.reload()
     assert bundles.pems == {B: AUTHORITY.bundle_pem}

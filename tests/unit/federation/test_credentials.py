@@ -13,7 +13,7 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.credentials import MAX_CERTIFICATE_BYTES, Credentials
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
@@ -22,7 +22,7 @@ LIFE = timedelta(hours=24)
 
 
 def test_a_certificate_is_replaced_at_half_of_its_life() -> None:
-    credentials = Credentials(Authority(A), LIFE, now=NOW)
+    credentials = Credentials(CertificateAuthority(A), LIFE, now=NOW)
     first = credentials.version
     credentials.renew(now=NOW + LIFE / 2 - timedelta(seconds=2))
     assert credentials.version == first
@@ -31,14 +31,22 @@ def test_a_certificate_is_replaced_at_half_of_its_life() -> None:
 
 
 def test_a_caller_is_the_operator_that_its_certificate_names() -> None:
-    credentials, other, third = Credentials(Authority(A), LIFE), Authority(B), Authority(C)
+    credentials, other, third = (
+        Credentials(CertificateAuthority(A), LIFE),
+        CertificateAuthority(B),
+        CertificateAuthority(C),
+    )
     credentials.trust({B: other.bundle_pem, C: third.bundle_pem})
     assert credentials.operator_of(other.operator_identity().certificate_chain_pem) == B
     assert credentials.operator_of(third.operator_identity().certificate_chain_pem) == C
 
 
 def test_any_other_certificate_is_nobodys() -> None:
-    credentials, other, third = Credentials(Authority(A), LIFE), Authority(B), Authority(C)
+    credentials, other, third = (
+        Credentials(CertificateAuthority(A), LIFE),
+        CertificateAuthority(B),
+        CertificateAuthority(C),
+    )
     credentials.trust({B: other.bundle_pem})
     third.site = B  # names another site's operator
     yesterday = NOW - timedelta(days=1)
@@ -50,7 +58,9 @@ def test_any_other_certificate_is_nobodys() -> None:
         "an authority's": other.bundle_pem,
         "a server's": other.server_identity("coordinator.dlion").certificate_chain_pem,
         "by another site's authority": third.operator_identity().certificate_chain_pem,
-        "of a site that is not trusted": Authority(C).operator_identity().certificate_chain_pem,
+        "of a site that is not trusted": CertificateAuthority(C)
+        .operator_identity()
+        .certificate_chain_pem,
         "run out": other.operator_identity(
             life=timedelta(hours=1), now=yesterday
         ).certificate_chain_pem,

@@ -17,7 +17,7 @@ import pytest
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_operator.federation.drift import agree, differences
-from dlion_operator.federation.reports import MAX_FIELDS, MAX_PATH_BYTES, SpecPrint
+from dlion_operator.federation.reports import MAX_FIELDS, MAX_PATH_BYTES, SpecFingerprint
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 
@@ -39,7 +39,7 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def printed(*changes: tuple[str, Any]) -> SpecPrint:
+def printed(*changes: tuple[str, Any]) -> SpecFingerprint:
     """Of the manifest with these changes; a path counts through lists."""
     document = copy.deepcopy(MANIFEST)
     for path, value in changes:
@@ -48,7 +48,7 @@ def printed(*changes: tuple[str, Any]) -> SpecPrint:
         for step in way:
             at = at[int(step)] if isinstance(at, list) else at.setdefault(step, {})
         at[last] = value
-    return SpecPrint.of(load_job(document))
+    return SpecFingerprint.of(load_job(document))
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_path_that_cannot_be_shown_is_one_that_another_site_takes() -> None:
     assert all(path.isprintable() for path in paths)
 
 
-def known_to(spec_print: SpecPrint, *, without: str) -> SpecPrint:
+def known_to(spec_fingerprint: SpecFingerprint, *, without: str) -> SpecFingerprint:
     """As a release has it that does not know that field."""
-    fields = {path: value for path, value in spec_print.fields.items() if path != without}
-    whole = f"{int(spec_print.spec_hash, 16) ^ 1:064x}"
-    return SpecPrint(whole, fields, spec_print.defaults - {without})
+    fields = {path: value for path, value in spec_fingerprint.fields.items() if path != without}
+    whole = f"{int(spec_fingerprint.spec_hash, 16) ^ 1:064x}"
+    return SpecFingerprint(whole, fields, spec_fingerprint.defaults - {without})
 
 
 def test_a_field_that_one_release_does_not_know_is_no_drift_where_it_is_not_written() -> None:
@@ -156,7 +156,7 @@ def test_a_field_that_one_release_does_not_know_is_drift_where_it_is_written() -
 
 def test_another_default_of_another_release_is_drift() -> None:
     mine = printed()
-    theirs = SpecPrint("0" * 64, {**mine.fields, "trainer.seed": b"another!"}, mine.defaults)
+    theirs = SpecFingerprint("0" * 64, {**mine.fields, "trainer.seed": b"another!"}, mine.defaults)
     assert "trainer.seed" in mine.defaults
     assert not agree(mine, theirs)
 
@@ -168,19 +168,19 @@ def test_the_site_that_most_agree_with_is_right_whatever_release_they_have() -> 
 
 
 def test_of_more_fields_than_are_told_apart_the_whole_decides() -> None:
-    def large(last: int) -> SpecPrint:
+    def large(last: int) -> SpecFingerprint:
         parameters = {f"k{at:05d}": at for at in range(MAX_FIELDS)}
         return printed(("exchange", {"policy": "mine", "parameters": {**parameters, "z": last}}))
 
     assert agree(large(1), large(1))
     (found,) = differences({A: large(1), B: large(2)})
-    assert "a field that is not told apart" in str(found)
+    assert "a field that is not compared separately" in str(found)
 
 
 def test_how_workers_are_numbered_is_compared() -> None:
     """A run goes on as it began, and another release may number them otherwise."""
     job = load_job(MANIFEST)
-    counted, by_group = SpecPrint.of(job), SpecPrint.of(job.with_room_to_grow())
+    counted, by_group = SpecFingerprint.of(job), SpecFingerprint.of(job.with_group_ranks())
     assert counted.spec_hash == by_group.spec_hash
     (found,) = differences({A: by_group, B: counted})
     assert found.paths == ("metadata.annotations[dlion.dev/ranks]",)

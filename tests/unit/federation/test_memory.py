@@ -13,22 +13,28 @@ import pytest
 
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.spec.bounds import MOST_GROUPS, MOST_WORKERS
+from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES
-from dlion_operator.federation.events import Greeted, News, RefusalReason, Refuse, Told
-from dlion_operator.federation.memory import kept_bytes
-from dlion_operator.federation.messages import statement_of, to_wire
-from dlion_operator.federation.reports import (
-    Figures,
-    LinksTo,
-    RunReport,
-    Said,
-    SaidGone,
-    SiteWorkers,
-    SpecPrint,
+from dlion_operator.federation.events import (
+    FederationRefusalReason,
+    RefuseStream,
+    RunChanged,
+    StatementReceived,
+    StreamOpened,
 )
-from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, Federation
+from dlion_operator.federation.messages import statement_of, to_wire
+from dlion_operator.federation.report_memory import memory_bytes
+from dlion_operator.federation.reports import (
+    LinksTo,
+    ReportedWorkers,
+    RunRemoved,
+    RunReport,
+    RunReported,
+    SpecFingerprint,
+    TrainingFigures,
+)
+from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, FederationState
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 RUN = JobKey("default", "digits", "1")
@@ -41,10 +47,12 @@ def said(
     fields: int = 0,
     address: str = "",
     evaluated: bool = False,
-) -> Said:
+) -> RunReported:
     """A run with so many workers and fields."""
     identities = tuple(
-        WorkerIdentity(Rank(1000 + at), B, f"group-{at // MOST_WORKERS}", at % MOST_WORKERS)
+        WorkerIdentity(
+            Rank(1000 + at), B, f"group-{at // MAX_WORKERS_PER_GROUP}", at % MAX_WORKERS_PER_GROUP
+        )
         for at in range(workers)
     )
     members = tuple(
@@ -53,22 +61,24 @@ def said(
     ranks = [each.rank for each in identities] if evaluated else []
     accuracies = {rank: rank / 10**6 for rank in ranks}
     paths = {f"exchange.parameters.number{at}": at.to_bytes(8) for at in range(fields)}
-    return Said(
+    return RunReported(
         run,
-        SpecPrint("0" * 64, paths, frozenset(paths) if evaluated else frozenset()),
-        SiteWorkers(identities, members, True, accuracies, frozenset(ranks)),
-        Figures(),
+        SpecFingerprint("0" * 64, paths, frozenset(paths) if evaluated else frozenset()),
+        ReportedWorkers(identities, members, True, accuracies, frozenset(ranks)),
+        TrainingFigures(),
     )
 
 
 def received(content: bytes) -> RunReport:
     """As it is kept here: read from the wire."""
     statement = statement_of(wire.Statement.FromString(content), B)
-    assert isinstance(statement, Said)
+    assert isinstance(statement, RunReported)
     assert statement.spec is not None
     assert statement.workers is not None
     bundle_pem = statement.bundle_pem or b""
-    return RunReport(statement.spec, statement.workers, statement.figures or Figures(), bundle_pem)
+    return RunReport(
+        statement.spec, statement.workers, statement.figures or TrainingFigures(), bundle_pem
+    )
 
 
 SHAPES = {
@@ -82,7 +92,7 @@ SHAPES = {
     "with defaults": said(fields=1000, evaluated=True),
     "with links": replace(
         said(workers=3),
-        figures=Figures(
+        figures=TrainingFigures(
             links=tuple(LinksTo(SiteName(f"plant-{at:034}"), 9, 9, 1e6 + at) for at in range(64))
         ),
     ),
@@ -101,14 +111,16 @@ def test_what_is_kept_is_counted_as_it_weighs(shape: str) -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before <= kept_bytes(report) <= 2 * (after - before)
+    assert after - before <= memory_bytes(report) <= 2 * (after - before)
 
 
 def test_the_largest_site_fits() -> None:
-    largest = said(workers=MOST_GROUPS * MOST_WORKERS, fields=2000, address="x" * 100)
-    state = Federation(A, [B])
-    state.handle(Greeted(1, B, A, 0.0))
-    assert state.handle(Told(1, largest, 1.0)) == (News(RUN),)
+    largest = said(
+        workers=MAX_GROUPS_PER_SITE * MAX_WORKERS_PER_GROUP, fields=2000, address="x" * 100
+    )
+    state = FederationState(A, [B])
+    state.handle(StreamOpened(1, B, A, 0.0))
+    assert state.handle(StatementReceived(1, largest, 1.0)) == (RunChanged(RUN),)
 
 
 def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None:
@@ -120,38 +132,38 @@ def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None
         said(JobKey("default", "digits", str(at)), workers=5000, address="x" * 200)
         for at in range(9)
     ]
-    size = kept_bytes(received(to_wire(large[0]).SerializeToString()))
+    size = memory_bytes(received(to_wire(large[0]).SerializeToString()))
     assert 1 < kept(large) == MAX_KEPT_BYTES // size < 9
 
 
 def test_what_has_grown_too_large_stays_as_it_was_and_what_goes_leaves_room() -> None:
-    state = Federation(A, [B])
-    state.handle(Greeted(1, B, A, 0.0))
-    assert state.handle(Told(1, said(), 1.0)) == (News(RUN),)
+    state = FederationState(A, [B])
+    state.handle(StreamOpened(1, B, A, 0.0))
+    assert state.handle(StatementReceived(1, said(), 1.0)) == (RunChanged(RUN),)
     known = state.reports(RUN)
     grown = said(workers=8000, address="\N{SNOWMAN}" * 2000)
     for statement in (grown, replace(grown, run=replace(RUN, run_id="2"))):
-        (refused,) = state.handle(Told(1, statement, 2.0))
-        assert isinstance(refused, Refuse)
-        assert refused.reason is RefusalReason.TOO_MUCH
+        (refused,) = state.handle(StatementReceived(1, statement, 2.0))
+        assert isinstance(refused, RefuseStream)
+        assert refused.reason is FederationRefusalReason.TOO_MUCH
         assert "end some" in refused.message
     assert state.reports(RUN) == known
     half, other = said(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
     assert kept([half, replace(half, run=other)]) == 1
-    state.handle(Told(1, half, 3.0))
-    assert state.handle(Told(1, SaidGone(RUN), 4.0)) == (News(RUN),)
-    assert state.handle(Told(1, replace(half, run=other), 5.0)) == (News(other),)
+    state.handle(StatementReceived(1, half, 3.0))
+    assert state.handle(StatementReceived(1, RunRemoved(RUN), 4.0)) == (RunChanged(RUN),)
+    assert state.handle(StatementReceived(1, replace(half, run=other), 5.0)) == (RunChanged(other),)
 
 
-def kept(statements: list[Said]) -> int:
+def kept(statements: list[RunReported]) -> int:
     """How many of them are taken before one is refused."""
-    state = Federation(A, [B])
-    state.handle(Greeted(1, B, A, 0.0))
+    state = FederationState(A, [B])
+    state.handle(StreamOpened(1, B, A, 0.0))
     taken = 0
     for statement in statements:
-        (answer,) = state.handle(Told(1, statement, 1.0))
-        if isinstance(answer, Refuse):
-            assert answer.reason is RefusalReason.TOO_MUCH
+        (answer,) = state.handle(StatementReceived(1, statement, 1.0))
+        if isinstance(answer, RefuseStream):
+            assert answer.reason is FederationRefusalReason.TOO_MUCH
             break
         taken += 1
     return taken

@@ -13,18 +13,29 @@ from pathlib import Path
 
 from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, SiteName
-from dlion_operator.federation.events import Greeted, News, RefusalReason, Refuse, Told
-from dlion_operator.federation.reports import (
-    Beat,
-    Figures,
-    RunReport,
-    Said,
-    SaidGone,
-    SiteWorkers,
-    Statement,
+from dlion_operator.federation.events import (
+    FederationRefusalReason,
+    RefuseStream,
+    RunChanged,
+    StatementReceived,
+    StreamOpened,
 )
-from dlion_operator.federation.state import GONE_AFTER_S, SILENT_AFTER_S, Federation, Hearing
-from dlion_operator.federation.telling import Telling
+from dlion_operator.federation.outbound_reports import OutboundReports
+from dlion_operator.federation.reports import (
+    Heartbeat,
+    ReportedWorkers,
+    RunRemoved,
+    RunReport,
+    RunReported,
+    Statement,
+    TrainingFigures,
+)
+from dlion_operator.federation.state import (
+    GONE_AFTER_S,
+    SILENT_AFTER_S,
+    FederationState,
+    SiteReachability,
+)
 from federated import JOB, member, report, worker
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
@@ -32,94 +43,96 @@ OTHER = JobKey("default", "other", "1")
 REPORT = report(B, 1)
 
 
-def federation() -> Federation:
-    state = Federation(A, [B])
-    assert state.handle(Greeted(1, B, A, 0.0)) == ()
+def federation() -> FederationState:
+    state = FederationState(A, [B])
+    assert state.handle(StreamOpened(1, B, A, 0.0)) == ()
     return state
 
 
-def say(state: Federation, statement: Statement, *, stream: int = 1, now_s: float = 1.0) -> object:
-    instructions = state.handle(Told(stream, statement, now_s))
+def say(
+    state: FederationState, statement: Statement, *, stream: int = 1, now_s: float = 1.0
+) -> object:
+    instructions = state.handle(StatementReceived(stream, statement, now_s))
     return instructions[0] if len(instructions) == 1 else instructions
 
 
-def whole(report: RunReport, run: JobKey = JOB) -> Said:
+def whole(report: RunReport, run: JobKey = JOB) -> RunReported:
     bundle_pem = report.bundle_pem or None
-    return Said(run, report.spec, report.workers, report.figures, bundle_pem)
+    return RunReported(run, report.spec, report.workers, report.figures, bundle_pem)
 
 
-def states(state: Federation) -> dict[int, MemberState]:
+def states(state: FederationState) -> dict[int, MemberState]:
     members = state.reports(JOB)[B].workers.members
     return {each.identity.rank: each.state for each in members}
 
 
 def test_what_a_site_says_is_kept_and_told_once() -> None:
     state = federation()
-    assert say(state, whole(REPORT)) == News(JOB)
+    assert say(state, whole(REPORT)) == RunChanged(JOB)
     assert say(state, whole(REPORT)) == ()
     assert state.reports(JOB) == {B: REPORT}
     assert state.reports(OTHER) == {}
-    figures = Figures(True, 5, 10.0)
-    assert say(state, Said(JOB, figures=figures)) == News(JOB)
+    figures = TrainingFigures(True, 5, 10.0)
+    assert say(state, RunReported(JOB, figures=figures)) == RunChanged(JOB)
     assert state.reports(JOB) == {B: replace(REPORT, figures=figures)}
 
 
 def test_a_stream_begins_with_all_of_a_run() -> None:
     state = federation()
-    refused = say(state, Said(JOB, figures=Figures()))
-    assert isinstance(refused, Refuse)
-    assert refused.reason is RefusalReason.MALFORMED
+    refused = say(state, RunReported(JOB, figures=TrainingFigures()))
+    assert isinstance(refused, RefuseStream)
+    assert refused.reason is FederationRefusalReason.MALFORMED
     say(state, whole(REPORT))
-    state.handle(Greeted(2, B, A, 2.0))
-    refused = say(state, Said(JOB, figures=Figures()), stream=2)
-    assert isinstance(refused, Refuse)
+    state.handle(StreamOpened(2, B, A, 2.0))
+    refused = say(state, RunReported(JOB, figures=TrainingFigures()), stream=2)
+    assert isinstance(refused, RefuseStream)
     assert state.reports(JOB) == {B: REPORT}
 
 
 def test_a_silent_site_is_not_reachable_and_what_it_said_stands() -> None:
     state = federation()
     say(state, whole(REPORT), now_s=10.0)
-    assert state.hearing(B, 10.0 + SILENT_AFTER_S) == Hearing(True, SILENT_AFTER_S)
-    assert state.hearing(B, 10.1 + SILENT_AFTER_S).reachable is False
+    assert state.reachability(B, 10.0 + SILENT_AFTER_S) == SiteReachability(True, SILENT_AFTER_S)
+    assert state.reachability(B, 10.1 + SILENT_AFTER_S).reachable is False
     state.forget(1)
     assert state.reports(JOB) == {B: REPORT}
-    assert state.hearing(SiteName("plant-x"), 0.0) == Hearing(False, None)
+    assert state.reachability(SiteName("plant-x"), 0.0) == SiteReachability(False, None)
 
 
 def test_a_site_has_named_all_its_runs_once_its_stream_has_stood_for_a_while() -> None:
     state = federation()
     for now_s in (0.0, GONE_AFTER_S - 1.0, GONE_AFTER_S):
-        say(state, Beat(), now_s=now_s)
-        assert state.hearing(B, now_s).named_all == (now_s == GONE_AFTER_S)
-    state.handle(Greeted(2, B, A, GONE_AFTER_S))
-    assert not state.hearing(B, GONE_AFTER_S).named_all
+        say(state, Heartbeat(), now_s=now_s)
+        assert state.reachability(B, now_s).named_all == (now_s == GONE_AFTER_S)
+    state.handle(StreamOpened(2, B, A, GONE_AFTER_S))
+    assert not state.reachability(B, GONE_AFTER_S).named_all
 
 
 def test_the_newest_stream_of_a_site_counts() -> None:
     state = federation()
     say(state, whole(REPORT))
-    state.handle(Greeted(2, B, A, 2.0))
-    refused = say(state, Beat())
-    assert isinstance(refused, Refuse)
-    assert refused.reason is RefusalReason.REPLACED
+    state.handle(StreamOpened(2, B, A, 2.0))
+    refused = say(state, Heartbeat())
+    assert isinstance(refused, RefuseStream)
+    assert refused.reason is FederationRefusalReason.REPLACED
     state.forget(1)
-    assert say(state, Beat(), stream=2, now_s=3.0) == ()
-    assert state.hearing(B, 3.0).heartbeat_age_s == 0.0
+    assert say(state, Heartbeat(), stream=2, now_s=3.0) == ()
+    assert state.reachability(B, 3.0).heartbeat_age_s == 0.0
 
 
 def test_who_takes_this_site_for_another_is_refused() -> None:
-    state = Federation(A, [B])
-    (refused,) = state.handle(Greeted(1, B, SiteName("plant-c"), 0.0))
-    assert isinstance(refused, Refuse)
-    assert refused.reason is RefusalReason.WRONG_SITE
-    assert state.hearing(B, 0.0) == Hearing(False, None)
+    state = FederationState(A, [B])
+    (refused,) = state.handle(StreamOpened(1, B, SiteName("plant-c"), 0.0))
+    assert isinstance(refused, RefuseStream)
+    assert refused.reason is FederationRefusalReason.WRONG_SITE
+    assert state.reachability(B, 0.0) == SiteReachability(False, None)
 
 
 def test_a_run_that_is_gone_is_forgotten() -> None:
     state = federation()
     say(state, whole(REPORT))
-    assert say(state, SaidGone(JOB)) == News(JOB)
-    assert say(state, SaidGone(JOB)) == ()
+    assert say(state, RunRemoved(JOB)) == RunChanged(JOB)
+    assert say(state, RunRemoved(JOB)) == ()
     assert state.reports(JOB) == {}
 
 
@@ -127,11 +140,11 @@ def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
-    state.handle(Greeted(2, B, A, 100.0))
+    state.handle(StreamOpened(2, B, A, 100.0))
     say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
-    assert say(state, Beat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
+    assert say(state, Heartbeat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
     assert state.reports(JOB)
-    assert say(state, Beat(), stream=2, now_s=100.0 + GONE_AFTER_S) == News(JOB)
+    assert say(state, Heartbeat(), stream=2, now_s=100.0 + GONE_AFTER_S) == RunChanged(JOB)
     assert state.reports(JOB) == {}
     assert state.reports(OTHER)
 
@@ -140,27 +153,27 @@ def test_it_is_gone_too_where_the_site_always_has_something_new_to_say() -> None
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
-    state.handle(Greeted(2, B, A, 100.0))
+    state.handle(StreamOpened(2, B, A, 100.0))
     say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
-    figures = Said(OTHER, figures=Figures(training=True, iteration=9))
-    told = state.handle(Told(2, figures, 100.0 + GONE_AFTER_S))
-    assert told == (News(OTHER), News(JOB))
+    figures = RunReported(OTHER, figures=TrainingFigures(training=True, iteration=9))
+    told = state.handle(StatementReceived(2, figures, 100.0 + GONE_AFTER_S))
+    assert told == (RunChanged(OTHER), RunChanged(JOB))
     assert set(state.reports(OTHER)) == {B}
     assert state.reports(JOB) == {}
 
 
 def test_an_operator_that_starts_anew_takes_nobody_away_until_it_has_heard_of_all() -> None:
     state = federation()
-    both = SiteWorkers(
+    both = ReportedWorkers(
         (worker(B, 1),), (member(B, 1), member(B, 7)), True, {worker(B, 1).rank: 0.5}
     )
     say(state, whole(replace(REPORT, workers=both)))
-    state.handle(Greeted(2, B, A, 2.0))
-    anew = SiteWorkers((worker(B, 1),), (), settled=False)
+    state.handle(StreamOpened(2, B, A, 2.0))
+    anew = ReportedWorkers((worker(B, 1),), (), settled=False)
     say(state, whole(replace(REPORT, workers=anew)), stream=2)
     assert states(state) == {1: MemberState.READY, 7: MemberState.READY}
     assert state.reports(JOB)[B].workers.accuracies == {1: 0.5}
-    say(state, Said(JOB, workers=replace(anew, settled=True)), stream=2)
+    say(state, RunReported(JOB, workers=replace(anew, settled=True)), stream=2)
     assert states(state) == {1: MemberState.LOST, 7: MemberState.FINISHED}
 
 
@@ -168,54 +181,56 @@ def test_an_older_incarnation_changes_nothing() -> None:
     state = federation()
     say(state, whole(replace(REPORT, workers=replace(REPORT.workers, members=(member(B, 1, 5),)))))
     old = replace(REPORT.workers, members=(member(B, 1, 4, MemberState.LOST),))
-    assert say(state, Said(JOB, workers=old)) == ()
+    assert say(state, RunReported(JOB, workers=old)) == ()
     new = replace(REPORT.workers, members=(member(B, 1, 6, MemberState.LOST),))
-    assert say(state, Said(JOB, workers=new)) == News(JOB)
+    assert say(state, RunReported(JOB, workers=new)) == RunChanged(JOB)
     assert states(state) == {1: MemberState.LOST}
 
 
 def test_everything_is_said_once_then_what_is_new_then_a_heartbeat() -> None:
-    telling = Telling()
-    assert telling.news({JOB: REPORT}, 0.0) == [whole(REPORT)]
-    assert telling.news({JOB: REPORT}, 1.0) == []
-    assert telling.news({JOB: REPORT}, 5.0) == [Beat()]
-    assert telling.news({JOB: REPORT}, 6.0) == []
+    reports = OutboundReports()
+    assert reports.pending({JOB: REPORT}, 0.0) == [whole(REPORT)]
+    assert reports.pending({JOB: REPORT}, 1.0) == []
+    assert reports.pending({JOB: REPORT}, 5.0) == [Heartbeat()]
+    assert reports.pending({JOB: REPORT}, 6.0) == []
     lost = replace(REPORT.workers, members=(member(B, 1, 1, MemberState.LOST),))
-    assert telling.news({JOB: replace(REPORT, workers=lost)}, 7.0) == [Said(JOB, workers=lost)]
-    assert telling.news({}, 8.0) == [SaidGone(JOB)]
-    assert telling.news({}, 9.0) == []
-    assert Telling().news({}, 0.0) == [Beat()]
+    assert reports.pending({JOB: replace(REPORT, workers=lost)}, 7.0) == [
+        RunReported(JOB, workers=lost)
+    ]
+    assert reports.pending({}, 8.0) == [RunRemoved(JOB)]
+    assert reports.pending({}, 9.0) == []
+    assert OutboundReports().pending({}, 0.0) == [Heartbeat()]
 
 
 def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
-    state, telling = federation(), Telling()
+    state, reports = federation(), OutboundReports()
     report = replace(REPORT, bundle_pem=b"one")
-    (first,) = telling.news({JOB: report}, 0.0)
+    (first,) = reports.pending({JOB: report}, 0.0)
     assert first == whole(report)
-    assert say(state, first) == News(JOB)
+    assert say(state, first) == RunChanged(JOB)
     assert state.reports(JOB) == {B: report}
-    say(state, Said(JOB, figures=Figures(True, 5, 10.0)))
+    say(state, RunReported(JOB, figures=TrainingFigures(True, 5, 10.0)))
     assert state.reports(JOB)[B].bundle_pem == b"one"
     for bundle_pem in (b"two", b""):
         report = replace(report, bundle_pem=bundle_pem)
-        (news,) = telling.news({JOB: report}, 1.0)
-        assert news == Said(JOB, bundle_pem=bundle_pem)
-        assert say(state, news) == News(JOB)
+        (news,) = reports.pending({JOB: report}, 1.0)
+        assert news == RunReported(JOB, bundle_pem=bundle_pem)
+        assert say(state, news) == RunChanged(JOB)
         assert state.reports(JOB)[B].bundle_pem == bundle_pem
 
 
 def test_figures_are_said_every_five_seconds_at_most() -> None:
-    telling = Telling()
+    reports = OutboundReports()
     said = []
     for second in range(21):
-        figures = Figures(True, second, float(second))
-        said += telling.news({JOB: replace(REPORT, figures=figures)}, float(second))
-    assert [s.figures.iteration for s in said if isinstance(s, Said) and s.figures] == [
+        figures = TrainingFigures(True, second, float(second))
+        said += reports.pending({JOB: replace(REPORT, figures=figures)}, float(second))
+    assert [s.figures.iteration for s in said if isinstance(s, RunReported) and s.figures] == [
         0, 5, 10, 15, 20
     ]  # fmt: skip
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:
     page = (Path(__file__).parents[3] / "docs" / "federation.md").read_text()
-    for reason in RefusalReason:
+    for reason in FederationRefusalReason:
         assert f"| `{reason}` | " in page

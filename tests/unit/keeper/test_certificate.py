@@ -12,10 +12,10 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
+from dlion_worker.artifact_server.certificate import NAMED_RENEWAL_S, KeeperCertificate
+from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.keeper.certificate import NAMED_RENEWAL_S, KeeperCertificate
-from dlion_worker.keeper.config import KeeperConfig
 from local_run import job_document
 
 SITE = SiteName("plant-a")
@@ -32,7 +32,7 @@ SITE = SiteName("plant-a")
 def test_it_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
     job, key = load_job(job_document(1, tls=tls)), WorkerKey()
     config = KeeperConfig(job, SITE, Path(), "", "", "", Path(), "", 0)
-    signed = Authority(SITE).sign(key.csr_pem(), config.identity, job.key)
-    certificate = KeeperCertificate(config, renewed=lambda: None)
+    signed = CertificateAuthority(SITE).sign(key.csr_pem(), config.identity, job.key)
+    certificate = KeeperCertificate(config, on_renewed=lambda: None)
     certificate._credentials = WorkerCredentials(key, signed, {})
     assert certificate._renewal_s() == pytest.approx(due_s)

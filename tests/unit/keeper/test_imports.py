@@ -13,7 +13,10 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "without"),
     [
-        ("dlion_worker.keeper.process", ["tensorflow", "keras", "numba", "sklearn", "matplotlib"]),
+        (
+            "dlion_worker.artifact_server.process",
+            ["tensorflow", "keras", "numba", "sklearn", "matplotlib"],
+        ),
         ("dlion_worker.pod.__main__", ["tensorflow", "numpy", "grpc", "yaml", "cryptography"]),
     ],
 )

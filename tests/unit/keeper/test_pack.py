@@ -25,7 +25,7 @@ import pytest
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.unpacking import unpack
-from dlion_worker.keeper.pack import CHECKSUMS, CONTENTS, main, pack
+from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, main, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,23 +105,23 @@ def test_what_was_there_is_replaced_and_the_rest_stays(kept: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "models/../../secret", "link"])
 def test_nothing_outside_the_runs_folder_is_sent(kept: Path, path: str) -> None:
-    with pytest.raises(DataError, match="leads out"):
+    with pytest.raises(DataError, match="is outside"):
         stream(kept, path)
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", "a/b", "/"])
 def test_a_run_is_one_name(kept: Path, run: str) -> None:
-    with pytest.raises(DataError, match="no run's name"):
+    with pytest.raises(DataError, match="not a run's name"):
         pack(kept, run, ["."], io.BytesIO())
 
 
 def test_what_is_missing_is_told(kept: Path) -> None:
-    with pytest.raises(DataError, match=r"models/b: is not there yet; the run has kept: .*models"):
+    with pytest.raises(DataError, match=r"models/b: does not exist yet; the run has: .*models"):
         stream(kept, "models/b")
     with pytest.raises(DataError, match=r"no results of run '2' yet; it has those of: 1"):
         pack(kept, "2", ["."], io.BytesIO())
     (kept / "3").mkdir()
-    with pytest.raises(DataError, match="holds no files yet"):
+    with pytest.raises(DataError, match="contains no files yet"):
         pack(kept, "3", ["."], io.BytesIO())
 
 
@@ -207,7 +207,15 @@ def test_hostile_members_are_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "dlion_worker.keeper.pack", "--root", str(kept), "--run", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "dlion_worker.artifact_server.pack",
+        "--root",
+        str(kept),
+        "--run",
+        "1",
+    ]
     done = subprocess.run(
         [*command, "models/plant-a"], capture_output=True, check=False, timeout=300
     )
@@ -216,7 +224,7 @@ def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixtu
         assert archive.getnames()[0] == CONTENTS
         assert archive.getnames()[-1] == CHECKSUMS
     assert main(["--root", str(kept), "--run", "1", "none"]) == ExitCode.DATA
-    assert "none: is not there yet" in capfd.readouterr().err
+    assert "none: does not exist yet" in capfd.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["--root", str(kept), "models"])
     assert ended.value.code == ExitCode.USAGE

@@ -21,8 +21,8 @@ from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.records import record_to_json
 from dlion_api.spec import Job, load_job
-from dlion_worker.keeper import recorder as module
-from dlion_worker.keeper.recorder import Recorder
+from dlion_worker.artifact_server import recorder as module
+from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.results.events import read_events
 from local_run import job_document
 
@@ -58,7 +58,7 @@ def test_what_comes_again_is_taken_once(tmp_path: Path) -> None:
     it.take("a", 1, [record(1), record(2), record(3)])
     it.take("a", 2, [record(2), record(3), record(4)])
     it.take("a", 1, [record(1)])
-    assert it.place == ("a", 4)
+    assert it.position == ("a", 4)
     it.close()
     assert numbers(tmp_path) == [1, 2, 3, 4]
 
@@ -70,7 +70,7 @@ def test_a_killed_keeper_knows_where_it_was(tmp_path: Path, taken: int) -> None:
         it.take("a", number, [record(number)])
     kill(it)
     again = Recorder(tmp_path, job())
-    assert again.place[1] == taken
+    assert again.position[1] == taken
     again.take("a", 1, [record(number) for number in range(1, 8)])
     again.close()
     assert numbers(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
@@ -83,7 +83,7 @@ def test_a_line_that_was_torn_is_asked_for_again(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     events.write_bytes(events.read_bytes()[:-5])
     again = Recorder(tmp_path, job())
-    assert again.place == ("a", 1)
+    assert again.position == ("a", 1)
     again.take("a", 2, [record(2)])
     again.close()
     assert numbers(tmp_path) == [1, 2]
@@ -93,10 +93,10 @@ def test_a_new_coordinator_is_followed_from_its_first_record(tmp_path: Path) -> 
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), record(2)])
     it.take("b", 1, [record(3)])
-    assert it.place == ("b", 1)
+    assert it.position == ("b", 1)
     kill(it)
     again = Recorder(tmp_path, job())
-    assert again.place == ("b", 1)
+    assert again.position == ("b", 1)
     again.close()
     assert numbers(tmp_path) == [1, 2, 3]
     assert dropped(tmp_path) == []
@@ -108,11 +108,11 @@ def test_a_gap_is_said_once(tmp_path: Path) -> None:
     it.take("a", 5, [record(5)])
     kill(it)
     again = Recorder(tmp_path, job())
-    assert again.place == ("a", 5)
+    assert again.position == ("a", 5)
     again.take("a", 5, [record(5), record(6)])
     again.close()
     assert numbers(tmp_path) == [1, 5, 6]
-    assert dropped(tmp_path) == ["3 records passed by while the keeper was away"]
+    assert dropped(tmp_path) == ["3 records were dropped while the keeper was unavailable"]
 
 
 @pytest.mark.parametrize("bad", ["", "{", "[]", '{"kind": "unknown"}', "x" * 100_000])
@@ -121,7 +121,7 @@ def test_what_is_no_record_is_passed_over(tmp_path: Path, bad: str) -> None:
     it.take("a", 1, [record(1), bad, record(3)])
     kill(it)
     again = Recorder(tmp_path, job())
-    assert again.place == ("a", 3)
+    assert again.position == ("a", 3)
     again.close()
     assert numbers(tmp_path) == [1, 3]
 
@@ -155,13 +155,13 @@ def test_a_summary_ends_it_also_over_a_restart(tmp_path: Path) -> None:
 
 def test_a_second_keeper_is_refused(tmp_path: Path) -> None:
     it = Recorder(tmp_path, job())
-    with pytest.raises(UnavailableError, match="still goes on"):
+    with pytest.raises(UnavailableError, match="still uses this folder"):
         Recorder(tmp_path, job())
     it.close()
 
 
 def test_the_place_is_noted_as_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTE_EVERY_S", -1.0)
+    monkeypatch.setattr(module, "SAVE_INTERVAL_S", -1.0)
     it = Recorder(tmp_path, job())
     it.take("a", 1, [record(1), record(2)])
     assert json.loads((tmp_path / "keeper.json").read_text())["sequence"] == 2

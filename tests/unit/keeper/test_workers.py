@@ -14,8 +14,8 @@ import pytest
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
-from dlion_worker.keeper.workers import WORKERS_FILE, SiteWorkers
-from dlion_worker.keeping.places import NotYoursError
+from dlion_worker.artifact_client.paths import AccessDeniedError
+from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
 from local_run import job_document
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
@@ -40,25 +40,25 @@ def worker(rank: int, site: SiteName, index: int) -> WorkerIdentity:
     ],
 )
 def test_what_does_not_belong_to_it_is_refused(tmp_path: Path, claimed: WorkerIdentity) -> None:
-    workers = SiteWorkers(tmp_path, job(), PLANT_B)
-    with pytest.raises(NotYoursError):
+    workers = SiteWorkerRegistry(tmp_path, job(), PLANT_B)
+    with pytest.raises(AccessDeniedError):
         workers.check(claimed)
-    with pytest.raises(NotYoursError):
-        workers.admit(claimed)
+    with pytest.raises(AccessDeniedError):
+        workers.register(claimed)
 
 
 def test_ranks_stay_when_the_manifest_counts_anew(tmp_path: Path) -> None:
     """Plant A has grown: by the manifest plant B's ranks would be 3 and 4."""
     late = worker(5, PLANT_B, 2)
-    SiteWorkers(tmp_path, job(), PLANT_B).admit(late)
-    again = SiteWorkers(tmp_path, job(workers_a=3), PLANT_B)
+    SiteWorkerRegistry(tmp_path, job(), PLANT_B).register(late)
+    again = SiteWorkerRegistry(tmp_path, job(workers_a=3), PLANT_B)
     for known in (worker(2, PLANT_B, 0), worker(3, PLANT_B, 1), late):
         again.check(known)
-    with pytest.raises(NotYoursError, match="plant-b/g-2 is rank 5"):
+    with pytest.raises(AccessDeniedError, match="plant-b/g-2 is rank 5"):
         again.check(replace(late, rank=Rank(6)))
 
 
 @pytest.mark.parametrize("content", ["", "{", "7", "[[1]]", '[["a","g",0]]', "[" * 100_000])
 def test_a_damaged_file_does_not_stop_it(tmp_path: Path, content: str) -> None:
     (tmp_path / WORKERS_FILE).write_text(content)
-    SiteWorkers(tmp_path, job(), PLANT_B).check(worker(2, PLANT_B, 0))
+    SiteWorkerRegistry(tmp_path, job(), PLANT_B).check(worker(2, PLANT_B, 0))

@@ -15,7 +15,7 @@ import pytest
 from dlion_api.document import parse
 from dlion_api.spec import Job, load_job
 from dlion_worker.environments import Environment, unlimited_plan
-from dlion_worker.local.evaluating import SharedEvaluator
+from dlion_worker.local.shared_evaluator import SharedEvaluator
 
 NPZ = {"format": "npz"}
 

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from dlion_worker.local.held_signals import NUMBERS, HeldSignals
+from dlion_worker.local.deferred_signals import SIGNALS, DeferredSignals
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 
@@ -25,22 +25,22 @@ def heard():
 
     def interrupt(number, _frame):
         numbers.append(number)
-        for each in NUMBERS:
+        for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in NUMBERS}
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
     yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_interrupts_at_the_end(heard, number):
     done = []
 
     def take_away():
-        with HeldSignals():
+        with DeferredSignals():
             signal.raise_signal(number)
             done.append(list(heard))
             signal.raise_signal(number)
@@ -53,22 +53,22 @@ def test_a_signal_interrupts_at_the_end(heard, number):
 
 
 def test_a_signal_interrupts_where_it_is_let_through(heard):
-    with HeldSignals() as signals:
-        with pytest.raises(KeyboardInterrupt), signals.let_through():
+    with DeferredSignals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals.deliver():
             signal.raise_signal(signal.SIGINT)
         assert heard == [signal.SIGINT]
 
 
 def test_what_was_held_back_is_let_through_later(heard):
-    with HeldSignals() as signals:
+    with DeferredSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt), signals.let_through():
+        with pytest.raises(KeyboardInterrupt), signals.deliver():
             pytest.fail("not reached")
 
 
 def test_an_error_on_its_way_goes_on(heard):
     def break_down():
-        with HeldSignals():
+        with DeferredSignals():
             signal.raise_signal(signal.SIGINT)
             raise OSError("broken")
 
@@ -78,19 +78,19 @@ def test_an_error_on_its_way_goes_on(heard):
 
 
 def test_without_a_signal_handlers_are_put_back(heard):
-    before = [signal.getsignal(number) for number in NUMBERS]
-    with HeldSignals() as signals, signals.let_through():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with DeferredSignals() as signals, signals.deliver():
         pass
-    assert [signal.getsignal(number) for number in NUMBERS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_contexts_in_each_other_hold_as_one(heard):
     done = []
 
     def take_away():
-        with HeldSignals() as outer:
+        with DeferredSignals() as outer:
             try:
-                with outer.let_through(), HeldSignals():
+                with outer.deliver(), DeferredSignals():
                     signal.raise_signal(signal.SIGINT)
                     done.append("inner")
             finally:
@@ -103,11 +103,11 @@ def test_contexts_in_each_other_hold_as_one(heard):
 
 def test_ignored_signals_stay_ignored_and_other_threads_change_nothing(heard):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with HeldSignals():
+    with DeferredSignals():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     def enter():
-        with HeldSignals() as signals, signals.let_through():
+        with DeferredSignals() as signals, signals.deliver():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_worker.local import kernels
+from dlion_worker.local import kernel_compilation
 
 
 def package(folder: Path, body: str) -> Path:
@@ -32,7 +32,7 @@ with (cache / "kernels.one.nbi").open("a") as file:
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(kernels, "PACKAGE", "stand_in")
+    monkeypatch.setattr(kernel_compilation, "PACKAGE", "stand_in")
     return package(tmp_path, COMPILES)
 
 
@@ -42,15 +42,15 @@ def compiled(path: Path) -> int:
 
 
 def test_they_are_compiled_once_and_again_when_their_source_changes(stand_in: Path) -> None:
-    kernels.compile_kernels()
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert compiled(stand_in) == 1
     (stand_in / "kernels.py").write_text("changed = True")
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert compiled(stand_in) == 2
     (stand_in / "more_kernels.py").write_text("")
-    kernels.compile_kernels()
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert compiled(stand_in) == 3
 
 
@@ -59,10 +59,10 @@ def test_a_compiler_that_fails_is_told_and_stops_nobody(
 ) -> None:
     whole = (stand_in / "__init__.py").read_text()
     (stand_in / "__init__.py").write_text("raise SystemExit('no compiler here')")
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert "no compiler here" in caplog.text
     (stand_in / "__init__.py").write_text(whole)
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert compiled(stand_in) == 1
 
 
@@ -70,5 +70,5 @@ def test_what_is_kept_elsewhere_is_left_alone(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(stand_in))
-    kernels.compile_kernels()
+    kernel_compilation.compile_kernels()
     assert compiled(stand_in) == 0

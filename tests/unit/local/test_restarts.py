@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from dlion_api.names import Rank
-from dlion_worker.local.restarts import Restarts
+from dlion_worker.local.restart_watcher import RestartWatcher
 
 
 class Told:
@@ -21,7 +21,7 @@ class Told:
         self.log = folder / "worker-2.log"
         self.words: list[str] = []
         self.log.write_text(supervisor("restarting", code=1, wait_s=1.0, restart=1, most=10))
-        self.restarts = Restarts(lambda rank, reason, words: self._take(rank, reason, words))
+        self.restarts = RestartWatcher(lambda rank, reason, words: self._take(rank, reason, words))
         self.restarts.watch(Rank(2), self.log)
 
     def _take(self, rank: Rank, reason: str, words: str) -> None:

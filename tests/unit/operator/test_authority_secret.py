@@ -25,14 +25,14 @@ import pytest
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
 from dlion_operator import authority_secret
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_operator.authority_secret import (
-    keep_renewing,
-    kept_authority,
+    load_authority,
+    maintain_authority,
+    publish_bundle,
     renewed_if_due,
-    show_bundle,
 )
-from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
+from dlion_operator.kubernetes_client import ConflictError, Document, Kind, RequestRefusedError
 from dlion_operator.settings import Settings
 from operator_world import SETTINGS
 
@@ -60,7 +60,7 @@ class OneSecret:
         wanted = SERVICE if kind is Kind.SERVICE else SETTINGS.authority.secret_name
         assert (namespace, name) == ("dlion", wanted)
         if self.refuses:
-            raise RefusedError("no right", 403)
+            raise RequestRefusedError("no right", 403)
         if kind is Kind.SERVICE:
             return self.service
         return copy.deepcopy({Kind.SECRET: self.secret, Kind.CONFIG_MAP: self.shown}[kind])
@@ -90,14 +90,16 @@ class OneSecret:
         return self.secret
 
 
-def kept(cluster: OneSecret, now: datetime = BEGAN, settings: Settings = SETTINGS) -> Authority:
-    return asyncio.run(kept_authority(cluster, settings, "dlion", now=now))  # type: ignore[arg-type]
+def kept(
+    cluster: OneSecret, now: datetime = BEGAN, settings: Settings = SETTINGS
+) -> CertificateAuthority:
+    return asyncio.run(load_authority(cluster, settings, "dlion", now=now))  # type: ignore[arg-type]
 
 
 def test_it_is_made_once_and_known_again() -> None:
     cluster = OneSecret()
     made = kept(cluster)
-    assert kept(cluster).to_keep() == made.to_keep()
+    assert kept(cluster).to_stored() == made.to_stored()
     assert cluster.writes == 1
 
 
@@ -105,7 +107,7 @@ def test_who_comes_second_takes_the_first_ones() -> None:
     first, second = OneSecret(), OneSecret()
     made = kept(first)
     second.rival = first.secret
-    assert kept(second).to_keep() == made.to_keep()
+    assert kept(second).to_stored() == made.to_stored()
     assert second.writes == 0
 
 
@@ -134,7 +136,7 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
         renewed_if_due(cluster, SETTINGS, "dlion", renewed, now=LATER)  # type: ignore[arg-type]
     )
     assert again is renewed
-    assert kept(cluster, LATER).to_keep() == renewed.to_keep()
+    assert kept(cluster, LATER).to_stored() == renewed.to_stored()
     assert cluster.writes == 2
 
 
@@ -151,14 +153,14 @@ def test_it_belongs_to_the_named_service_while_one_is_named() -> None:
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-1")]
     cluster.service = {"metadata": {"uid": "uid-2"}}  # the release was installed anew
-    assert kept(cluster, settings=GOES).to_keep() == made.to_keep()
+    assert kept(cluster, settings=GOES).to_stored() == made.to_stored()
     show(cluster, made, GOES)
     assert owners(cluster.secret) == owners(cluster.shown) == [("Service", "uid-2")]
     writes = cluster.writes
     kept(cluster, settings=GOES)
     show(cluster, made, GOES)
     assert cluster.writes == writes
-    assert kept(cluster).to_keep() == made.to_keep()
+    assert kept(cluster).to_stored() == made.to_stored()
     show(cluster, made)
     assert owners(cluster.secret) == owners(cluster.shown) == []
 
@@ -168,7 +170,7 @@ def test_a_secret_that_goes_before_it_is_taken_up_is_made_anew() -> None:
     before = kept(cluster, settings=GOES)
     cluster.service, cluster.is_collected = {"metadata": {"uid": "uid-2"}}, True
     made = kept(cluster, settings=GOES)
-    assert made.to_keep() != before.to_keep()
+    assert made.to_stored() != before.to_stored()
     assert owners(cluster.secret) == [("Service", "uid-2")]
 
 
@@ -197,12 +199,14 @@ def test_without_that_service_it_belongs_to_nothing_and_the_log_says_so(
     assert "dlion/dlion-operator (authority.ownerService), and stays when" in caplog.text
 
 
-def show(cluster: OneSecret, authority: Authority, settings: Settings = SETTINGS) -> bool:
-    return asyncio.run(show_bundle(cluster, settings, "dlion", authority))  # type: ignore[arg-type]
+def show(
+    cluster: OneSecret, authority: CertificateAuthority, settings: Settings = SETTINGS
+) -> bool:
+    return asyncio.run(publish_bundle(cluster, settings, "dlion", authority))  # type: ignore[arg-type]
 
 
 def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
-    cluster, authority = OneSecret(), Authority(SiteName("plant-a"), now=BEGAN)
+    cluster, authority = OneSecret(), CertificateAuthority(SiteName("plant-a"), now=BEGAN)
     for _ in range(2):
         show(cluster, authority)
         assert cluster.shown is not None
@@ -219,8 +223,8 @@ def test_nothing_waits_for_certificates_that_may_not_be_shown(
 ) -> None:
     cluster = OneSecret()
     cluster.refuses = True
-    assert not show(cluster, Authority(SiteName("plant-a")))
-    assert "are not shown to other sites yet: no right" in caplog.text
+    assert not show(cluster, CertificateAuthority(SiteName("plant-a")))
+    assert "are not published yet: no right" in caplog.text
 
 
 def test_a_config_map_of_somebody_else_is_left_alone_and_named(
@@ -229,15 +233,15 @@ def test_a_config_map_of_somebody_else_is_left_alone_and_named(
     cluster = OneSecret()
     theirs: Document = {"metadata": {"labels": {"app": "other"}}, "data": {"ca.crt": "theirs"}}
     cluster.shown = copy.deepcopy(theirs)
-    assert not show(cluster, Authority(SiteName("plant-a")))
+    assert not show(cluster, CertificateAuthority(SiteName("plant-a")))
     assert cluster.shown == theirs
-    assert f"ConfigMap dlion/{SETTINGS.authority.secret_name} is there already" in caplog.text
+    assert f"ConfigMap dlion/{SETTINGS.authority.secret_name} exists already" in caplog.text
 
 
 def test_certificates_that_could_not_be_shown_are_shown_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster, authority = OneSecret(), Authority(SiteName("plant-a"))
+    cluster, authority = OneSecret(), CertificateAuthority(SiteName("plant-a"))
     waits: list[float] = []
 
     async def wait(seconds: float) -> None:
@@ -249,7 +253,7 @@ def test_certificates_that_could_not_be_shown_are_shown_soon(
     monkeypatch.setattr(authority_secret.asyncio, "sleep", wait)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(
-            keep_renewing(cluster, SETTINGS, "dlion", authority, lambda _: None)  # type: ignore[arg-type]
+            maintain_authority(cluster, SETTINGS, "dlion", authority, lambda _: None)  # type: ignore[arg-type]
         )
     assert cluster.shown is not None
     assert waits == [60.0, 60.0, 3600.0]
@@ -261,9 +265,11 @@ class Rounds:
     def __init__(self, cluster: OneSecret, patched: pytest.MonkeyPatch) -> None:
         self.cluster, self.patched = cluster, patched
         self.waits: list[float] = []
-        self.successors: list[Authority] = []
+        self.successors: list[CertificateAuthority] = []
 
-    def run(self, authority: Authority, settings: Settings = GOES, *, count: int = 1) -> None:
+    def run(
+        self, authority: CertificateAuthority, settings: Settings = GOES, *, count: int = 1
+    ) -> None:
         self.waits.clear()
 
         async def wait(seconds: float) -> None:
@@ -274,7 +280,9 @@ class Rounds:
         self.patched.setattr(authority_secret.asyncio, "sleep", wait)
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(
-                keep_renewing(self.cluster, settings, "dlion", authority, self.successors.append)  # type: ignore[arg-type]
+                maintain_authority(
+                    self.cluster, settings, "dlion", authority, self.successors.append
+                )  # type: ignore[arg-type]
             )
 
 
@@ -292,10 +300,10 @@ def test_a_secret_that_goes_under_a_running_operator_is_put_back(
     cluster.service = {"metadata": {"uid": "uid-2"}}  # made anew: what was the first one's goes
     cluster.secret = cluster.shown = None
     rounds.run(made, settings)
-    assert kept(cluster, now, settings).to_keep() == made.to_keep()
+    assert kept(cluster, now, settings).to_stored() == made.to_stored()
     expected = [("Service", "uid-2")] if settings is GOES else []
     assert owners(cluster.secret) == owners(cluster.shown) == expected
-    assert "was gone and has been put back" in caplog.text
+    assert "was deleted and has been restored" in caplog.text
     assert rounds.waits == [60.0, 3600.0]
     writes = cluster.writes
     rounds.run(made, settings)
@@ -349,12 +357,12 @@ def test_a_renewal_without_its_secret_is_none(
     rounds.run(old)
     (renewed,) = rounds.successors
     assert len(renewed.bundle_pem) > len(old.bundle_pem)
-    assert kept(cluster, now, GOES).to_keep() == renewed.to_keep()
+    assert kept(cluster, now, GOES).to_stored() == renewed.to_stored()
     assert cluster.shown is not None
     assert cluster.shown["data"] == {"ca.crt": renewed.bundle_pem.decode()}
 
 
 def test_whoever_may_not_look_at_the_service_puts_nothing_back(rounds: Rounds) -> None:
     rounds.cluster.refuses = True
-    rounds.run(Authority(SiteName("plant-a")))
+    rounds.run(CertificateAuthority(SiteName("plant-a")))
     assert rounds.cluster.secret is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.bearers import MAX_PODS, Bearer, Holders, Proof
+from dlion_operator.token_bindings import MAX_PODS, Bearer, Proof, TokenBindings
 
 SITE = SiteName("plant-a")
 WORKER = WorkerIdentity(Rank(0), SITE, "small", 0)
@@ -14,9 +14,9 @@ POD = Bearer("uid-1")
 FIRST = Proof(b"key", 5)
 
 
-def held(proof: Proof = FIRST) -> Holders:
+def held(proof: Proof = FIRST) -> TokenBindings:
     """One bearer has had a trainer's certificate."""
-    holders = Holders()
+    holders = TokenBindings()
     assert holders.admit(WORKER, "trainer", POD, proof)
     return holders
 
@@ -64,7 +64,7 @@ def test_workers_and_pods_are_told_apart() -> None:
 
 
 def test_tokens_of_no_pod_are_taken_as_often_as_they_come() -> None:
-    holders = Holders()
+    holders = TokenBindings()
     for key in (b"one", b"two", b""):
         assert holders.admit(WORKER, "trainer", Bearer(), Proof(key, 1))
 

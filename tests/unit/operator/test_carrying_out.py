@@ -22,16 +22,16 @@ import pytest
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.status import Metric, TrainerStatus
-from dlion_operator.cluster import (
+from dlion_operator.decisions import JobEvent
+from dlion_operator.kubernetes_client import (
     ConflictError,
     Document,
     Kind,
-    RefusedError,
+    RequestRefusedError,
     ServerError,
 )
-from dlion_operator.decisions import Notice
 from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.settings import Gateway, Listener
+from dlion_operator.settings import Gateway, GatewayListenerSettings
 from given_authorities import GivenAuthority
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
@@ -134,7 +134,7 @@ def test_a_job_is_tried_before_anything_is_made() -> None:
 
     def refuse(verb: str, _document: Document) -> None:
         if verb == "dry run":
-            raise RefusedError("422 tolerations: Invalid value", 422)
+            raise RequestRefusedError("422 tolerations: Invalid value", 422)
 
     site.cluster.refuse = refuse
     site.look()
@@ -149,7 +149,7 @@ def test_a_quota_that_is_full_is_tried_again() -> None:
 
     def refuse(verb: str, document: Document) -> None:
         if verb in ("create", "dry run") and document.get("kind") == "Job":
-            raise RefusedError("403 exceeded quota", 403)
+            raise RequestRefusedError("403 exceeded quota", 403)
 
     site.cluster.refuse = refuse
     tried_s = []
@@ -178,7 +178,7 @@ def test_no_job_is_made_while_what_its_pods_would_wait_for_is_refused(kind: Kind
 
     def refuse(verb: str, document: Document) -> None:
         if verb in ("create", "apply") and Kind.of(document) is kind:
-            raise RefusedError("403 exceeded quota: small", 403)
+            raise RequestRefusedError("403 exceeded quota: small", 403)
 
     site.cluster.refuse = refuse
     assert site.look() == pytest.approx(10.0)
@@ -206,7 +206,7 @@ def test_what_cannot_be_made_as_it_is_asked_for_ends_no_run(kind: Kind) -> None:
 
     def refuse(verb: str, document: Document) -> None:
         if verb in ("create", "apply") and Kind.of(document) is kind:
-            raise RefusedError("422 metadata.name: Invalid value", 422)
+            raise RequestRefusedError("422 metadata.name: Invalid value", 422)
 
     site.cluster.refuse = refuse
     site.look()
@@ -228,7 +228,7 @@ def test_an_object_of_somebody_else_is_left_alone_and_said_so(kind: Kind) -> Non
     assert site.cluster.objects[kind, name] == before
     if kind is Kind.JOB:
         said = {c["type"]: c["message"] for c in site.status()["conditions"]}
-        assert "belongs to something else" in said["Stalled"]
+        assert "has another owner" in said["Stalled"]
     else:
         assert ("create", "Event") in again.cluster.requests
 
@@ -250,7 +250,7 @@ def test_what_is_refused_of_a_runs_upkeep_ends_no_run_that_trains() -> None:
 
     def refuse(verb: str, document: Document) -> None:
         if verb == "patch" and document.get("kind") == "JOB":
-            raise RefusedError("422 not while it is admitted", 422)
+            raise RequestRefusedError("422 not while it is admitted", 422)
 
     site.cluster.refuse = refuse
     shrunk = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
@@ -327,7 +327,7 @@ def test_what_goes_on_failing_is_said_in_the_status_and_taken_back() -> None:
     assert (conditions["Ready"]["reason"], conditions["Stalled"]["status"]) == (
         "UpkeepFailing", "True"
     )  # fmt: skip
-    assert "500: failed calling webhook; tried again" in conditions["Ready"]["message"]
+    assert "500: failed calling webhook; retrying" in conditions["Ready"]["message"]
     site.runs.seen = RunView(open_s=99.0, ready={SiteName("plant-a"): 2}, training=True)
     with pytest.raises(ServerError):
         site.look()
@@ -399,7 +399,7 @@ def test_a_change_of_reason_is_an_event_and_its_loss_is_no_error() -> None:
 def test_what_workers_tell_is_posted_with_its_count() -> None:
     site = Site(dlion_job())
     site.look()
-    site.runs.told = (Notice("CheckpointSaved", "plant-a/small-0: iteration 7", count=3),)
+    site.runs.told = (JobEvent("CheckpointSaved", "plant-a/small-0: iteration 7", count=3),)
     site.look()
     events = [each for (kind, _), each in site.cluster.objects.items() if kind is Kind.EVENT]
     told = [(e["message"], e["count"]) for e in events if e["reason"] == "CheckpointSaved"]
@@ -431,7 +431,9 @@ def test_sites_may_be_wrong_in_any_way(sites: Any) -> None:
 
 # ---- what leads other sites to workers -----------------------------------------------------------
 
-GATE = Gateway(address="plant-a.example:443", parent=Listener(name="edge", namespace="gateways"))
+GATE = Gateway(
+    address="plant-a.example:443", parent=GatewayListenerSettings(name="edge", namespace="gateways")
+)
 
 
 def exposed(exposure: str, workers: int = 3) -> Site:
@@ -476,7 +478,7 @@ def test_a_service_that_cannot_be_made_keeps_nothing_from_the_rest() -> None:
     assert of_workers(site) == ["1", "2"]
     reason, message = ready(site)
     assert reason == "NotExposed"
-    assert "small-0: out of other sites' reach: 500 failed to allocate a nodePort" in message
+    assert "small-0: unreachable from other sites: 500 failed to allocate a nodePort" in message
     assert "small-1" not in message
     fewer = copy.deepcopy(site.cluster.objects[Kind.DLION_JOB, "digits"])
     fewer["spec"]["sites"][0]["groups"][0]["workers"] = 2
@@ -505,7 +507,7 @@ def test_a_service_of_an_earlier_job_that_goes_slowly_is_waited_for_alone() -> N
     assert of_workers(site) == ["0", "1", "2"]
     reason, message = ready(site)
     assert reason == "NotExposed"
-    assert "small-1: out of other sites' reach: Service" in message
+    assert "small-1: unreachable from other sites: Service" in message
     assert "is being deleted" in message
     del site.cluster.objects[key]
     site.time_s = 10.0
@@ -519,7 +521,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
 
     def refuse(_verb: str, document: Document) -> None:
         if document.get("kind") == "TLSRoute":
-            raise RefusedError(f"404 {document['metadata']['name']}: no such kind", 404)
+            raise RequestRefusedError(f"404 {document['metadata']['name']}: no such kind", 404)
 
     site.cluster.refuse = refuse
     site.look()  # the routes need the Services
@@ -529,7 +531,7 @@ def test_what_is_refused_is_told_once_and_asked_for_once_a_minute() -> None:
     assert site.cluster.requests.count(("apply", "TLSRoute")) == 6
     reason, message = ready(site)
     assert reason == "NotExposed"
-    assert "no such kind; tried again" in message
+    assert "no such kind; retrying" in message
     for site.time_s in (11.0, 40.0, 69.0):
         site.look()
         assert ("apply", "TLSRoute") not in site.cluster.requests
@@ -708,7 +710,7 @@ def test_why_a_keeper_gets_no_pod_is_read_off_its_deployment() -> None:
     site.look()
     reason, words = ready(site)
     assert reason == "PodsRefused"
-    assert words.startswith(f"Deployment {name} makes no pod for the keeper: {message}; see `kub")
+    assert words.startswith(f"Deployment {name} creates no pod for the keeper: {message}; see `kub")
 
 
 def reasons(site: Site) -> list[str]:
@@ -744,7 +746,7 @@ def test_words_that_change_are_no_news_of_what_is_refused() -> None:
 
     def refuse(verb: str, document: Document) -> None:
         if verb == "apply" and document.get("kind") == "Service":
-            raise RefusedError(f"403 denied: request {next(numbers)}", 403)
+            raise RequestRefusedError(f"403 denied: request {next(numbers)}", 403)
 
     site.look()
     for name in [n for k, n in site.cluster.objects if k is Kind.SERVICE]:

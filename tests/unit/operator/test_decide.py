@@ -15,7 +15,6 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
-from dlion_operator.cluster import Kind
 from dlion_operator.decide import MANAGED_BY
 from dlion_operator.decisions import (
     Apply,
@@ -28,7 +27,8 @@ from dlion_operator.decisions import (
     Patch,
     StopRun,
 )
-from dlion_operator.observed import Refusal, RunView
+from dlion_operator.kubernetes_client import Kind
+from dlion_operator.observed import RejectedObject, RunView
 from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 CREATED = "2026-01-31T12:00:00Z"
@@ -103,7 +103,7 @@ def test_a_second_look_says_the_same() -> None:
     world.pass_by(300)
     second = world.look()
     assert first.status == second.status
-    assert second.notices == ()
+    assert second.events == ()
 
 
 def test_a_lost_worker_degrades_the_job() -> None:
@@ -112,7 +112,7 @@ def test_a_lost_worker_degrades_the_job() -> None:
     decision = world.look()
     assert truths(decision)["Ready"] == truths(decision)["Degraded"] == "True"
     assert ready_reason(decision)[0] == "PeersLost"
-    assert [notice.type for notice in decision.notices] == ["Warning"]
+    assert [notice.type for notice in decision.events] == ["Warning"]
 
 
 def test_below_its_quorum_a_job_waits() -> None:
@@ -180,7 +180,7 @@ def test_failed_pods_that_are_not_replaced_are_said_so() -> None:
     world.pass_by(1)
     reason, message = ready_reason(world.look())
     assert reason == "PodsRefused"
-    assert "makes no pods for small-0, small-1: see `kubectl describe job" in message
+    assert "creates no pods for small-0, small-1: see `kubectl describe job" in message
 
 
 def test_a_pod_that_kubernetes_replaces_later_is_waited_for() -> None:
@@ -233,7 +233,7 @@ def test_a_keeper_without_a_pod_is_said_so() -> None:
     decision = world.look(keeper={"status": {"conditions": conditions}})
     reason, message = ready_reason(decision)
     assert (reason, truths(decision)["Stalled"]) == ("PodsRefused", "True")
-    assert "makes no pod for the keeper: exceeded quota: q; see `kubectl describe dep" in message
+    assert "creates no pod for the keeper: exceeded quota: q; see `kubectl describe dep" in message
     world.train()
     decision = world.look()
     assert (ready_reason(decision)[0], truths(decision)["Ready"]) == ("KeeperUnavailable", "True")
@@ -247,8 +247,8 @@ def test_a_run_that_waited_long_and_grows_is_not_stuck_at_once() -> None:
     world = World(dlion_job(sites=sites))
     world.look()
     world.make_jobs()
-    away_s = {"plant-a/small-0": 0.0, "plant-a/small-1": 0.0}
-    world.run = RunView(open_s=3600.0, ready={SiteName("plant-a"): 2}, away_s=away_s)
+    report_age_s = {"plant-a/small-0": 0.0, "plant-a/small-1": 0.0}
+    world.run = RunView(open_s=3600.0, ready={SiteName("plant-a"): 2}, report_age_s=report_age_s)
     world.pass_by(3600)
     assert ready_reason(world.look())[0] == "WaitingForPeers"
     world.document["spec"]["sites"][0]["groups"][0]["workers"] = 3
@@ -323,7 +323,7 @@ def test_a_suspended_job_stops_its_workers_and_keeps_what_they_had() -> None:
     world.pods.clear()
     again = world.look()
     assert [type(a) for a in again.actions] == [CloseRun]
-    assert again.look_again_s is None
+    assert again.requeue_after_s is None
     world.document["spec"]["suspend"] = False
     resumed = world.look()
     resuming = [a.patch["spec"] for a in resumed.actions if isinstance(a, Patch)]
@@ -406,7 +406,7 @@ WEBHOOK = 'admission webhook "x.example.com" denied the request: no'
 def test_what_the_api_server_refuses_is_named_and_tried_again(
     message: str, code: int, reason: str
 ) -> None:
-    decision = World(dlion_job()).look(refused=Refusal(message, code))
+    decision = World(dlion_job()).look(rejected=RejectedObject(message, code))
     assert ready_reason(decision) == (reason, message)
     assert (truths(decision)["Stalled"], truths(decision)["Failed"]) == ("True", "False")
     assert [a for a in decision.actions if isinstance(a, Create)]
@@ -444,7 +444,7 @@ def test_a_keeper_that_is_broken_while_all_train_degrades_the_job() -> None:
     assert "container keeper: CrashLoopBackOff: back-off 5m0s" in message
     is_true = {name for name, status in truths(decision).items() if status == "True"}
     assert is_true == {"Ready", "Degraded", "PeersConnected"}
-    assert [(n.reason, n.type) for n in decision.notices] == [("KeeperUnavailable", "Warning")]
+    assert [(n.reason, n.type) for n in decision.events] == [("KeeperUnavailable", "Warning")]
     running = {"running": {"startedAt": stamp(world.now)}}  # for some seconds, and then again not
     world.pods["keeper"]["status"]["containerStatuses"] = [
         {"name": "keeper", "state": running, "restartCount": 3}
@@ -474,7 +474,7 @@ def test_workers_that_leave_at_the_end_are_not_lost() -> None:
     world.run = RunView(open_s=99.0, training=True, stop_reason="maxSteps 100 reached")
     decision = world.look()
     assert ready_reason(decision) == ("Training", "ending: maxSteps 100 reached")
-    assert decision.notices == ()
+    assert decision.events == ()
     assert decision.status is not None
     assert decision.status["readyWorkers"] == "3/3"
 
@@ -610,7 +610,7 @@ def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
     world.pass_by(1000)
     waiting = world.look()
     assert not [a for a in waiting.actions if isinstance(a, Delete)]
-    assert waiting.look_again_s == pytest.approx(2600)
+    assert waiting.requeue_after_s == pytest.approx(2600)
     world.pass_by(2600)
     kinds = {a.kind for a in world.look().actions if isinstance(a, Delete)}
     assert kinds == {Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP}
@@ -623,7 +623,7 @@ def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
     world.run = RunView(open_s=1.0, ready={SiteName("plant-a"): 1})
     decision = world.look()
     assert decision.status is None
-    assert decision.look_again_s is not None
+    assert decision.requeue_after_s is not None
     assert world.document["status"] == before
     world.run = RunView(open_s=60.0, ready={SiteName("plant-a"): 1}, training=True)
     assert ready_reason(world.look())[0] == "PeersLost"
@@ -633,8 +633,8 @@ def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
 def test_what_is_broken_all_along_is_no_news_to_an_operator_that_has_just_started(why: str) -> None:
     world = training({"small": 3})
     if why == "Unschedulable":
-        refused = {"type": "PodScheduled", "reason": why, "status": "False"}
-        world.pods["small-2"]["status"] = {"phase": "Pending", "conditions": [refused]}
+        rejected = {"type": "PodScheduled", "reason": why, "status": "False"}
+        world.pods["small-2"]["status"] = {"phase": "Pending", "conditions": [rejected]}
     else:
         world.pods["keeper"]["status"] = {
             "phase": "Running",
@@ -648,7 +648,7 @@ def test_what_is_broken_all_along_is_no_news_to_an_operator_that_has_just_starte
     for run in (None, RunView(open_s=0.0), RunView(open_s=44.0, ready=ready)):
         world.run = run
         decision = world.look()
-        assert (decision.status, decision.notices) == (None, ())
+        assert (decision.status, decision.events) == (None, ())
         assert world.document["status"] == before
     world.run = RunView(open_s=45.0, ready=ready)  # they do not train indeed
     assert (ready_reason(world.look())[0], truths(world.look())["Stalled"]) == (
@@ -720,7 +720,7 @@ def test_a_suspended_job_is_looked_at_while_its_pods_go() -> None:
     world = training({"small": 1})
     world.document["spec"]["suspend"] = True
     dying(world, "small-0", node_answers=False)
-    assert world.look().look_again_s is not None
+    assert world.look().requeue_after_s is not None
 
 
 def test_where_there_is_a_queue_it_says_when_workers_start() -> None:

@@ -62,7 +62,7 @@ def test_nothing_stays_starting_for_ever(
     late = world.look()
     said, message = ready_reason(late)
     assert (said, truths(late)["Stalled"], truths(late)["Failed"]) == (reason, "True", "False")
-    assert message.startswith(f"small-1: {words}; `kubectl describe pod {POD}")
+    assert message.startswith(f"small-1: {words}; see `kubectl describe pod {POD}")
 
 
 def test_a_pod_that_somebody_holds_back_is_waited_for() -> None:
@@ -85,10 +85,10 @@ def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> 
     assert (reason, truths(late)["Stalled"]) == ("NotJoining", "True")
     assert message == (
         "0 of 2 workers have joined, 2 pods run, 15 minutes after they were made;"
-        " `kubectl describe jobs,pods -l dlion.dev/job-name=digits` and logs say why"
+        " see `kubectl describe jobs,pods -l dlion.dev/job-name=digits` and the logs"
     )
     world.run = joined("small-0", open_s=3600.0)
-    world.run.away_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
+    world.run.report_age_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
     assert ready_reason(world.look())[0] == "WorkersStarting"
     world.run = RunView(open_s=899.0)  # the operator has started anew
     assert ready_reason(world.look())[0] == "WorkersStarting"
@@ -97,16 +97,16 @@ def test_whatever_keeps_workers_from_joining_is_not_waited_for_without_end() -> 
 def test_workers_that_have_joined_and_do_not_begin_are_not_waited_for_without_end() -> None:
     world = world_of()
     both, up = ("small-0", "small-1"), LinkStatus(connected=1, expected=2)
-    world.run = joined(*both, gathered_s=299.0, links=up)
+    world.run = joined(*both, all_joined_s=299.0, links=up)
     early = world.look()
     assert (ready_reason(early)[0], truths(early)["Stalled"]) == ("WorkersStarting", "False")
-    world.run = joined(*both, gathered_s=300.0, links=up)
+    world.run = joined(*both, all_joined_s=300.0, links=up)
     late = world.look()
     assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("NotLinked", "True")
     assert ready_reason(late)[1] == (
         "all 2 workers have joined, and none has begun to train in 5 minutes; 1 of 2 links between"
-        " them are up; events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits"
-        " -c trainer`, say which way is closed"
+        " them are up; see events PeersUnreached, or `kubectl logs -l dlion.dev/job-name=digits"
+        " -c trainer`, for the blocked direction"
     )
     world.run = joined(*both, training=True)
     assert ready_reason(world.look())[0] == "Training"
@@ -122,8 +122,8 @@ def run_in_containers(world: World) -> None:
 
 def joined(*names: str, open_s: float = 3600.0, **more: Any) -> RunView:
     ready = {SiteName("plant-a"): len(names)} if names else {}
-    away_s = {f"plant-a/{name}": 0.0 for name in names}
-    return RunView(open_s=open_s, ready=ready, away_s=away_s, **more)
+    report_age_s = {f"plant-a/{name}": 0.0 for name in names}
+    return RunView(open_s=open_s, ready=ready, report_age_s=report_age_s, **more)
 
 
 def test_a_worker_that_runs_and_never_joins_is_named() -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_runs_and_never_joins_is_named() -> None:
     stuck = world.look()
     reason, message = ready_reason(stuck)
     assert (reason, truths(stuck)["Stalled"]) == ("NotJoining", "True")
-    assert message.startswith(f"small-1: runs and does not join; `kubectl logs {POD}")
+    assert message.startswith(f"small-1: runs and does not join; see `kubectl logs {POD}")
     world.run = joined("small-0", open_s=299.0)  # the operator has just started
     assert truths(world.look())["Stalled"] == "False"
 
@@ -149,7 +149,7 @@ def test_while_others_train_who_does_not_join_is_named_too() -> None:
     reason, message = ready_reason(world.look())
     assert reason == "PeersLost"
     assert "small-1: runs and does not join" in message
-    world.run.away_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
+    world.run.report_age_s["plant-a/small-1"] = 20.0  # type: ignore[index]  # its trainer restarts
     assert "does not join" not in ready_reason(world.look())[1]
 
 
@@ -174,7 +174,7 @@ def test_a_keeper_that_waited_for_this_operator_is_not_broken() -> None:
     world.pass_by(1)
     reason, message = ready_reason(world.look())
     assert reason == "KeeperUnavailable"
-    assert "runs and does not become ready; `kubectl logs" in message
+    assert "runs and does not become ready; see `kubectl logs" in message
     world.run = joined("small-0")
     late = world.look()
     assert (ready_reason(late)[0], truths(late)["Stalled"]) == ("ContainerBroken", "True")

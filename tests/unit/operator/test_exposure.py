@@ -20,16 +20,16 @@ from dlion_api import cluster_names as names
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.spec import load_job
-from dlion_operator.authority import Authority, Tokens
-from dlion_operator.bearers import Bearer
-from dlion_operator.cluster import Kind
+from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.coordinator.events import JoinAsked, Shown
+from dlion_operator.coordinator.events import JoinRequested, PresentedToken
 from dlion_operator.decisions import Apply, Decision, Delete, OpenRun
-from dlion_operator.exposure import Addresses, WorkerAddresses, told_elsewhere
+from dlion_operator.exposure import Addresses, WorkerAddresses, advertised_members
+from dlion_operator.kubernetes_client import Kind
 from dlion_operator.observed import RunView
-from dlion_operator.settings import Gateway, Listener, LoadBalancer, Settings
+from dlion_operator.settings import Gateway, GatewayListenerSettings, LoadBalancer, Settings
 from dlion_operator.site_runs import SiteRuns
+from dlion_operator.token_bindings import Bearer
 from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
@@ -150,7 +150,9 @@ def test_where_nobody_else_has_to_reach_them_there_are_no_services(at: World) ->
 
 # ---- the gateway -------------------------------------------------------------------------------
 
-GATE = Gateway(address="plant-a.example:443", parent=Listener(name="edge", namespace="gateways"))
+GATE = Gateway(
+    address="plant-a.example:443", parent=GatewayListenerSettings(name="edge", namespace="gateways")
+)
 TRAEFIK = replace(GATE, route="IngressRouteTCP", entry_points=("dlion",))
 
 
@@ -232,7 +234,7 @@ def test_other_sites_are_told_the_ports_at_the_workers_node() -> None:
     at.expose(first)
     assert opened(at.look()) == {}, "no pod has a node yet"
     at.pods["small-1"]["status"]["hostIP"] = NODE
-    worker = load_job(at.document).with_room_to_grow().workers()[2]
+    worker = load_job(at.document).with_group_ranks().workers()[2]
     assert (worker.group, worker.index) == ("small", 1)
     assert opened(at.look()) == {worker: WorkerAddresses(f"{NODE}:30002", f"{NODE}:30003")}
 
@@ -279,8 +281,8 @@ def test_a_load_balancer_that_does_not_come_is_said() -> None:
     at.run = RunView(open_s=3600.0, ready={A: 2})
     reason, message = ready_reason(at.look())
     assert reason == "NotExposed"
-    assert "has no load balancer's address yet" in message
-    assert "take exposure NodePort" in message
+    assert "has no load balancer address yet" in message
+    assert "use exposure NodePort" in message
     for service in at.services:
         service["status"] = {"loadBalancer": {"ingress": [{"ip": "198.51.100.5"}]}}
     assert ready_reason(at.look())[0] == "WaitingForPeers"
@@ -324,14 +326,14 @@ def member(index: int, state: MemberState = MemberState.READY) -> Member:
 def test_who_cannot_be_reached_yet_is_not_told_of() -> None:
     ready, unreached, gone = member(0), member(1), member(2, MemberState.FINISHED)
     known = {ready.identity: WorkerAddresses("a:1", "a:2")}
-    told = told_elsewhere((ready, unreached, gone), known)
+    told = advertised_members((ready, unreached, gone), known)
     assert told == (replace(ready, exchange_address="a:1", measuring_address="a:2"), gone)
-    assert told_elsewhere((ready, unreached, gone), None) == (ready, unreached, gone)
+    assert advertised_members((ready, unreached, gone), None) == (ready, unreached, gone)
 
 
 def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     job = load_job(world().document)
-    authority = Authority(A)
+    authority = CertificateAuthority(A)
     server = CoordinatorServer("127.0.0.1:0", authority)
     runs = SiteRuns(server, authority=authority, tokens=Tokens(), trigger=lambda _: None)
     runs.open(job, job.workers(), spec_hash="h", age_s=0.0, addresses={})
@@ -347,13 +349,13 @@ def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     assert [each.exchange_address for each in here] == ["10.0.0.0:7440", "10.0.0.1:7440"]
 
 
-def _join(worker: WorkerIdentity, stream: int, run: str) -> JoinAsked:
+def _join(worker: WorkerIdentity, stream: int, run: str) -> JoinRequested:
     address = f"10.0.0.{worker.index}"
-    return JoinAsked(
+    return JoinRequested(
         stream=stream,
         run=run,
         worker=worker,
-        shown=Shown(Bearer()),
+        presented=PresentedToken(Bearer()),
         incarnation=1,
         exchange_address=f"{address}:7440",
         measuring_address=f"{address}:7441",
@@ -371,14 +373,14 @@ def test_what_keeps_other_sites_from_workers_is_said() -> None:
     at.run = RunView(open_s=3600.0, ready={A: 2})
     reason, message = ready_reason(at.look())
     assert reason == "NotExposed"
-    assert "small-1: out of other sites' reach: Service digits-small-" in message
+    assert "small-1: unreachable from other sites: Service digits-small-" in message
     assert truths(at.look())["Reconciling"] == "True"
     at.pass_by(301)
     assert truths(at.look())["Stalled"] == "True"
     at.run = RunView(open_s=3600.0, ready={A: 2, B: 1}, training=True)
     reason, message = ready_reason(at.look())
     assert reason == "Training"
-    assert "out of other sites' reach" in message
+    assert "unreachable from other sites" in message
     at.expose(at.look())
     assert ready_reason(at.look()) == ("Training", "3 workers train")
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity
 from dlion_operator.authority_bundles import MAX_RUN_CERTIFICATES
-from dlion_operator.issuing import Issuer
+from dlion_operator.certificate_issuer import Issuer
 from dlion_operator.job_authority import (
     CannotSignError,
     JobAuthority,
@@ -41,7 +41,7 @@ def read(given: GivenAuthority, key_pem: bytes | None = None) -> Issuer:
 
 
 def authority(given: GivenAuthority) -> JobAuthority:
-    return JobAuthority(PLANT_A).followed_by(NamedAuthority(read(given)), datetime.now(UTC))
+    return JobAuthority(PLANT_A).updated_with(NamedAuthority(read(given)), datetime.now(UTC))
 
 
 def believes(bundle_pem: bytes, chain_pem: bytes) -> bool:
@@ -119,8 +119,8 @@ REFUSED = {
     ),
     "kind": (GivenAuthority(), other_kind(), "EC P-256, P-384 or P-521"),
     "weak": (weak := too_weak(), weak.key_pem(), "2048 bits"),
-    "ended": (GivenAuthority(begins=NOW - timedelta(days=91)), None, "has run out on"),
-    "early": (GivenAuthority(begins=LATER), None, "holds from"),
+    "ended": (GivenAuthority(begins=NOW - timedelta(days=91)), None, "expired on"),
+    "early": (GivenAuthority(begins=LATER), None, "is valid from"),
     "no key usage": (GivenAuthority(key_usage=False), None, "keyUsage keyCertSign"),
     "constrained": (GivenAuthority(permitted="plant-a.example"), None, "end in .dlion"),
 }  # fmt: skip
@@ -149,20 +149,20 @@ def test_a_predecessor_is_believed_until_it_ends() -> None:
     old, new = GivenAuthority("old", life=timedelta(hours=2)), GivenAuthority("new")
     before = authority(old)
     signed = before.sign(WorkerKey().csr_pem(), ME, JOB)
-    after = before.followed_by(NamedAuthority(read(new)), NOW)
+    after = before.updated_with(NamedAuthority(read(new)), NOW)
     assert after.bundle_pem == new.own_pem + old.own_pem
     assert believes(after.bundle_pem, signed)
     assert believes(after.bundle_pem, after.sign(WorkerKey().csr_pem(), ME, JOB))
     assert not believes(before.bundle_pem, after.sign(WorkerKey().csr_pem(), ME, JOB))
-    assert after.followed_by(NamedAuthority(after.issuer), NOW) == after
-    ended = after.followed_by(NamedAuthority(after.issuer), NOW + timedelta(hours=3))
+    assert after.updated_with(NamedAuthority(after.issuer), NOW) == after
+    ended = after.updated_with(NamedAuthority(after.issuer), NOW + timedelta(hours=3))
     assert ended.bundle_pem == new.own_pem
 
 
 def test_without_a_key_nothing_is_signed_and_nothing_forgotten() -> None:
     made = authority(GivenAuthority())
     signed = made.sign(WorkerKey().csr_pem(), ME, JOB)
-    lost = made.followed_by(NamedAuthority(None, "the Secret is gone"), NOW)
+    lost = made.updated_with(NamedAuthority(None, "the Secret is gone"), NOW)
     assert believes(lost.bundle_pem, signed)
     with pytest.raises(CannotSignError, match="the Secret is gone"):
         lost.sign(WorkerKey().csr_pem(), ME, JOB)
@@ -173,5 +173,5 @@ def test_of_many_predecessors_the_newest_are_believed() -> None:
     givens = [first]
     for number in range(MAX_RUN_CERTIFICATES):
         givens.append(GivenAuthority(str(number + 1)))
-        made = made.followed_by(NamedAuthority(read(givens[-1])), NOW)
+        made = made.updated_with(NamedAuthority(read(givens[-1])), NOW)
     assert made.bundle_pem == b"".join(each.own_pem for each in reversed(givens[1:]))

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import pytest
 
-from dlion_operator.cluster import Document, Kind, RefusedError, ServerError
+from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
 from dlion_operator.lease import LEASE_NAME, Leases
 from dlion_operator.leased_cluster import LeasedCluster
 from operator_in_memory import KeptObjects
@@ -81,7 +81,7 @@ class Cluster:
         for _ in range(int(seconds / STEP_S)):
             for each in self.candidates:
                 if each.is_up:
-                    asyncio.run(each.leases.round())
+                    asyncio.run(each.leases.run_once())
             assert sum(each.holds for each in self.candidates) <= 1
             self.time.now_s += STEP_S
 
@@ -229,7 +229,7 @@ def test_without_the_right_it_is_not_held_and_said_once(caplog: pytest.LogCaptur
     cluster = Cluster()
 
     def refuse(_verb: str, _document: Document) -> None:
-        raise RefusedError("leases is forbidden", 403)
+        raise RequestRefusedError("leases is forbidden", 403)
 
     cluster.kept.refuse = refuse
     a = cluster.join("a")
@@ -245,7 +245,7 @@ def test_in_a_namespace_that_terminates_what_is_left_to_do_is_done() -> None:
 
     def refuse(verb: str, _document: Document) -> None:
         if verb == "create":
-            raise RefusedError("namespace ml: it is being terminated", 403)
+            raise RequestRefusedError("namespace ml: it is being terminated", 403)
 
     cluster.kept.refuse = refuse
     a = cluster.join("a")

@@ -13,9 +13,9 @@ import kopf
 import pytest
 from kopf._core.actions.loggers import make_formatter
 
-from dlion_operator.log_keys import add_keys
-from dlion_operator.loops import Loops
+from dlion_operator.log_context import add_job_to_logs
 from dlion_operator.store import ObjectName
+from dlion_operator.work_queue import WorkQueue
 
 NAMES = [ObjectName("ml", name) for name in ("first", "second")]
 LOG = logging.getLogger("dlion_operator.test")
@@ -27,7 +27,7 @@ def test_a_line_has_the_job_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None
     handler.setFormatter(make_formatter(log_format=kopf.LogFormat.JSON))
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(LOG, "level", logging.INFO)
-    add_keys()
+    add_job_to_logs()
     asyncio.run(_two_loops())
     LOG.info("nobody's")
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
@@ -47,7 +47,7 @@ async def _two_loops() -> None:
         LOG.info("/".join(name))
         await ended.wait()
 
-    loops = Loops(look, lambda _: False, lambda *_: None)
+    loops = WorkQueue(look, lambda _: False, lambda *_: None)
     for name in NAMES:
         loops.trigger(name)
     await ended.wait()

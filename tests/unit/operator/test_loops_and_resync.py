@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_operator.cluster import Document, Kind, Listing
-from dlion_operator.health import Health
-from dlion_operator.loops import FIRST_WAIT_S, LONGEST_WAIT_S, Loops, backoff_s
+from dlion_operator.health import HealthMonitor
+from dlion_operator.kubernetes_client import Document, Kind, Listing
 from dlion_operator.metrics import OperatorMetrics
 from dlion_operator.resync import WATCHED, Resync
-from dlion_operator.store import ObjectName, Store, job_of
+from dlion_operator.store import ClusterStore, ObjectName, job_of
+from dlion_operator.work_queue import FIRST_WAIT_S, MAX_WAIT_S, WorkQueue, backoff_s
 
 NAME = ObjectName("default", "digits")
 
@@ -46,14 +46,14 @@ def pod(version: int, name: str = "p-0") -> Document:
 
 def run_loops(
     look: Callable[[ObjectName], Awaitable[float | None]],
-    drive: Callable[[Loops], Awaitable[None]],
+    drive: Callable[[WorkQueue], Awaitable[None]],
     *,
     known: Callable[[], bool] = lambda: True,
 ) -> list[str]:
     results: list[str] = []
 
     async def run() -> None:
-        loops = Loops(look, lambda _name: known(), lambda result, _s: results.append(result))
+        loops = WorkQueue(look, lambda _name: known(), lambda result, _s: results.append(result))
         try:
             await asyncio.wait_for(drive(loops), 10)
         finally:
@@ -69,7 +69,7 @@ def test_a_job_that_is_gone_is_looked_at_while_there_is_more_to_do() -> None:
     async def look(_name: ObjectName) -> float | None:
         return waits.pop()
 
-    async def drive(loops: Loops) -> None:
+    async def drive(loops: WorkQueue) -> None:
         loops.trigger(NAME)
         await asyncio.gather(*loops._tasks.values())
         assert (waits, loops._tasks) == ([], {})
@@ -92,7 +92,7 @@ def test_news_in_the_middle_of_a_look_leads_to_another_and_never_to_two_at_once(
             done.set()
         return None
 
-    async def drive(loops: Loops) -> None:
+    async def drive(loops: WorkQueue) -> None:
         loops.trigger(NAME)
         await asyncio.sleep(0.002)
         for _ in range(5):
@@ -113,7 +113,7 @@ def test_a_look_is_repeated_when_it_asked_for_it() -> None:
             done.set()
         return 0.02
 
-    async def drive(loops: Loops) -> None:
+    async def drive(loops: WorkQueue) -> None:
         loops.trigger(NAME)
         await done.wait()
 
@@ -135,7 +135,7 @@ def test_an_error_is_counted_and_its_look_repeated(error: Exception, result: str
         done.set()
         return None
 
-    async def drive(loops: Loops) -> None:
+    async def drive(loops: WorkQueue) -> None:
         loops.trigger(NAME)
         await done.wait()
         await asyncio.sleep(0)
@@ -147,7 +147,7 @@ def test_the_loop_of_a_job_that_is_gone_ends() -> None:
     async def look(_name: ObjectName) -> float | None:
         return None
 
-    async def drive(loops: Loops) -> None:
+    async def drive(loops: WorkQueue) -> None:
         loops.trigger(NAME)
         await asyncio.sleep(0.02)
         assert loops._tasks == {}
@@ -161,14 +161,14 @@ def test_waits_double_up_to_a_bound() -> None:
     waits = [max(backoff_s(failures) for _ in range(200)) for failures in range(12)]
     assert min(waits) >= FIRST_WAIT_S / 2
     assert waits[3] > 2 * waits[1]
-    assert max(waits) <= LONGEST_WAIT_S
+    assert max(waits) <= MAX_WAIT_S
 
 
 # ---- the picture and its check ----------------------------------------------------------------
 
 
 def test_an_older_state_never_replaces_a_newer_one() -> None:
-    store = Store()
+    store = ClusterStore()
     assert store.put(Kind.DLION_JOB, job(7))
     assert not store.put(Kind.DLION_JOB, job(6))
     assert store.put(Kind.DLION_JOB, job(3, uid="made-anew"))
@@ -181,7 +181,7 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
 
 def test_an_object_that_went_is_refused_only_where_it_is_no_newer() -> None:
     """A watch by label says that an object is gone when its label is."""
-    store = Store()
+    store = ClusterStore()
     store.put(Kind.POD, pod(5))
     store.remove(Kind.POD, pod(7))
     assert not store.put(Kind.POD, pod(6))
@@ -191,14 +191,14 @@ def test_an_object_that_went_is_refused_only_where_it_is_no_newer() -> None:
 
 
 def test_late_news_of_an_end_does_not_take_away_what_is_newer() -> None:
-    store = Store()
+    store = ClusterStore()
     store.put(Kind.POD, pod(8))
     store.remove(Kind.POD, pod(7))
     assert store.of_job(Kind.POD, NAME)
 
 
 def test_an_object_whose_label_is_changed_belongs_to_another_job() -> None:
-    store, moved = Store(), pod(6)
+    store, moved = ClusterStore(), pod(6)
     store.put(Kind.POD, pod(5))
     moved["metadata"]["labels"] = {"dlion.dev/job-name": "another"}
     store.put(Kind.POD, moved)
@@ -207,7 +207,7 @@ def test_an_object_whose_label_is_changed_belongs_to_another_job() -> None:
 
 
 def test_objects_are_found_by_their_jobs_label() -> None:
-    store = Store()
+    store = ClusterStore()
     store.put(Kind.POD, pod(1, "p-1"))
     store.put(Kind.POD, pod(1, "p-0"))
     names = [each["metadata"]["name"] for each in store.of_job(Kind.POD, NAME)]
@@ -229,8 +229,8 @@ class Lists:
         return Listing([dict(item) for item in self.items[kind]], str(self.version))
 
 
-def checked() -> tuple[Lists, Store, Resync, list[ObjectName]]:
-    lists, store, triggered = Lists(), Store(), list[ObjectName]()
+def checked() -> tuple[Lists, ClusterStore, Resync, list[ObjectName]]:
+    lists, store, triggered = Lists(), ClusterStore(), list[ObjectName]()
     cluster: Any = lists
     return lists, store, Resync(cluster, store, (), triggered.append), triggered
 
@@ -238,9 +238,9 @@ def checked() -> tuple[Lists, Store, Resync, list[ObjectName]]:
 def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
     lists, store, resync, triggered = checked()
     lists.items[Kind.DLION_JOB] = [job(5)]
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert (resync.stale_rounds, triggered) == (1, [NAME])
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert (resync.stale_rounds, triggered) == (0, [NAME])
     kept = store.get(Kind.DLION_JOB, NAME)
     assert kept is not None
@@ -250,10 +250,10 @@ def test_what_the_watches_missed_is_taken_over_and_counted() -> None:
 def test_what_is_gone_goes_after_two_lists() -> None:
     _, store, resync, triggered = checked()
     store.put(Kind.POD, pod(5))
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert store.of_job(Kind.POD, NAME)
     assert triggered == []
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert store.of_job(Kind.POD, NAME) == ()
     assert triggered == [NAME]
 
@@ -263,7 +263,7 @@ def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
     store.put(Kind.DLION_JOB, job(5))
     lists.items[Kind.DLION_JOB] = [job(5)]
     store.remove(Kind.DLION_JOB, job(6))
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert (resync.stale_rounds, triggered) == (0, [])
     assert store.get(Kind.DLION_JOB, NAME) is None
     assert store.put(Kind.DLION_JOB, job(7, uid="made-anew"))
@@ -272,7 +272,12 @@ def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
 @pytest.mark.parametrize("known_by", ["an earlier list", "the watches"])
 def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     """As after a restore of etcd: one job is older, one is not there, one was deleted since."""
-    lists, store, triggered, restored = Lists(), Store(), list[ObjectName](), list[set[str]]()
+    lists, store, triggered, restored = (
+        Lists(),
+        ClusterStore(),
+        list[ObjectName](),
+        list[set[str]](),
+    )
 
     def note() -> None:
         restored.append({name.name for name in store.jobs()})
@@ -283,16 +288,16 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     there = [job(90), job(95, uid="later", name="later")]
     if known_by == "an earlier list":
         lists.items[Kind.DLION_JOB] = there
-        asyncio.run(resync.first())
-        asyncio.run(resync.round(0))
+        asyncio.run(resync.load())
+        asyncio.run(resync.run_once(0))
     for document in there:
         store.put(Kind.DLION_JOB, document)
     store.put(Kind.POD, pod(96))
     store.remove(Kind.DLION_JOB, job(97, uid="ended", name="ended"))
-    assert (resync.stale_rounds, resync.has_gone_back) == (0, False)
+    assert (resync.stale_rounds, resync.has_version_decreased) == (0, False)
     lists.version = 60
     lists.items[Kind.DLION_JOB] = [job(50), job(40, uid="ended", name="ended")]
-    asyncio.run(resync.round(0))
+    asyncio.run(resync.run_once(0))
     assert restored == [{"digits", "ended"}]
     assert {name.name for name in triggered} == {"digits", "later", "ended"}
     assert store.of_job(Kind.POD, NAME) == ()
@@ -301,13 +306,13 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     assert kept["metadata"]["resourceVersion"] == "50"
     assert store.put(Kind.DLION_JOB, job(61))
     lists.version, lists.items[Kind.DLION_JOB][0] = 62, job(61)
-    asyncio.run(resync.round(0))
-    assert (len(restored), resync.stale_rounds, resync.has_gone_back) == (1, 0, True)
+    asyncio.run(resync.run_once(0))
+    assert (len(restored), resync.stale_rounds, resync.has_version_decreased) == (1, 0, True)
 
 
 def test_watches_that_may_be_silent_are_an_illness() -> None:
     async def judge(*, gone_back: bool) -> str:
-        return Health(OperatorMetrics(), lambda: 0, lambda: gone_back).illness()
+        return HealthMonitor(OperatorMetrics(), lambda: 0, lambda: gone_back).unhealthy_reason()
 
     assert asyncio.run(judge(gone_back=False)) == ""
     assert "went back" in asyncio.run(judge(gone_back=True))
@@ -315,7 +320,7 @@ def test_watches_that_may_be_silent_are_an_illness() -> None:
 
 def test_two_rounds_in_a_row_are_an_illness() -> None:
     async def judge(rounds: int) -> str:
-        return Health(OperatorMetrics(), lambda: rounds).illness()
+        return HealthMonitor(OperatorMetrics(), lambda: rounds).unhealthy_reason()
 
     assert asyncio.run(judge(1)) == ""
     assert "watches missed changes in 2 rounds" in asyncio.run(judge(2))

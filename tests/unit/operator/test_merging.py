@@ -16,7 +16,7 @@ import pytest
 
 from dlion_api.spec import load_job
 from dlion_operator import children
-from dlion_operator.children.merging import merged
+from dlion_operator.children.strategic_merge import merged
 from operator_world import SETTINGS, dlion_job
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {

@@ -12,10 +12,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from dlion_api.names import SiteName
-from dlion_operator.cluster import Kind
+from dlion_operator.kubernetes_client import Kind
 from dlion_operator.metrics import JobMetrics
 from dlion_operator.observed import RunView
-from dlion_operator.store import Store
+from dlion_operator.store import ClusterStore
 from operator_world import World, dlion_job
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
@@ -24,7 +24,7 @@ AT = {"namespace": "default", "job": "digits"}
 
 def workers_of(document: dict[str, Any]) -> tuple[float | None, float | None]:
     """Ready and expected ones, as the site plant-a says."""
-    store = Store()
+    store = ClusterStore()
     store.put(Kind.DLION_JOB, document)
     registry = CollectorRegistry()
     registry.register(

@@ -17,15 +17,20 @@ import pytest
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
+from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.decisions import Apply, Create, OpenRun
-from dlion_operator.federation.reports import Figures, RunReport, SiteWorkers, SpecPrint
-from dlion_operator.federation.state import Hearing
-from dlion_operator.issuing import LIFE
+from dlion_operator.federation.reports import (
+    ReportedWorkers,
+    RunReport,
+    SpecFingerprint,
+    TrainingFigures,
+)
+from dlion_operator.federation.state import SiteReachability
 from dlion_operator.job_authority import CannotSignError, NamedAuthority, issuer_of
 from dlion_operator.observed import RunView
-from dlion_operator.other_sites import NO_AUTHORITY_THERE
+from dlion_operator.remote_sites import NO_REMOTE_AUTHORITY
 from dlion_operator.site_runs import SiteRuns
 from dlion_worker.credentials import WorkerKey
 from given_authorities import GivenAuthority
@@ -60,7 +65,7 @@ def test_nothing_starts_without_the_authority() -> None:
     assert ready_reason(decision) == ("NoAuthority", MISSING.problem)
     assert truths(decision)["Reconciling"] == "True"
     assert [type(action) for action in decision.actions] == [OpenRun]
-    assert [(n.reason, n.type) for n in decision.notices] == [("NoAuthority", "Normal")]
+    assert [(n.reason, n.type) for n in decision.events] == [("NoAuthority", "Normal")]
     late = world.look(authority=NamedAuthority(None, MISSING.problem, missing_s=60.0))
     assert truths(late)["Stalled"] == "True"
     found = world.look(authority=named())
@@ -100,8 +105,8 @@ def test_a_run_that_trains_goes_on_without_it_and_says_so_once() -> None:
     reason, message = ready_reason(decision)
     assert (reason, truths(decision)["Ready"]) == ("Training", "True")
     assert MISSING.problem in message
-    assert [(n.reason, n.type) for n in decision.notices] == [("NoAuthority", "Warning")]
-    assert world.look(authority=MISSING).notices == ()
+    assert [(n.reason, n.type) for n in decision.events] == [("NoAuthority", "Warning")]
+    assert world.look(authority=MISSING).events == ()
     assert MISSING.problem not in ready_reason(world.look(authority=named()))[1]
 
 
@@ -133,8 +138,8 @@ class Others:
     def reports(self, run: object) -> dict[SiteName, RunReport]:
         return self.said
 
-    def hearing(self, site: SiteName) -> Hearing:
-        return Hearing(reachable=True, heartbeat_age_s=1.0)
+    def reachability(self, site: SiteName) -> SiteReachability:
+        return SiteReachability(reachable=True, heartbeat_age_s=1.0)
 
     def problem(self, site: SiteName) -> str:
         return ""
@@ -143,15 +148,15 @@ class Others:
         return site == B and self.are_trusted
 
     def say(self, bundle_pem: bytes) -> None:
-        workers = SiteWorkers((WorkerIdentity(Rank(1), B, "g", 0),), (), settled=True)
-        self.said[B] = RunReport(SpecPrint.of(job()), workers, Figures(), bundle_pem)
+        workers = ReportedWorkers((WorkerIdentity(Rank(1), B, "g", 0),), (), settled=True)
+        self.said[B] = RunReport(SpecFingerprint.of(job()), workers, TrainingFigures(), bundle_pem)
 
 
 class Site:
     """Plant A's coordinator, without a port."""
 
     def __init__(self) -> None:
-        self.authority = Authority(A)
+        self.authority = CertificateAuthority(A)
         self.server = CoordinatorServer("127.0.0.1:0", self.authority)
         self.others = Others()
         self.runs = SiteRuns(
@@ -204,10 +209,10 @@ def test_other_sites_are_known_by_what_they_say_of_that_run() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
     site.others.say(theirs.own_pem)
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     assert site.told() == {A: given.own_pem, B: theirs.own_pem}
     site.others.say(b"nonsense")
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     assert site.told() == {A: given.own_pem}
 
 
@@ -215,9 +220,9 @@ def test_what_a_site_said_stands_while_the_site_itself_is_trusted() -> None:
     site, given, theirs = Site(), GivenAuthority(), GivenAuthority("plant-b ca")
     site.open(named(given))
     site.others.say(theirs.own_pem)
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     site.others.said.clear()
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     assert site.told() == {A: given.own_pem, B: theirs.own_pem}
     site.others.are_trusted = False
     site.open(named(given))
@@ -228,7 +233,7 @@ def test_a_run_of_the_sites_own_authority_takes_nothing_of_what_others_say() -> 
     site, managed = Site(), job(tls={"mode": "Managed"})
     site.others.say(GivenAuthority().own_pem)
     site.open(None, managed)
-    site.runs.hear(managed.key)
+    site.runs.update_remote(managed.key)
     assert site.told(managed) == {A: site.authority.bundle_pem}
 
 
@@ -238,7 +243,7 @@ def test_a_site_that_says_nothing_of_an_authority_is_named() -> None:
     site.others.say(b"")
     view = site.runs.view(job().key)
     assert view is not None
-    assert view.remote[B].problem == NO_AUTHORITY_THERE
+    assert view.remote[B].problem == NO_REMOTE_AUTHORITY
     site.others.say(GivenAuthority().own_pem)
     view = site.runs.view(job().key)
     assert view is not None
@@ -250,7 +255,7 @@ def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
     site, given = Site(), GivenAuthority()
     site.open(named(given))
     site.others.say(GivenAuthority("another name", key=given.key).own_pem)
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     assert site.told() == {A: given.own_pem}
     view = site.runs.view(job().key)
     assert view is not None
@@ -258,7 +263,7 @@ def test_two_sites_with_one_authority_do_not_believe_each_other() -> None:
     assert "has the key of that of plant-a" in view.remote[B].problem
     theirs = GivenAuthority("plant-b ca")
     site.others.say(theirs.own_pem)
-    site.runs.hear(job().key)
+    site.runs.update_remote(job().key)
     assert site.told() == {A: given.own_pem, B: theirs.own_pem}
     view = site.runs.view(job().key)
     assert view is not None
@@ -274,14 +279,14 @@ def test_a_run_that_two_sites_began_with_one_authority_goes_on(
     site.others.say(given.own_pem)
     site.open(named(given), kept_bundles=both)
     for _ in range(2):
-        site.runs.hear(job().key)
+        site.runs.update_remote(job().key)
         assert site.told() == both
     view = site.runs.view(job().key)
     assert view is not None
     assert view.remote[B].problem == ""
-    assert caplog.text.count("plant-b is believed in this run only") == 1
+    assert caplog.text.count("plant-b is trusted in this run only") == 1
     site.open(named(given), job("2"))
-    site.runs.hear(job("2").key)
+    site.runs.update_remote(job("2").key)
     assert site.told(job("2")) == {A: given.own_pem}
 
 
@@ -291,7 +296,7 @@ def test_who_takes_another_sites_key_in_mid_run_is_not_believed_beside_it() -> N
     site.open(named(ours), kept_bundles={A: ours.own_pem, B: theirs.own_pem})
     site.open(named(theirs))
     for _ in range(2):
-        site.runs.hear(job().key)
+        site.runs.update_remote(job().key)
         assert set(site.told()) == {A}
 
 

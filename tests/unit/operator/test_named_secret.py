@@ -16,9 +16,14 @@ from typing import Any
 import pytest
 
 from dlion_api import cluster_names as names
-from dlion_operator.cluster import Document, Kind, RefusedError, ServerError
 from dlion_operator.job_authority import NamedAuthority
-from dlion_operator.named_secret import AGAIN_S, KEPT_FOR, READ_EVERY_S, NamedSecret
+from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
+from dlion_operator.named_secret import (
+    CERT_MANAGER_ANNOTATION,
+    READ_INTERVAL_S,
+    RETRY_S,
+    NamedSecret,
+)
 from given_authorities import GivenAuthority
 from operator_world import SETTINGS, dlion_job
 
@@ -53,11 +58,11 @@ class Scene:
             raise self.error
         return copy.deepcopy(self.secret)
 
-    def look(self, document: Document = JOB) -> NamedAuthority | None:
-        return asyncio.run(self.reader.look(document))
+    def read(self, document: Document = JOB) -> NamedAuthority | None:
+        return asyncio.run(self.reader.read(document))
 
     def found(self, document: Document = JOB) -> NamedAuthority:
-        looked = self.look(document)
+        looked = self.read(document)
         assert looked is not None
         return looked
 
@@ -72,11 +77,11 @@ def scene() -> Scene:
 
 
 def test_a_secret_that_comes_is_found_soon(scene: Scene) -> None:
-    assert "Secret default/plant-ca: is not there: make it" in scene.found().problem
-    scene.wait(AGAIN_S)
-    assert scene.found().missing_s == AGAIN_S
+    assert "Secret default/plant-ca: does not exist: create it" in scene.found().problem
+    scene.wait(RETRY_S)
+    assert scene.found().missing_s == RETRY_S
     scene.secret = GivenAuthority().secret()
-    scene.wait(AGAIN_S)
+    scene.wait(RETRY_S)
     assert scene.found().issuer is not None
     assert scene.found() == NamedAuthority(scene.found().issuer)
 
@@ -85,10 +90,10 @@ def test_it_is_read_seldom_while_all_is_well(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret()
     issuer = scene.found().issuer
     for _ in range(9):
-        scene.wait(READ_EVERY_S / 10)
+        scene.wait(READ_INTERVAL_S / 10)
         assert scene.found().issuer is issuer
     assert scene.reads == 1
-    scene.wait(READ_EVERY_S / 10)
+    scene.wait(READ_INTERVAL_S / 10)
     assert scene.found().issuer is issuer
     assert scene.reads == 2
 
@@ -98,7 +103,7 @@ def test_a_new_authority_signs_from_the_next_look_on(scene: Scene) -> None:
     scene.found()
     new = GivenAuthority("new")
     scene.secret = new.secret()
-    scene.wait(READ_EVERY_S)
+    scene.wait(READ_INTERVAL_S)
     issuer = scene.found().issuer
     assert issuer is not None
     assert issuer.certificate == new.certificate
@@ -121,7 +126,7 @@ WRONG = {
     "too long": (with_data(GivenAuthority().secret(), "A" * 100_000), "longer than"),
     "no authority": (GivenAuthority(is_authority=False).secret(), "of no authority"),
     "other job": (
-        GivenAuthority().secret(**{names.JOB_LABEL: "other"}), "is that of job other",
+        GivenAuthority().secret(**{names.JOB_LABEL: "other"}), "belongs to job other",
     ),
 }  # fmt: skip
 
@@ -141,7 +146,7 @@ def test_the_label_of_the_job_itself_is_no_harm(scene: Scene) -> None:
 
 
 def test_a_right_that_is_missing_is_told_with_the_value_that_grants_it(scene: Scene) -> None:
-    scene.error = RefusedError("secrets is forbidden", 403)
+    scene.error = RequestRefusedError("secrets is forbidden", 403)
     assert "tls.secretNames" in scene.found().problem
 
 
@@ -149,7 +154,7 @@ def test_what_is_lost_signs_no_more(scene: Scene) -> None:
     scene.secret = GivenAuthority().secret()
     assert scene.found().issuer is not None
     scene.secret = None
-    scene.wait(READ_EVERY_S)
+    scene.wait(READ_INTERVAL_S)
     assert scene.found().issuer is None
 
 
@@ -157,17 +162,17 @@ def test_an_authority_that_ends_signs_no_more(scene: Scene) -> None:
     scene.secret = GivenAuthority(life=timedelta(hours=2)).secret()
     assert scene.found().issuer is not None
     scene.wait(3600.0)
-    assert "has run out" in scene.found().problem
+    assert "expired on" in scene.found().problem
 
 
 def test_a_server_that_does_not_answer_changes_nothing(scene: Scene) -> None:
     scene.error = ServerError("503")
     assert "cannot be read yet" in scene.found().problem
     scene.error, scene.secret = None, GivenAuthority().secret()
-    scene.wait(AGAIN_S)
+    scene.wait(RETRY_S)
     issuer = scene.found().issuer
     scene.error = ServerError("503")
-    scene.wait(READ_EVERY_S)
+    scene.wait(READ_INTERVAL_S)
     assert scene.found() == NamedAuthority(issuer)
 
 
@@ -187,24 +192,24 @@ def test_what_cert_manager_keeps_for_the_job_is_read(scene: Scene) -> None:
     scene.name = "digits-authority"
     assert "tls.certManager" in scene.found(ISSUED).problem
     scene.certificate = {"metadata": {}}
-    scene.wait(AGAIN_S)
-    assert "it has said nothing so far" in scene.found(ISSUED).problem
+    scene.wait(RETRY_S)
+    assert "it has no status so far" in scene.found(ISSUED).problem
     ready = {"type": "Ready", "message": "Issuing certificate as Secret does not exist"}
     scene.certificate["status"] = {"conditions": [ready]}
-    scene.wait(AGAIN_S)
+    scene.wait(RETRY_S)
     problem = scene.found(ISSUED).problem
     assert "is not issued by cert-manager yet: Issuing certificate as Secret" in problem
     assert "kubectl describe certificate digits-authority" in problem
     scene.secret = GivenAuthority().secret("digits-authority")
-    scene.wait(AGAIN_S)
+    scene.wait(RETRY_S)
     assert "delete or rename it" in scene.found(ISSUED).problem  # nobody's that asked for it
-    scene.secret["metadata"]["annotations"] = {KEPT_FOR: "digits-authority"}
-    scene.wait(AGAIN_S)
+    scene.secret["metadata"]["annotations"] = {CERT_MANAGER_ANNOTATION: "digits-authority"}
+    scene.wait(RETRY_S)
     assert scene.found(ISSUED).issuer is not None
 
 
 def test_a_right_that_is_missing_for_it_is_told_with_its_value(scene: Scene) -> None:
-    scene.name, scene.error = "digits-authority", RefusedError("secrets is forbidden", 403)
+    scene.name, scene.error = "digits-authority", RequestRefusedError("secrets is forbidden", 403)
     assert "set tls.certManager" in scene.found(ISSUED).problem
 
 
@@ -222,5 +227,5 @@ ELSEWHERE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("document", ELSEWHERE)
 def test_jobs_that_name_none_here_read_nothing(scene: Scene, document: Document) -> None:
-    assert scene.look(document) is None
+    assert scene.read(document) is None
     assert scene.reads == 0

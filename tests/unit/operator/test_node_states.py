@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
-from dlion_operator.cluster import Document, Kind, RefusedError, ServerError
+from dlion_operator.garbage_collection import CLEANUP_TIMEOUT_S, LOST_AFTER_S, release_pods
+from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
 from dlion_operator.node_states import NodeState
-from dlion_operator.tidying import LOST_AFTER_S, TAKEN_AWAY_WITHIN_S, released
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-SHORT_S, LONG_S = 30 + LOST_AFTER_S + 1, 30 + TAKEN_AWAY_WITHIN_S + 1
+SHORT_S, LONG_S = 30 + LOST_AFTER_S + 1, 30 + CLEANUP_TIMEOUT_S + 1
 GIVEN_UP = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Document, float, NodeState | None, bool]] = {
 def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
     document, waited_s, state, expected = CASES[name]
     nodes = {} if state is None else {"n1": state}
-    actions = list(released([document], {"u": waited_s}, NOW, nodes))
+    actions = list(release_pods([document], {"u": waited_s}, NOW, nodes))
     assert (len(actions) == 2) == bool(actions) == expected
 
 
@@ -116,8 +116,8 @@ def test_a_pod_of_a_node_that_is_gone_is_released(component: str) -> None:
 @pytest.mark.parametrize(
     ("error", "late_s", "goes"),
     [
-        (RefusedError("403 nodes", 403), SHORT_S, False),
-        (RefusedError("403 nodes", 403), LONG_S, True),
+        (RequestRefusedError("403 nodes", 403), SHORT_S, False),
+        (RequestRefusedError("403 nodes", 403), LONG_S, True),
         (ServerError("503"), LONG_S, False),
     ],
 )

@@ -16,22 +16,28 @@ from typing import Any
 from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
-from dlion_api.status import MOST_PAIRS, LinkStatus
+from dlion_api.status import MAX_PAIRS, LinkStatus
 from dlion_operator.decisions import Decision
-from dlion_operator.federation.reports import Figures, LinksTo, RunReport, SiteWorkers, SpecPrint
-from dlion_operator.federation.state import Hearing
-from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.other_sites import (
-    believed,
-    drift,
-    judged_replicas,
-    members_elsewhere,
-    too_few_go_on,
-    with_pairs,
-    without_the_run,
-    workers_of_all,
+from dlion_operator.federation.reports import (
+    LinksTo,
+    ReportedWorkers,
+    RunReport,
+    SpecFingerprint,
+    TrainingFigures,
 )
-from dlion_operator.patching import is_telemetry, merge_patch
+from dlion_operator.federation.state import SiteReachability
+from dlion_operator.observed import RemoteView, RunView
+from dlion_operator.remote_sites import (
+    all_workers,
+    counted_replicas,
+    quorum_lost_reason,
+    remote_members,
+    sites_without_run,
+    spec_drift,
+    trusted_reports,
+    with_site_pairs,
+)
+from dlion_operator.status_patch import is_telemetry, merge_patch
 from federated import JOB, member, report, worker
 from operator_world import World, dlion_job, ready_reason, truths
 
@@ -94,10 +100,10 @@ def test_each_pair_of_sites_shows_how_its_links_are() -> None:
     own = (LinksTo(B, 3, 4, 6.25e6),)
 
     def said(*links: LinksTo) -> RunReport:
-        return replace(report(B, 1), figures=Figures(links=links))
+        return replace(report(B, 1), figures=TrainingFigures(links=links))
 
     told = {B: said(LinksTo(A, 4, 4), LinksTo(C, 1, 1, 9.0)), C: said(LinksTo(A, 1, 1, 9.0))}
-    links = with_pairs(job, A, LinkStatus(connected=3, expected=4), own, told)
+    links = with_site_pairs(job, A, LinkStatus(connected=3, expected=4), own, told)
     at = world()
     decision = look(at, HEARD, ready=2, training=True, links=links)
     assert decision.status is not None
@@ -111,8 +117,8 @@ def test_each_pair_of_sites_shows_how_its_links_are() -> None:
             {"pair": "plant-b to plant-a", "connected": 4, "expected": 4, "megabitsPerSecond": ""},
         ],
     }  # fmt: skip
-    assert with_pairs(job, A, None, (), {}) is None
-    there = with_pairs(job, A, None, (), told)
+    assert with_site_pairs(job, A, None, (), {}) is None
+    there = with_site_pairs(job, A, None, (), told)
     assert there is not None
     assert [each.pair for each in there.pairs] == ["plant-b to plant-a"]
 
@@ -123,14 +129,14 @@ def test_of_very_many_pairs_those_that_matter_are_shown() -> None:
     told = {
         site: replace(
             report(site, 1),
-            figures=Figures(links=tuple(LinksTo(each, 1, 1, 1e6) for each in sites)),
+            figures=TrainingFigures(links=tuple(LinksTo(each, 1, 1, 1e6) for each in sites)),
         )
         for site in sites[1:]
     }
     own = [LinksTo(sites[18], 0, 1), LinksTo(sites[19], 1, 1, 5e5)]
-    links = with_pairs(job, sites[0], None, own, told)
+    links = with_site_pairs(job, sites[0], None, own, told)
     assert links is not None
-    assert len(links.pairs) == MOST_PAIRS
+    assert len(links.pairs) == MAX_PAIRS
     assert {"s0 to s18", "s0 to s19"} <= {each.pair for each in links.pairs}
 
 
@@ -151,20 +157,20 @@ def test_a_suspended_site_shows_how_the_others_are() -> None:
     at = world()
     at.document["spec"]["suspend"] = True
     there = replace(HEARD, iteration=7, workers=3)
-    decision = at.look(elsewhere=RunView(open_s=0.0, ready={B: 3}, remote={B: there}))
+    decision = at.look(remote_view=RunView(open_s=0.0, ready={B: 3}, remote={B: there}))
     shown = site(decision)
     assert (shown["state"], shown["readyWorkers"], shown["workers"]) == ("Ready", 3, 3)
     assert (shown["iteration"], shown["message"]) == (7, "")
     assert truths(decision)["Suspended"] == "True"
-    assert decision.look_again_s is not None
+    assert decision.requeue_after_s is not None
     silent = RemoteView(heartbeat_age_s=99.0, problem="nothing for long", has_run=True)
-    gone = site(at.look(elsewhere=RunView(open_s=0.0, remote={B: silent})))
+    gone = site(at.look(remote_view=RunView(open_s=0.0, remote={B: silent})))
     assert (gone["state"], gone["message"]) == ("Unreachable", "nothing for long")
 
 
 def test_a_job_of_this_site_alone_is_not_looked_at_while_it_is_suspended() -> None:
     at = World(dlion_job(suspend=True))
-    assert at.look().look_again_s is None
+    assert at.look().requeue_after_s is None
 
 
 def test_the_quorum_counts_sites_that_have_this_run_by_this_manifest() -> None:
@@ -183,9 +189,9 @@ def test_drift_is_a_condition_with_an_event_once() -> None:
     assert decision.status is not None
     (said,) = [c for c in decision.status["conditions"] if c["type"] == "SpecConsistent"]
     assert (said["status"], said["reason"], said["message"]) == ("False", "SpecDiffers", DRIFT)
-    assert [n.reason for n in decision.notices if n.type == "Warning"] == ["SpecDiffers"]
+    assert [n.reason for n in decision.events if n.type == "Warning"] == ["SpecDiffers"]
     assert truths(decision)["Ready"] == "True"  # those that are in go on
-    assert not look(at, HEARD, training=True, ready=2, drift=DRIFT).notices
+    assert not look(at, HEARD, training=True, ready=2, drift=DRIFT).events
     unheard = look(at, RemoteView(), training=True)
     assert truths(unheard)["SpecConsistent"] == "Unknown"
 
@@ -247,33 +253,35 @@ def test_a_site_says_how_many_workers_it_has() -> None:
     assert ready_reason(decision)[1] == "2 of 2 workers train here, 3 of 5 elsewhere"
 
 
-OWN = SpecPrint.of(load_job(dlion_job()))
+OWN = SpecFingerprint.of(load_job(dlion_job()))
 
 
 def told(of: SiteName, *workers: WorkerIdentity, agrees: bool = True) -> RunReport:
     said = report(of, 9)
-    spec_print = OWN if agrees else replace(said.spec, fields={**OWN.fields, "trainer.seed": b"7"})
-    return replace(said, spec=spec_print, workers=replace(said.workers, wanted=workers))
+    spec_fingerprint = (
+        OWN if agrees else replace(said.spec, fields={**OWN.fields, "trainer.seed": b"7"})
+    )
+    return replace(said, spec=spec_fingerprint, workers=replace(said.workers, wanted=workers))
 
 
 def test_workers_are_as_their_own_sites_say() -> None:
     own, listed, extra = worker(A, 0), worker(B, 1), replace(worker(B, 2), index=1)
-    assert workers_of_all((own, listed), A, OWN, {}) == (own, listed)
+    assert all_workers((own, listed), A, OWN, {}) == (own, listed)
     grown = {B: told(B, listed, extra)}
-    assert workers_of_all((own, listed), A, OWN, grown) == (own, listed, extra)
+    assert all_workers((own, listed), A, OWN, grown) == (own, listed, extra)
     other = {B: told(B, listed, extra, agrees=False)}
-    assert workers_of_all((own, listed), A, OWN, other) == (own, listed)
+    assert all_workers((own, listed), A, OWN, other) == (own, listed)
     thief = {B: told(B, replace(listed, rank=Rank(0)))}
-    assert workers_of_all((own, listed), A, OWN, thief) == (own,)
+    assert all_workers((own, listed), A, OWN, thief) == (own,)
 
 
 def test_a_site_is_believed_of_its_own_workers_alone() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B)]
     job = load_job(dlion_job(sites=sites))
-    for mode, right_rank in ((job.with_counted_ranks(), 1), (job.with_room_to_grow(), 1)):
+    for mode, right_rank in ((job.with_counted_ranks(), 1), (job.with_group_ranks(), 1)):
         right, stolen = member(B, right_rank), member(B, 0, incarnation=2**40)
         unknown = replace(right, identity=replace(right.identity, group="other"))
-        workers = SiteWorkers(
+        workers = ReportedWorkers(
             tuple(each.identity for each in (right, stolen, unknown)),
             (right, stolen, unknown),
             settled=True,
@@ -281,7 +289,7 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
             left=frozenset({Rank(0), Rank(right_rank), Rank(5)}),
         )
         said = replace(told(B), workers=workers)
-        found = believed(mode, A, {A: said, B: said, C: said})
+        found = trusted_reports(mode, A, {A: said, B: said, C: said})
         assert set(found) == {B}
         assert found[B].workers.wanted == (right.identity,)
         assert found[B].workers.members == (right,)
@@ -292,21 +300,21 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
 def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
     membership = Membership(1, JOB, 2, (member(A, 0),))
     right, wrong = told(B), told(B, agrees=False)
-    assert members_elsewhere(A, OWN, {B: right}, membership) == [member(B, 9)]
-    assert members_elsewhere(A, OWN, {B: wrong}, membership) == []
+    assert remote_members(A, OWN, {B: right}, membership) == [member(B, 9)]
+    assert remote_members(A, OWN, {B: wrong}, membership) == []
     inside = replace(membership, members=(member(A, 0), member(B, 9)))
-    assert members_elsewhere(A, OWN, {B: wrong}, inside) == [member(B, 9)]
-    (lost,) = members_elsewhere(A, OWN, {}, inside)
+    assert remote_members(A, OWN, {B: wrong}, inside) == [member(B, 9)]
+    (lost,) = remote_members(A, OWN, {}, inside)
     assert lost == member(B, 9, state=MemberState.LOST)
 
 
 def test_drift_concerns_sites_that_name_each_other() -> None:
     job = load_job(dlion_job())
     stranger = told(C, agrees=False)
-    assert "trainer.seed" in drift(job, A, OWN, {C: stranger})  # its manifest names this site
+    assert "trainer.seed" in spec_drift(job, A, OWN, {C: stranger})  # its manifest names this site
     elsewhere = {k: v for k, v in stranger.spec.fields.items() if "plant-a" not in k}
     unrelated = replace(stranger, spec=replace(stranger.spec, fields=elsewhere))
-    assert drift(job, A, OWN, {C: unrelated}) == ""
+    assert spec_drift(job, A, OWN, {C: unrelated}) == ""
 
 
 WORKERS = (worker(A, 0), worker(A, 2), worker(B, 1))
@@ -314,7 +322,7 @@ WORKERS = (worker(A, 0), worker(A, 2), worker(B, 1))
 
 def judged(*members: Any, told: dict[SiteName, RunReport], gone: set[SiteName]) -> list[int]:
     membership = Membership(1, JOB, 3, members)
-    return [*judged_replicas(WORKERS, OWN, told, membership, frozenset(gone))]
+    return [*counted_replicas(WORKERS, OWN, told, membership, frozenset(gone))]
 
 
 def test_the_target_is_judged_on_who_trains_along_or_may_yet() -> None:
@@ -335,31 +343,31 @@ def test_the_target_is_judged_on_who_trains_along_or_may_yet() -> None:
 
 def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
-    job, heard = load_job(dlion_job(sites=sites)), Hearing(True, 1.0, named_all=True)
+    job, heard = load_job(dlion_job(sites=sites)), SiteReachability(True, 1.0, named_all=True)
     cases = [
         (heard, {B, C}),
         (replace(heard, named_all=False), set()),
         (replace(heard, reachable=False), set()),
-        (Hearing(), set()),
+        (SiteReachability(), set()),
     ]
-    for hearing, gone in cases:
-        assert without_the_run(job, A, {}, lambda _, it=hearing: it) == gone
-    assert without_the_run(job, A, {B: told(B)}, lambda _: heard) == {C}
+    for reachability, gone in cases:
+        assert sites_without_run(job, A, {}, lambda _, it=reachability: it) == gone
+    assert sites_without_run(job, A, {B: told(B)}, lambda _: heard) == {C}
 
 
 def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
     job = load_job(dlion_job(sites=sites, minSites=2))
     at_work = {B: told(B, worker(B, 1)), C: told(C, worker(C, 2))}
-    assert too_few_go_on(job, {}) == ""
-    assert too_few_go_on(job, at_work) == ""
+    assert quorum_lost_reason(job, {}) == ""
+    assert quorum_lost_reason(job, at_work) == ""
     failed = replace(at_work[B].workers, left=frozenset({Rank(1)}))
     one_over = {**at_work, B: replace(at_work[B], workers=failed)}
-    assert too_few_go_on(job, one_over) == ""
+    assert quorum_lost_reason(job, one_over) == ""
     ended = replace(at_work[C].workers, members=(member(C, 2, state=MemberState.FINISHED),))
     over = {**one_over, C: replace(at_work[C], workers=ended)}
-    assert too_few_go_on(job, over) == (
+    assert quorum_lost_reason(job, over) == (
         "it is over at plant-b, plant-c: 1 sites are left (minSites 2)"
     )
     alone = load_job(dlion_job(sites=sites))
-    assert too_few_go_on(alone, over) == ""
+    assert quorum_lost_reason(alone, over) == ""

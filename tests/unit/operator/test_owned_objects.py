@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.cluster_names import JOB_LABEL, RUN_LABEL
-from dlion_operator.cluster import ConflictError, Document, Kind, RefusedError
+from dlion_operator.kubernetes_client import ConflictError, Document, Kind, RequestRefusedError
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 
@@ -126,7 +126,7 @@ def test_labels_that_the_api_server_will_not_have_back_stop_no_job() -> None:
 
     def refuse(verb: str, document: Document) -> None:
         if verb == "patch" and document.get("kind") == "SERVICE":
-            raise RefusedError("403 a policy", 403)
+            raise RequestRefusedError("403 a policy", 403)
 
     site.cluster.refuse = refuse
     site.relabel(Kind.SERVICE, name, {RUN_LABEL: "9"})
@@ -142,8 +142,8 @@ def test_what_a_restored_cluster_lacks_is_made_anew() -> None:
         del site.cluster.objects[key]
     job = site.cluster.objects[Kind.DLION_JOB, "digits"]
     job["metadata"]["resourceVersion"] = "1"
-    site.store.begin_anew({Kind.DLION_JOB: [copy.deepcopy(job)]})
-    site.forget()
+    site.store.replace_all({Kind.DLION_JOB: [copy.deepcopy(job)]})
+    site.reset()
     site.look()
     made = [kind for verb, kind in site.cluster.writes() if verb in ("create", "apply")]
     assert sorted(made) == [

@@ -27,22 +27,22 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.bearers import Bearer
-from dlion_operator.cluster import Kind
+from dlion_operator.kubernetes_client import Kind
 from dlion_operator.pod_tokens import (
-    KEYS_EVERY_S,
-    KEYS_LAST_S,
+    KEYS_MAX_AGE_S,
+    KEYS_MIN_INTERVAL_S,
     RETRY_S,
     TEMPLATE_LABEL,
-    FoundPod,
-    Keys,
-    Owner,
+    PodOwner,
+    PodRecord,
     PodTokens,
-    wanted_labels,
-    wanted_owner,
+    SigningKeys,
+    expected_labels,
+    expected_owner,
 )
 from dlion_operator.site_operator import StoredPods
-from dlion_operator.store import Store
+from dlion_operator.store import ClusterStore
+from dlion_operator.token_bindings import Bearer
 
 JOB = JobKey("default", "digits", "1")
 SITE = SiteName("plant-a")
@@ -99,16 +99,16 @@ def of_pod(**changes: str) -> dict[str, Any]:
     return claims(**{"kubernetes.io": {"namespace": "default", "pod": pod}})
 
 
-def pod_of(who: WorkerIdentity | KeeperIdentity, job: JobKey) -> FoundPod:
+def pod_of(who: WorkerIdentity | KeeperIdentity, job: JobKey) -> PodRecord:
     """As its Job or its Deployment makes it."""
-    labels = wanted_labels(who, job) | {TEMPLATE_LABEL: "6d5f8"}
-    return FoundPod(labels, wanted_owner(who, job, labels))
+    labels = expected_labels(who, job) | {TEMPLATE_LABEL: "6d5f8"}
+    return PodRecord(labels, expected_owner(who, job, labels))
 
 
 OTHER_OWNERS = (
-    Owner("Job", "digits-1-large"),
-    Owner("ReplicaSet", wanted_owner(WORKER, JOB, {}).name),
-    Owner("Job", ""),
+    PodOwner("Job", "digits-1-large"),
+    PodOwner("ReplicaSet", expected_owner(WORKER, JOB, {}).name),
+    PodOwner("Job", ""),
 )
 
 
@@ -116,7 +116,7 @@ OTHER_OWNERS = (
 class Site:
     """A cluster as the verifier sees it: pods, keys, and how often these were asked for."""
 
-    pods: dict[tuple[str, str, str], FoundPod] = field(default_factory=dict)
+    pods: dict[tuple[str, str, str], PodRecord] = field(default_factory=dict)
     keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
     reads: int = 0
     is_away: bool = False
@@ -130,11 +130,11 @@ class Site:
         self.pods["default", "keeper-x", "uid-2"] = pod_of(KEEPER, JOB)
         self.pods["other", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
         self.pods["default", "other-job", "uid-3"] = pod_of(WORKER, JobKey("default", "other", "1"))
-        self.pods["default", "no-labels", "uid-4"] = FoundPod({}, pod_of(WORKER, JOB).owner)
-        labels = wanted_labels(WORKER, JOB)
-        self.pods["default", "no-owner", "uid-5"] = FoundPod(labels, None)
+        self.pods["default", "no-labels", "uid-4"] = PodRecord({}, pod_of(WORKER, JOB).owner)
+        labels = expected_labels(WORKER, JOB)
+        self.pods["default", "no-owner", "uid-5"] = PodRecord(labels, None)
         for number, owner in enumerate(OTHER_OWNERS, 6):
-            self.pods["default", "other-owner", f"uid-{number}"] = FoundPod(labels, owner)
+            self.pods["default", "other-owner", f"uid-{number}"] = PodRecord(labels, owner)
         self.tokens = PodTokens(
             self,
             self.read_keys,
@@ -142,16 +142,16 @@ class Site:
             now=lambda: datetime.now(UTC) + self.cluster_ahead,
         )
 
-    def find(self, namespace: str, name: str, uid: str) -> FoundPod | None:
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
         return self.pods.get((namespace, name, uid))
 
-    async def read_keys(self) -> Keys:
+    async def read_keys(self) -> SigningKeys:
         self.reads += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.is_away:
             raise UnavailableError("no API server")
-        return Keys(json.dumps({"keys": self.keys}).encode(), ISSUER)
+        return SigningKeys(json.dumps({"keys": self.keys}).encode(), ISSUER)
 
     def bearer(
         self, token: str, who: WorkerIdentity | KeeperIdentity = WORKER, job: JobKey = JOB
@@ -295,7 +295,7 @@ def test_a_new_key_is_found_and_strangers_cannot_have_it_sought_all_the_time() -
     assert site.reads == 1
     site.keys.append(jwk(OTHER_KEY, "k2"))
     assert not site.holds(signed(claims(), OTHER_KEY, "k2")), "not yet: it was just read"
-    site.now_s += KEYS_EVERY_S
+    site.now_s += KEYS_MIN_INTERVAL_S
     assert site.holds(signed(claims(), OTHER_KEY, "k2"))
     assert site.reads == 2
 
@@ -325,7 +325,7 @@ def test_a_key_that_the_cluster_has_withdrawn_ends() -> None:
     token = signed(claims())
     assert site.holds(token)
     site.keys = [jwk(OTHER_KEY, "k2")]
-    site.now_s += KEYS_LAST_S - 1
+    site.now_s += KEYS_MAX_AGE_S - 1
     assert site.holds(token)
     site.now_s += 1
     assert not site.holds(token)
@@ -337,11 +337,11 @@ def test_an_api_server_that_does_not_answer_is_asked_for_old_keys_only_now_and_t
     site = Site()
     assert site.holds(signed(claims()))
     site.is_away = True
-    site.now_s += KEYS_LAST_S
+    site.now_s += KEYS_MAX_AGE_S
     for _ in range(20):
         assert site.holds(signed(claims()))
     assert site.reads == 2
-    site.now_s += KEYS_EVERY_S
+    site.now_s += KEYS_MIN_INTERVAL_S
     assert site.holds(signed(claims()))
     assert site.reads == 3
 
@@ -351,7 +351,7 @@ def test_strangers_put_off_no_reading_of_old_keys() -> None:
     token, stranger = signed(claims()), signed(claims(), OTHER_KEY, "k2")
     assert site.holds(token)
     site.is_away = True
-    site.now_s += KEYS_LAST_S
+    site.now_s += KEYS_MAX_AGE_S
     assert not site.holds(stranger)
     site.is_away, site.keys = False, [jwk(OTHER_KEY, "k2")]
     site.now_s += RETRY_S
@@ -363,10 +363,10 @@ def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
     token = signed(claims())
     assert site.holds(token)
     site.keys = [{"kty": "none"}]
-    site.now_s += KEYS_LAST_S
+    site.now_s += KEYS_MAX_AGE_S
     assert site.holds(token)
     site.keys = [jwk(RSA_KEY, "k1")]
-    site.now_s += KEYS_EVERY_S
+    site.now_s += KEYS_MIN_INTERVAL_S
     assert site.holds(token)
     assert site.reads == 3
 
@@ -374,11 +374,11 @@ def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
 def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dlion_operator.pod_tokens.REFRESH_WITHIN_S", 0.01)
+    monkeypatch.setattr("dlion_operator.pod_tokens.REFRESH_TIMEOUT_S", 0.01)
     site = Site()
     assert site.holds(signed(claims()))
     site.hangs = True
-    site.now_s += KEYS_LAST_S
+    site.now_s += KEYS_MAX_AGE_S
     assert site.holds(signed(claims()))
 
 
@@ -388,15 +388,15 @@ def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
 def controlled(name: str, kind: str, of: str, uid: str, **said: Any) -> dict[str, Any]:
     """A pod that says whose it is."""
     owner = {"kind": kind, "name": of, "uid": uid, "controller": True} | said
-    labels = wanted_labels(WORKER, JOB)
+    labels = expected_labels(WORKER, JOB)
     metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
     return {"kind": "Pod", "metadata": metadata | {"ownerReferences": [owner]}}
 
 
 def test_a_pod_is_of_the_very_job_that_is_there() -> None:
     """Not of one of that name that it has made up, or that is gone."""
-    store = Store()
-    name = wanted_owner(WORKER, JOB, {}).name
+    store = ClusterStore()
+    name = expected_owner(WORKER, JOB, {}).name
     made = {"namespace": "default", "name": name, "uid": "job-1", "labels": {}}
     store.put(Kind.JOB, {"kind": "Job", "metadata": made})
     pods = {
@@ -411,10 +411,10 @@ def test_a_pod_is_of_the_very_job_that_is_there() -> None:
     found = {each: StoredPods(store).find("default", each, f"uid-{each}") for each in pods}
     owners = {each: pod.owner for each, pod in found.items() if pod is not None}
     assert owners == {
-        "right": Owner("Job", name),
+        "right": PodOwner("Job", name),
         "stale": None,
         "absent": None,
         "loose": None,
-        "set": Owner("ReplicaSet", "keeper-6d5f8"),
+        "set": PodOwner("ReplicaSet", "keeper-6d5f8"),
     }
     assert StoredPods(store).find("default", "right", "uid-stale") is None

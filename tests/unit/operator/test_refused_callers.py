@@ -14,19 +14,19 @@ import pytest
 from dlion_api.names import JobKey
 from dlion_api.refusals import RefusalReason
 from dlion_api.spec import Job, load_job
-from dlion_operator.coordinator.events import Refuse
-from dlion_operator.federation.events import RefusalReason as SiteRefusalReason
-from dlion_operator.federation.events import Refuse as RefuseSite
+from dlion_operator.coordinator.events import RefuseCall
+from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
+from dlion_operator.federation.events import RefuseStream as RefuseSite
 from dlion_operator.refused_callers import RefusedCallers
 from dlion_operator.store import ObjectName
-from dlion_operator.worker_news import WorkerNews
+from dlion_operator.worker_events import WorkerEvents
 from local_run import job_document
 
 
 @dataclass
 class Run:
     job: Job
-    news: WorkerNews
+    events: WorkerEvents
 
 
 class Site:
@@ -39,19 +39,19 @@ class Site:
             document = job_document(dict.fromkeys(sites, 1))
             document["metadata"] = {"name": name, "namespace": "ml"}
             job = load_job(document)
-            self.runs[job.key] = Run(job, WorkerNews(job.workers()))
+            self.runs[job.key] = Run(job, WorkerEvents(job.workers()))
         self.callers = RefusedCallers(self.runs, self.triggered.append)
 
     def told(self) -> dict[str, list[str]]:
         """Messages by job, which are not given again."""
-        due = {key.name: run.news.due(0.0) for key, run in self.runs.items()}
+        due = {key.name: run.events.pop_due(0.0) for key, run in self.runs.items()}
         return {name: [each.message for each in told] for name, told in due.items() if told}
 
 
 @pytest.mark.parametrize("run", ["ml/one#1", "ml/one#of-last-week"])
 def test_the_job_that_was_named_is_told(run: str) -> None:
     site = Site()
-    site.callers.at_coordinator(run, Refuse(RefusalReason.BAD_TOKEN, "not its own"))
+    site.callers.at_coordinator(run, RefuseCall(RefusalReason.BAD_TOKEN, "not its own"))
     assert site.triggered == [ObjectName("ml", "one")]
     assert site.told() == {"one": ["coordinator: BadToken: not its own"]}
 
@@ -59,7 +59,7 @@ def test_the_job_that_was_named_is_told(run: str) -> None:
 @pytest.mark.parametrize("run", ["", "one#1", "other/one#1", "ml/three#1", "ml/one"])
 def test_nobody_is_told_of_a_job_that_is_not_served(run: str) -> None:
     site = Site()
-    site.callers.at_coordinator(run, Refuse(RefusalReason.WRONG_RUN, "not here"))
+    site.callers.at_coordinator(run, RefuseCall(RefusalReason.WRONG_RUN, "not here"))
     assert (site.triggered, site.told()) == ([], {})
 
 
@@ -80,7 +80,7 @@ def test_what_happens_in_an_orderly_life_is_not_told() -> None:
     site = Site()
     for key in site.runs:
         for orderly in ("NotJoined", "Finished", "NoAuthority"):
-            site.callers.at_coordinator(str(key), Refuse(RefusalReason(orderly), "words"))
+            site.callers.at_coordinator(str(key), RefuseCall(RefusalReason(orderly), "words"))
     for reason in (SiteRefusalReason.REPLACED, SiteRefusalReason.SILENT):
         site.callers.at_federation(RefuseSite(reason, "words"))
     assert (site.triggered, site.told()) == ([], {})
@@ -89,6 +89,6 @@ def test_what_happens_in_an_orderly_life_is_not_told() -> None:
 def test_words_are_made_fit_to_print_and_a_flood_triggers_once() -> None:
     site = Site()
     for _ in range(3):
-        site.callers.at_coordinator("ml/one#1", Refuse(RefusalReason.MALFORMED, "a\x1b[2Jb\nc"))
+        site.callers.at_coordinator("ml/one#1", RefuseCall(RefusalReason.MALFORMED, "a\x1b[2Jb\nc"))
     assert site.triggered == [ObjectName("ml", "one")]
     assert site.told() == {"one": ["coordinator: Malformed: a?[2Jb?c"]}

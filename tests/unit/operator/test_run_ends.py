@@ -15,10 +15,10 @@ import pytest
 from dlion_api.endings import EndReport
 from dlion_api.names import Rank, SiteName
 from dlion_api.status import TrainerStatus
-from dlion_operator.cluster import Kind
 from dlion_operator.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
-from dlion_operator.observed import Refusal, RunView
-from dlion_operator.run_ends import A_WORKER_FINISHED
+from dlion_operator.kubernetes_client import Kind
+from dlion_operator.observed import RejectedObject, RunView
+from dlion_operator.run_outcome import A_WORKER_FINISHED
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
 MET = "maxSteps 100 reached"
@@ -321,8 +321,10 @@ def test_a_wrong_manifest_is_corrected_under_the_same_run() -> None:
 def test_a_refused_job_of_one_group_stops_no_other() -> None:
     world = training({"small": 2, "large": 1})
     del world.jobs["large"]
-    denied = Refusal("422 ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no", 422)
-    decision = world.look(refused=denied)
+    denied = RejectedObject(
+        "422 ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no", 422
+    )
+    decision = world.look(rejected=denied)
     assert ends(decision) == []
     assert truths(decision)["Ready"] == "True"
     assert denied.message in ready_reason(decision)[1]

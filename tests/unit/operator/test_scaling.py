@@ -77,7 +77,7 @@ def test_where_workers_must_be_known_beforehand_a_group_grows_back_at_most(
     assert patches(scale(world, 9)) == [{"parallelism": 4, "completions": 4}]
     reason, message = ready_reason(world.look())
     assert reason == "Training"
-    assert "group small: 9 workers wanted, 4 is what this run began with" in message
+    assert "group small: 9 workers wanted, but this run began with 4" in message
 
 
 def test_a_run_that_counted_its_ranks_goes_on_with_them() -> None:

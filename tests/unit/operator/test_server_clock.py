@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dlion_operator.cluster import Kind, ServerError
 from dlion_operator.kubernetes_api import KubernetesApi
+from dlion_operator.kubernetes_client import Kind, ServerError
 from dlion_operator.server_clock import ServerClock
 
 TRUE = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -42,7 +42,7 @@ def test_before_the_first_answer_the_time_is_this_machines() -> None:
 
 def test_the_time_is_the_servers_and_goes_on() -> None:
     machine = Machine()
-    machine.clock.hear(DATE)
+    machine.clock.update(DATE)
     assert machine.clock.now() == TRUE
     machine.monotonic_s += 90.25
     assert machine.clock.now() == TRUE + timedelta(seconds=90.25)
@@ -53,7 +53,7 @@ def test_answers_within_a_second_let_the_time_never_go_back() -> None:
     for tenths in range(100):
         machine.monotonic_s = 500.0 + tenths / 10
         second = (tenths + 7) // 10  # the server's own fraction is 0.7 s at first
-        machine.clock.hear(f"Sat, 31 Jan 2026 12:00:{second:02} GMT")
+        machine.clock.update(f"Sat, 31 Jan 2026 12:00:{second:02} GMT")
         now = machine.clock.now()
         assert now >= before
         before = now
@@ -62,15 +62,15 @@ def test_answers_within_a_second_let_the_time_never_go_back() -> None:
 
 def test_a_server_whose_clock_is_set_is_followed() -> None:
     machine = Machine()
-    machine.clock.hear(DATE)
-    machine.clock.hear("Sat, 31 Jan 2026 09:00:00 GMT")
+    machine.clock.update(DATE)
+    machine.clock.update("Sat, 31 Jan 2026 09:00:00 GMT")
     assert machine.clock.now() - (TRUE - timedelta(hours=3)) <= timedelta(seconds=1)
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 31 Jan 2026 12:00:00 -0000"])
 def test_what_is_no_date_is_passed_over(date: str | None) -> None:
     machine = Machine()
-    machine.clock.hear(date)
+    machine.clock.update(date)
     assert machine.clock.now() == TRUE + AHEAD
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from dlion_api.names import Rank, SiteName
 from dlion_api.progress import EvaluationRecord
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import Authority, Tokens
+from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.site_runs import SiteRuns
 
@@ -39,8 +39,8 @@ def job(workers: int = 2, run_id: str = "1") -> Job:
     )
 
 
-def site() -> tuple[SiteRuns, CoordinatorServer, Authority]:
-    authority = Authority(SITE)
+def site() -> tuple[SiteRuns, CoordinatorServer, CertificateAuthority]:
+    authority = CertificateAuthority(SITE)
     server = CoordinatorServer("127.0.0.1:0", authority)
     runs = SiteRuns(server, authority=authority, tokens=Tokens(), trigger=lambda _: None)
     return runs, server, authority

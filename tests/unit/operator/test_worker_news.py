@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EventRecord, LinkRecord
-from dlion_operator.worker_news import LONGEST_PAUSE_S, WorkerNews
+from dlion_operator.worker_events import MAX_PAUSE_S, WorkerEvents
 
 WORKERS = [WorkerIdentity(Rank(rank), SiteName("plant-a"), "small", rank) for rank in range(2)]
 MBIT = 1e6 / 8
@@ -26,63 +26,63 @@ def event(reason: str = "CheckpointSaved", rank: int = 0, *, warning: bool = Fal
 
 
 def test_what_happens_once_is_told_at_once_and_once() -> None:
-    news = WorkerNews(WORKERS)
+    news = WorkerEvents(WORKERS)
     news.take(event("WorkerLost", rank=1, warning=True))
-    (told,) = news.due(100.0)
+    (told,) = news.pop_due(100.0)
     assert (told.reason, told.type, told.count) == ("PeerLost", "Warning", 1)
     assert told.message == "plant-a/small-1: iteration 7"
-    assert news.due(101.0) == news.due(1e6) == ()
+    assert news.pop_due(101.0) == news.pop_due(1e6) == ()
 
 
 def test_what_is_no_news_makes_no_event() -> None:
-    news = WorkerNews(WORKERS)
+    news = WorkerEvents(WORKERS)
     for reason in ("TrainerImported", "KnowledgeTransferred", "of-a-later-version"):
         news.take(event(reason))
-    assert news.due(0.0) == ()
+    assert news.pop_due(0.0) == ()
 
 
 def test_what_goes_on_is_told_ever_more_rarely_with_its_count() -> None:
-    news, told = WorkerNews(WORKERS), {}
+    news, told = WorkerEvents(WORKERS), {}
     for second in range(4 * 3600):
         news.take(event(rank=second % 2))
-        for notice in news.due(float(second)):
+        for notice in news.pop_due(float(second)):
             told[second] = notice.count
     assert list(told) == [0, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
     assert sum(told.values()) == 10981
-    later = 10980.0 + 2 * LONGEST_PAUSE_S
-    assert news.due(later)  # what was left
+    later = 10980.0 + 2 * MAX_PAUSE_S
+    assert news.pop_due(later)  # what was left
     news.take(event())
-    assert news.due(later + 59) == ()
-    assert news.due(later + 60)  # the pauses have begun anew
+    assert news.pop_due(later + 59) == ()
+    assert news.pop_due(later + 60)  # the pauses have begun anew
 
 
 def test_each_kind_of_refused_caller_is_told_by_itself() -> None:
-    news = WorkerNews(WORKERS)
+    news = WorkerEvents(WORKERS)
     assert news.refuse("coordinator: BadToken", "its words", warning=True)
     assert not news.refuse("coordinator: BadToken", "newer words", warning=True)
     assert news.refuse("federation: WrongSite", "others", warning=False)
-    token, site = news.due(0.0)
+    token, site = news.pop_due(0.0)
     assert {token.reason, site.reason} == {"CallerRefused"}
     assert (token.message, token.type, token.count) == (
         "coordinator: BadToken: newer words", "Warning", 2,
     )  # fmt: skip
     assert (site.message, site.type, site.count) == ("federation: WrongSite: others", "Normal", 1)
     assert news.refuse("coordinator: BadToken", "once more", warning=True)
-    assert news.due(59.0) == ()
-    assert [notice.count for notice in news.due(60.0)] == [1]
+    assert news.pop_due(59.0) == ()
+    assert [notice.count for notice in news.pop_due(60.0)] == [1]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["CheckpointSaved", "WorkerLost"]), st.floats(0, 900))))
 def test_nothing_is_lost_and_nobody_is_flooded(happened: list[tuple[str, float]]) -> None:
-    news, counted, posted = WorkerNews(WORKERS), 0, 0
+    news, counted, posted = WorkerEvents(WORKERS), 0, 0
     now_s = 0.0
     for reason, passed_s in happened:
         now_s += passed_s
         news.take(event(reason))
-        notices = news.due(now_s)
-        counted += sum(notice.count for notice in notices)
-        posted += len(notices)
-    counted += sum(notice.count for notice in news.due(now_s + 2 * LONGEST_PAUSE_S))
+        events = news.pop_due(now_s)
+        counted += sum(notice.count for notice in events)
+        posted += len(events)
+    counted += sum(notice.count for notice in news.pop_due(now_s + 2 * MAX_PAUSE_S))
     assert counted == len(happened)
     assert posted <= 2 * (1 + now_s / 60)
 
@@ -94,10 +94,10 @@ def link(time_s: float, mbit: float | None, peer: int = 1) -> LinkRecord:
 
 def dropped(rates: Iterable[float | None]) -> list[str]:
     """What is told of a link that carries so much, second by second."""
-    news = WorkerNews(WORKERS)
+    news = WorkerEvents(WORKERS)
     for second, mbit in enumerate(rates):
         news.take(link(float(second), mbit))
-    return [notice.message for notice in news.due(0.0)]
+    return [notice.message for notice in news.pop_due(0.0)]
 
 
 def test_a_link_that_collapses_is_told_once_with_both_figures() -> None:
@@ -114,9 +114,9 @@ def test_a_dip_a_slow_decline_and_a_rise_are_no_drop() -> None:
 
 
 def test_links_of_workers_that_the_run_does_not_have_are_not_kept() -> None:
-    news = WorkerNews(WORKERS)
+    news = WorkerEvents(WORKERS)
     for second in range(120):
         news.take(link(float(second), 20.0 if second < 60 else 5.0, peer=9))
     news.expect(WORKERS[:1])
     news.take(link(200.0, 1.0))
-    assert news.due(0.0) == ()
+    assert news.pop_due(0.0) == ()

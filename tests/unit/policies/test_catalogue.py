@@ -190,13 +190,14 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "policies.md"
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.BUILT_IN))
-def test_a_policy_has_its_own_pace_where_its_page_says_that_synchronization_has_no_part(
+def test_a_policy_has_its_own_pace_where_its_page_gives_synchronization_no_effect(
     name: str,
 ) -> None:
     _, _, section = PAGE.read_text().partition(f"\n## {name}\n")
     words = " ".join(section.partition("\n## ")[0].split())
     has_no_part = any(
-        "`synchronization`" in sentence and "no part" in sentence for sentence in words.split(".")
+        "`synchronization`" in sentence and "No effect" in sentence
+        for sentence in words.split(". ")
     )
     assert catalogue.find(name).own_pace == has_no_part
 
@@ -220,4 +221,4 @@ def test_who_comes_late_meets_the_others_where_all_update_together(
     document["spec"]["synchronization"] = synchronization
     made = load_job(document).spec
     assert catalogue.has_barrier(made) == barrier
-    assert catalogue.all_update_together(made) == together
+    assert catalogue.is_fully_synchronous(made) == together

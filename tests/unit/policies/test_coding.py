@@ -14,7 +14,7 @@ from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec
 from dlion_worker.codecs.positions import Positions
 from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.interface import Layout, Message, MessageKind, Send
+from dlion_worker.policies.interface import Layout, Message, MessageKind, SendMessage
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster
 
@@ -52,7 +52,7 @@ def sent(policy: str, codec: str, index_codec: str = "fast") -> list[Message]:
                 cluster.step(rank)
         cluster.deliver_all()
     said = [one for replica in cluster.replicas.values() for one in replica.said]
-    return [one.message for one in said if isinstance(one, Send) and one.message.payload]
+    return [one.message for one in said if isinstance(one, SendMessage) and one.message.payload]
 
 
 @pytest.mark.parametrize("codec", list(ValueCodec))
@@ -87,7 +87,7 @@ def test_two_workers_round_the_same_gradient_differently() -> None:
         cluster.step(rank, gradient_D)
     one, other = (
         next(bytes(s.message.payload) for s in cluster.replicas[Rank(rank)].said
-             if isinstance(s, Send) and s.message.kind is MessageKind.GRADIENT)
+             if isinstance(s, SendMessage) and s.message.kind is MessageKind.GRADIENT)
         for rank in (0, 1)
     )  # fmt: skip
     assert len(one) == len(other)
@@ -109,6 +109,6 @@ def test_ako_sends_runs() -> None:
     sizes = [
         (one.message.payload[2], len(one.message.payload))
         for one in cluster.replicas[Rank(0)].said
-        if isinstance(one, Send) and one.message.kind is MessageKind.GRADIENT
+        if isinstance(one, SendMessage) and one.message.kind is MessageKind.GRADIENT
     ]
     assert sizes == [(Positions.RANGE, 16 + 2 * length + 4) for length in (266, 267, 267)]

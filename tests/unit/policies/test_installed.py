@@ -29,9 +29,9 @@ NUMBERS = itertools.count()
 LAYOUT = Layout(("kernel",), (8,))
 SOURCE = """
 from dlion_worker.codecs import GradientPart, NotFiniteError
-from dlion_worker.policies.building import gradient_machine
+from dlion_worker.policies.factory import gradient_machine
 from dlion_worker.policies.catalogue import Policy
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 
 
 class Mine:
@@ -62,7 +62,7 @@ POLICY = Policy("Mine.", build, check=check)
 {last}
 """
 WHOLE = {
-    "prepare": "return Outgoing({}, GradientPart(gradient_D))",
+    "prepare": "return OutgoingPayloads({}, GradientPart(gradient_D))",
     "arguments": "context, parameters",
     "machine": "gradient_machine(context, Mine())",
     "check": "return []",
@@ -113,7 +113,7 @@ def test_a_policy_that_keeps_its_word_is_left_alone(install: Any) -> None:
         ({"prepare": 'raise ValueError("boom")'}, "boom", "prepare failed{at}: ValueError: boom"),
         ({"prepare": "return None"}, "def prepare", "prepare{at} yields NoneType; allowed: an Out"),
         (
-            {"prepare": "return Outgoing({1: 'x'}, GradientPart(gradient_D))"},
+            {"prepare": "return OutgoingPayloads({1: 'x'}, GradientPart(gradient_D))"},
             "def prepare",
             "prepare{at} yields str; allowed: payloads of bytes",
         ),
@@ -153,10 +153,10 @@ def test_what_it_finds_wrong_with_a_manifest_is_the_manifests(install: Any) -> N
 def test_a_message_that_a_worker_refuses_is_the_policys_whose_message_it_is(install: Any) -> None:
     install()
     said = "worker 1, at iteration 3, refuses a message of worker 0: payload of 4 bytes"
-    mine = catalogue.refusal("mine", 1, 0, "payload of 4 bytes", 3)
+    mine = catalogue.rejection_error("mine", 1, 0, "payload of 4 bytes", 3)
     assert isinstance(mine, ProgramError)
     assert said in str(mine)
-    own = catalogue.refusal("topk", 1, 0, "payload of 4 bytes", 3)
+    own = catalogue.rejection_error("topk", 1, 0, "payload of 4 bytes", 3)
     assert isinstance(own, ContractError)
     assert str(own) == f"policy topk: {said}"
 

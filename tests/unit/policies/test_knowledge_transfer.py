@@ -12,14 +12,18 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
 from dlion_worker.policies.interface import (
+    AverageWeights,
     Instruction,
     Message,
     MessageKind,
-    Mix,
-    Send,
+    SendMessage,
     SendWeights,
 )
-from dlion_worker.policies.knowledge_transfer import KnowledgeTransfer, Peers, TransferRule
+from dlion_worker.policies.knowledge_transfer import (
+    DirectKnowledgeTransfer,
+    PeerProgress,
+    TransferRule,
+)
 
 A, B, C = Rank(0), Rank(1), Rank(2)
 SIZE = 3
@@ -37,15 +41,15 @@ class Worker:
     ) -> None:
         rule = TransferRule(policy=policy, every_steps=2, fraction=0.75, loss_window=2)
         self.weights_D = np.zeros(SIZE, np.float32)
-        self.transfer = KnowledgeTransfer(
+        self.transfer = DirectKnowledgeTransfer(
             rule, rank=A, size=SIZE, replica=self, in_lock_step=in_lock_step
         )
         self.finished = dict.fromkeys(peers, 0)
         self.iteration = 0
 
     @property
-    def peers(self) -> Peers:
-        return Peers(sorted(self.finished), self.finished.__getitem__)
+    def peers(self) -> PeerProgress:
+        return PeerProgress(sorted(self.finished), self.finished.__getitem__)
 
     def steps(self, *losses: float) -> list[Instruction]:
         told: list[Instruction] = []
@@ -76,7 +80,7 @@ def asked(told: list[Instruction]) -> list[int]:
     return [
         one.peer
         for one in told
-        if isinstance(one, Send) and one.message.kind is MessageKind.WEIGHTS_REQUEST
+        if isinstance(one, SendMessage) and one.message.kind is MessageKind.WEIGHTS_REQUEST
     ]
 
 
@@ -84,9 +88,11 @@ def test_the_mean_of_recent_losses_is_shared_every_period() -> None:
     worker = Worker()
     assert worker.steps(9.0) == []
     told = worker.steps(1.0)
-    assert [(one.peer, decode_loss(one.message.payload)) for one in told if isinstance(one, Send)]
+    assert [
+        (one.peer, decode_loss(one.message.payload)) for one in told if isinstance(one, SendMessage)
+    ]
     assert {
-        one.peer: decode_loss(one.message.payload) for one in told if isinstance(one, Send)
+        one.peer: decode_loss(one.message.payload) for one in told if isinstance(one, SendMessage)
     } == {
         1: 5.0,
         2: 5.0,
@@ -99,7 +105,7 @@ def test_best2all_asks_the_best_and_merges_its_weights() -> None:
     assert asked(worker.loss(C, 2, 1.0)) == []  # 2. B's is still to come
     assert asked(worker.loss(B, 2, 2.0)) == [2]  # 3. C is best
     (mix,) = worker.weights(C, 2)  # 4.
-    assert isinstance(mix, Mix)
+    assert isinstance(mix, AverageWeights)
     assert (mix.fraction, mix.sender) == (0.75, 2)
     np.testing.assert_array_equal(mix.weights_D, 7)
     assert worker.weights(C, 2) == []  # 5. once
@@ -162,7 +168,7 @@ def test_if_the_best_leaves_the_period_is_skipped() -> None:
     worker.loss(C, 2, 1.0)
     worker.transfer.left(C)
     del worker.finished[C]
-    with pytest.raises(ContractError, match="nobody asked"):
+    with pytest.raises(ContractError, match="not requested"):
         worker.weights(C, 2)
     worker.loss(B, 4, 1.0)
     assert asked(worker.steps(3.0, 3.0)) == [1]  # and the next one goes on without it
@@ -285,7 +291,7 @@ def test_merged_is_how_weights_differed_then(in_lock_step: bool, then: float) ->
     assert asked(worker.loss(C, 2, 1.0)) == [C]
     worker.steps(3.0)
     (mix,) = worker.weights(C, 2)
-    assert isinstance(mix, Mix)
+    assert isinstance(mix, AverageWeights)
     assert mix.since_D is not None
     np.testing.assert_array_equal(mix.since_D, then)
 
@@ -303,11 +309,11 @@ def test_a_merge_under_way_is_given_up_when_weights_move_for_another_reason() ->
 def test_nonsense_is_refused() -> None:
     worker = Worker()
     worker.steps(1.0, 1.0)
-    with pytest.raises(ContractError, match="not over here"):
+    with pytest.raises(ContractError, match="not finished here"):
         worker.requested(B, 4)
     with pytest.raises(ContractError, match="multiples"):
         worker.requested(B, 3)
-    with pytest.raises(ContractError, match="nobody asked"):
+    with pytest.raises(ContractError, match="not requested"):
         worker.weights(B, 2)
     with pytest.raises(ContractError, match="finite"):
         worker.loss(B, 2, float("nan"))
@@ -334,7 +340,7 @@ def test_losses_survive_a_restart() -> None:
         losses = [
             decode_loss(step.message.payload)
             for step in told
-            if isinstance(step, Send) and step.message.kind is MessageKind.LOSS
+            if isinstance(step, SendMessage) and step.message.kind is MessageKind.LOSS
         ]
         assert losses == [8.0, 8.0]
 

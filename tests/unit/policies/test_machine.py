@@ -15,20 +15,20 @@ from dlion_api.spec.policies import OPEN_POLICIES
 from dlion_worker.codecs import ValueCodec, decode_gradient, encode_loss, encode_whole
 from dlion_worker.policies import build
 from dlion_worker.policies.interface import (
+    ApplyGradient,
     BudgetsChanged,
-    Descend,
     Instruction,
-    IterationPassed,
+    IterationReplayed,
     Layout,
     LocalStepDone,
-    Machine,
     MemberJoined,
     MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    PolicyMachine,
+    RejectMessage,
+    SendMessage,
 )
 from naive_codecs import encode_sparse
 from policy_cluster import Cluster, spec
@@ -44,7 +44,7 @@ def machine(
     exchange: dict[str, object] | None = None,
     backup: int = 0,
     joined: bool = True,
-) -> Machine:
+) -> PolicyMachine:
     synchronization: dict[str, object] = {"mode": mode, "maxStaleness": 1}
     if backup:
         synchronization["backupWorkers"] = backup
@@ -77,25 +77,25 @@ def progress(sender: Rank, iteration: int, batch: int = 10) -> MessageArrived:
 
 def value_of(told: list[Instruction]) -> float:
     """The one value of the one update among these instructions."""
-    (update,) = [one for one in told if isinstance(one, Descend)]
+    (update,) = [one for one in told if isinstance(one, ApplyGradient)]
     assert np.ptp(update.gradient_D) == 0
     return float(update.gradient_D[0])
 
 
 def sent(told: list[Instruction]) -> dict[int, MessageKind]:
-    return {one.peer: one.message.kind for one in told if isinstance(one, Send)}
+    return {one.peer: one.message.kind for one in told if isinstance(one, SendMessage)}
 
 
 def test_synchronous_updates_once_with_everybodys_samples() -> None:
     worker = machine()
     told = worker.handle(own(1, 1.0, batch=10))
     assert sent(told) == {1: MessageKind.GRADIENT, 2: MessageKind.GRADIENT}
-    assert not any(isinstance(one, Descend) for one in told)
+    assert not any(isinstance(one, ApplyGradient) for one in told)
     assert worker.handle(gradient(ONE, 1, 2.0, batch=30)) == []
     assert worker.waiting_for() == {2}
     told = worker.handle(gradient(TWO, 1, 4.0, batch=60))
     assert value_of(told) == pytest.approx((10 * 1 + 30 * 2 + 60 * 4) / 100)
-    assert isinstance(told[0], Descend)
+    assert isinstance(told[0], ApplyGradient)
     assert told[0].samples == 100
 
 
@@ -168,7 +168,7 @@ def test_a_part_of_a_gradient_lands_where_it_belongs() -> None:
     worker.handle(
         MessageArrived(ONE, Message(MessageKind.GRADIENT, 1, local_batch_size=10, payload=payload))
     )
-    (update,) = [one for one in worker.handle(own(1, 3.0)) if isinstance(one, Descend)]
+    (update,) = [one for one in worker.handle(own(1, 3.0)) if isinstance(one, ApplyGradient)]
     np.testing.assert_allclose(update.gradient_D, [1.0, 3.0, 1.0, 4.0], rtol=1e-6)
 
 
@@ -196,7 +196,7 @@ def test_without_prioritization_a_tight_link_gets_the_whole_gradient(
     worker.handle(BudgetsChanged({ONE: budget_bytes}))
     gradient_D = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
     told = worker.handle(LocalStepDone(1, gradient_D.copy(), 10, loss=0.5))
-    (message,) = [one.message for one in told if isinstance(one, Send)]
+    (message,) = [one.message for one in told if isinstance(one, SendMessage)]
     assert message.kind is MessageKind.GRADIENT
     assert (message.size_bytes <= budget_bytes) == prioritization
     if prioritization:
@@ -224,7 +224,7 @@ def test_a_newcomer_is_told_at_once_how_far_this_worker_is() -> None:
     assert worker.handle(MemberJoined(ONE)) == []
     worker.handle(own(1))
     (told,) = worker.handle(MemberJoined(TWO))
-    assert isinstance(told, Send)
+    assert isinstance(told, SendMessage)
     assert told.message == Message(MessageKind.PROGRESS, 1, local_batch_size=0)
 
 
@@ -276,7 +276,7 @@ def test_a_gradient_that_comes_twice_counts_once() -> None:
 def test_nonsense_is_refused_and_changes_nothing(message: Message, words: str) -> None:
     worker = machine("asynchronous")
     (refusal,) = worker.handle(MessageArrived(ONE, message))
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
     assert value_of(worker.handle(own(1, 3.0))) == pytest.approx(1.0)
 
@@ -287,7 +287,7 @@ def test_a_gradient_that_makes_no_sense_holds_nobody_up_and_contributes_nothing(
     worker.handle(gradient(ONE, 1, 3.0))
     nonsense = Message(MessageKind.GRADIENT, 1, local_batch_size=10, payload=b"nonsense")
     told = worker.handle(MessageArrived(TWO, nonsense))
-    assert isinstance(told[0], Refuse)
+    assert isinstance(told[0], RejectMessage)
     assert value_of(told) == pytest.approx((1.0 + 3.0) / 2)
     assert not worker.waiting_for()
 
@@ -296,7 +296,7 @@ def test_messages_of_strangers_are_refused() -> None:
     worker = machine()
     for stranger in (Rank(7), ME):
         (refusal,) = worker.handle(gradient(stranger, 1, 1.0))
-        assert isinstance(refusal, Refuse)
+        assert isinstance(refusal, RejectMessage)
 
 
 def test_a_gradient_of_its_own_that_is_not_finite_is_never_sent() -> None:
@@ -356,14 +356,14 @@ def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> 
     built.handle(MemberJoined(newcomer))
     theirs.handle(MemberJoined(ME, iteration=1))
     said = theirs.handle(own(2))
-    messages = [each.message for each in said if isinstance(each, Send) and each.peer == ME]
+    messages = [each.message for each in said if isinstance(each, SendMessage) and each.peer == ME]
     answers = [built.handle(MessageArrived(newcomer, message)) for message in messages]
     assert messages
-    assert not [each for answer in answers for each in answer if isinstance(each, Refuse)]
+    assert not [each for answer in answers for each in answer if isinstance(each, RejectMessage)]
     closed = build(job, ME, LAYOUT, [ME, ONE])
     for message in messages:
         (refusal,) = closed.handle(MessageArrived(newcomer, message))
-        assert isinstance(refusal, Refuse)
+        assert isinstance(refusal, RejectMessage)
 
 
 # ---- an iteration that others make --------------------------------------------------------------
@@ -373,22 +373,21 @@ def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> 
 def test_an_iteration_is_passed_with_the_others_mean(weighting: str) -> None:
     """Without a word to anybody, and no sooner than all have spoken."""
     passing = machine(exchange={**FULL, "weighting": weighting})
-    assert passing.handle(IterationPassed(1)) == []
+    assert passing.handle(IterationReplayed(1)) == []
     assert passing.waiting_for() == {ONE, TWO}
     assert passing.handle(gradient(ONE, 1, 1.0, batch=30)) == []
     (descend,) = passing.handle(gradient(TWO, 1, 5.0, batch=10))
-    assert isinstance(descend, Descend)
+    assert isinstance(descend, ApplyGradient)
     np.testing.assert_array_equal(descend.gradient_D, np.full(4, 2.0, np.float32))
     assert descend.samples == 40
     assert (passing.waiting_for(), passing.next_iteration()) == (frozenset(), 2)
     told = passing.handle(own(2))
-    assert [(send.peer, send.message.iteration) for send in told if isinstance(send, Send)] == [
-        (ONE, 2), (TWO, 2),
-    ]  # fmt: skip
+    sends = [one for one in told if isinstance(one, SendMessage)]
+    assert [(send.peer, send.message.iteration) for send in sends] == [(ONE, 2), (TWO, 2)]
 
 
 def test_nobody_is_left_to_make_an_iteration_that_is_passed() -> None:
     passing = machine()
-    passing.handle(IterationPassed(1))
+    passing.handle(IterationReplayed(1))
     assert [passing.handle(MemberLeft(rank)) for rank in (ONE, TWO)] == [[], []]
     assert (passing.waiting_for(), passing.next_iteration()) == (frozenset(), 2)

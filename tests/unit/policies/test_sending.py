@@ -10,8 +10,8 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import HEADER_BYTES, ValueCodec, coded_bytes, decode_gradient
+from dlion_worker.policies.gradient_selectors import MaxN, WholeGradient
 from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.sending import MaxN, WholeGradient
 
 ONE, TWO, THREE = Rank(1), Rank(2), Rank(3)
 LAYOUT = Layout(("kernel", "bias"), (3000, 1000))

@@ -6,16 +6,24 @@ import timeit
 
 from dlion_api.names import Rank
 from dlion_worker.policies.interface import Message, MessageKind
-from dlion_worker.policies.site_means import Share
-from dlion_worker.policies.site_messages import MEAN, PART, Heard, Told, mean_source
+from dlion_worker.policies.site_means import SampledGradient
+from dlion_worker.policies.site_messages import (
+    MEAN,
+    PART,
+    ReceivedContributions,
+    SiteMessage,
+    mean_source,
+)
 
 
-def told(what: int, iteration: int, samples: int = 1) -> Told:
-    return Told(Message(MessageKind.PROGRESS, iteration, samples, what), Share(samples, None))
+def told(what: int, iteration: int, samples: int = 1) -> SiteMessage:
+    return SiteMessage(
+        Message(MessageKind.PROGRESS, iteration, samples, what), SampledGradient(samples, None)
+    )
 
 
-def heard_from(workers: int) -> Heard:
-    heard = Heard()
+def heard_from(workers: int) -> ReceivedContributions:
+    heard = ReceivedContributions()
     for rank in range(1, workers):
         heard.add(Rank(rank), told(PART, 5))
     return heard
@@ -31,7 +39,7 @@ def test_a_look_up_does_not_go_through_all_that_was_said() -> None:
 
 
 def test_the_first_word_of_the_lowest_rank_counts() -> None:
-    heard = Heard()
+    heard = ReceivedContributions()
     for sender, samples in ((2, 7), (1, 8), (1, 9)):
         heard.add(Rank(sender), told(MEAN + 3, 5, samples))
     known = heard.known(mean_source(3), 5)
@@ -42,7 +50,7 @@ def test_the_first_word_of_the_lowest_rank_counts() -> None:
 
 
 def test_of_each_sender_the_last_iterations_are_kept_and_no_more() -> None:
-    heard = Heard()
+    heard = ReceivedContributions()
     for iteration in range(1, 100):
         heard.add(Rank(1), told(PART, iteration))
     assert [at for at in range(1, 100) if heard.known(1, at)] == [98, 99]

@@ -11,17 +11,17 @@ import pytest
 from dlion_api.names import Rank
 from dlion_worker.policies.synchronization import (
     TRANSITIONS,
-    Phase,
-    Signal,
     Synchronizer,
-    rule,
+    SyncPhase,
+    SyncSignal,
+    sync_rule,
 )
 
 ONE, TWO, THREE = Rank(1), Rank(2), Rank(3)
 
 
 def at_start(mode: str, *, staleness: int = 0, backup: int = 0) -> Synchronizer:
-    worker = Synchronizer(rule(mode, max_staleness=staleness, backup_workers=backup))
+    worker = Synchronizer(sync_rule(mode, max_staleness=staleness, backup_workers=backup))
     for rank in (ONE, TWO, THREE):
         worker.joined(rank, 0)
     return worker
@@ -91,7 +91,7 @@ def test_a_step_that_may_begin_stays_allowed_when_a_peer_comes() -> None:
 
 
 def test_a_newcomer_holds_nobody_until_it_has_caught_up() -> None:
-    worker = Synchronizer(rule("synchronous", max_staleness=0, backup_workers=0), iteration=9)
+    worker = Synchronizer(sync_rule("synchronous", max_staleness=0, backup_workers=0), iteration=9)
     worker.step_done(10)
     worker.joined(ONE, 3)  # 1. back from a checkpoint of iteration 3
     assert worker.step_done(11)  # 2. it has not been heard
@@ -103,7 +103,7 @@ def test_a_newcomer_holds_nobody_until_it_has_caught_up() -> None:
 
 
 def test_a_newcomer_that_names_a_later_iteration_is_waited_for_there() -> None:
-    worker = Synchronizer(rule("synchronous", max_staleness=0, backup_workers=0), iteration=9)
+    worker = Synchronizer(sync_rule("synchronous", max_staleness=0, backup_workers=0), iteration=9)
     worker.step_done(10)
     worker.joined(ONE, 11)
     worker.heard(ONE, 11)  # "I shall be with you at 12"
@@ -113,7 +113,7 @@ def test_a_newcomer_that_names_a_later_iteration_is_waited_for_there() -> None:
 
 
 def test_a_worker_left_behind_goes_to_where_the_others_are() -> None:
-    worker = Synchronizer(rule("bounded", max_staleness=2, backup_workers=0), iteration=3)
+    worker = Synchronizer(sync_rule("bounded", max_staleness=2, backup_workers=0), iteration=3)
     worker.joined(ONE, 3)
     worker.joined(TWO, 3)
     assert worker.next_iteration() == 4
@@ -133,10 +133,10 @@ def test_a_driver_that_steps_while_held_is_told_so() -> None:
 
 
 def test_the_table_covers_everything_but_a_step_while_held() -> None:
-    missing = {(phase, signal) for phase in Phase for signal in Signal} - TRANSITIONS.keys()
-    assert missing == {(Phase.HELD, Signal.STEP_DONE)}
+    missing = {(phase, signal) for phase in SyncPhase for signal in SyncSignal} - TRANSITIONS.keys()
+    assert missing == {(SyncPhase.HELD, SyncSignal.STEP_DONE)}
 
 
 def test_an_unknown_mode_names_those_allowed() -> None:
     with pytest.raises(ValueError, match="allowed: synchronous, bounded"):
-        rule("sometimes", max_staleness=0, backup_workers=0)
+        sync_rule("sometimes", max_staleness=0, backup_workers=0)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dlion_worker.results.comparison import Figures, Goal, Row, against, better, spread
+from dlion_worker.results.comparison import (
+    Goal,
+    VariantRow,
+    VariantRun,
+    is_better,
+    relative_result,
+    spread,
+)
 
 
-def row(*times_s: float | None, accuracy: float = 0.5) -> Row:
-    return Row(
+def row(*times_s: float | None, accuracy: float = 0.5) -> VariantRow:
+    return VariantRow(
         "homo-b",
         "dlion",
         0.1,
         tuple(
-            Figures(seed, time_s, None, accuracy, None, None, None, 0.0, None)
+            VariantRun(seed, time_s, None, accuracy, None, None, None, 0.0, None)
             for seed, time_s in enumerate(times_s)
         ),
     )
@@ -29,15 +36,17 @@ def test_a_seed_that_never_got_there_counts_as_the_worst() -> None:
 
 
 def test_a_learning_rate_is_better_where_it_gets_there_sooner_else_where_it_gets_further() -> None:
-    assert better(row(10.0), row(20.0))
-    assert better(row(10.0, accuracy=0.1), row(None, accuracy=0.9))
-    assert not better(row(None, accuracy=0.9), row(10.0, accuracy=0.1))
-    assert better(row(None, accuracy=0.9), row(None, accuracy=0.8))
+    assert is_better(row(10.0), row(20.0))
+    assert is_better(row(10.0, accuracy=0.1), row(None, accuracy=0.9))
+    assert not is_better(row(None, accuracy=0.9), row(10.0, accuracy=0.1))
+    assert is_better(row(None, accuracy=0.9), row(None, accuracy=0.8))
 
 
 def test_one_column_against_another_is_told_by_medians_in_points_and_relative() -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
-    told = against(row(10.0, 20.0, 30.0, accuracy=0.6), row(50.0, 60.0, 70.0, accuracy=0.5), goal)
+    told = relative_result(
+        row(10.0, 20.0, 30.0, accuracy=0.6), row(50.0, 60.0, 70.0, accuracy=0.5), goal
+    )
     assert told.speed_up == 3.0
     assert told.points is not None
     assert abs(told.points - 10.0) < 1e-9
@@ -47,7 +56,7 @@ def test_one_column_against_another_is_told_by_medians_in_points_and_relative() 
 
 def test_over_a_column_that_never_gets_there_the_speed_up_has_a_bound_only() -> None:
     goal = Goal(target_accuracy=0.5, at_s=100.0)
-    told = against(row(20.0), row(None), goal)
+    told = relative_result(row(20.0), row(None), goal)
     assert (told.speed_up, told.at_least) == (None, 5.0)
-    told = against(row(None), row(20.0), goal)
+    told = relative_result(row(None), row(20.0), goal)
     assert (told.speed_up, told.at_least) == (None, None)

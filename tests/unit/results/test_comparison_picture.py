@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from dlion_worker.results.comparison import CURVE_POINTS, Figures, Goal, Row, diverged
+from dlion_worker.results.comparison import CURVE_POINTS, Goal, VariantRow, VariantRun, diverged
 from dlion_worker.results.report.comparison_picture import comparison_picture
 
 GOAL = Goal(target_accuracy=0.5, at_s=120.0)
 
 
-def run(seed: int, time_s: float | None) -> Figures:
+def run(seed: int, time_s: float | None) -> VariantRun:
     curve = (None, *(0.01 * point for point in range(1, CURVE_POINTS)))
-    return Figures(seed, time_s, 1e6, 0.6, 0.6, 0.6, 0.0, 2e6, 0.5, curve=curve)
+    return VariantRun(seed, time_s, 1e6, 0.6, 0.6, 0.6, 0.0, 2e6, 0.5, curve=curve)
 
 
 def test_each_environment_has_its_charts_and_each_column_its_place() -> None:
     rows = [
-        Row(place, name, 0.1, (run(1, time_s), run(2, time_s)))
+        VariantRow(place, name, 0.1, (run(1, time_s), run(2, time_s)))
         for place in ("homo-a", "homo-b")
         for name, time_s in (("dlion & co", 30.0), ("full", None))
     ]
@@ -29,6 +29,6 @@ def test_each_environment_has_its_charts_and_each_column_its_place() -> None:
 
 
 def test_where_all_runs_diverged_the_picture_says_that_nothing_was_measured() -> None:
-    text = comparison_picture([Row("homo-a", "full", 9.0, (diverged(1),))], GOAL)
+    text = comparison_picture([VariantRow("homo-a", "full", 9.0, (diverged(1),))], GOAL)
     ElementTree.fromstring(text)
     assert "no accuracy was measured" in text

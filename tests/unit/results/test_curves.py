@@ -10,9 +10,9 @@ import pytest
 from dlion_worker.results.curves import (
     Curve,
     at_times,
-    first_time_at,
-    first_time_judged,
+    first_crossing_s,
     mean_over_replicas,
+    time_to_accuracy,
 )
 
 
@@ -69,7 +69,7 @@ def test_a_target_that_ended_the_run_is_reached_whatever_final_evaluations_say()
         curve.hold(12.0)
         curve.append(12.0, final)
         replicas.append(curve.points())
-    assert first_time_at(mean_over_replicas(replicas), 0.5) == 10
+    assert first_crossing_s(mean_over_replicas(replicas), 0.5) == 10
 
 
 def test_nothing_is_held_before_the_first_value_or_into_the_past():
@@ -83,11 +83,11 @@ def test_nothing_is_held_before_the_first_value_or_into_the_past():
 
 def test_the_time_to_a_level_lies_between_two_evaluations():
     curve = np.array([[0.0, 0.1], [10.0, 0.3], [20.0, 0.2], [30.0, 0.6]])
-    assert first_time_at(curve, 0.2) == pytest.approx(5)
-    assert first_time_at(curve, 0.4) == pytest.approx(25)
-    assert first_time_at(curve, 0.05) == 0
-    assert first_time_at(curve, 0.61) is None
-    assert first_time_at(np.empty((0, 2)), 0.1) is None
+    assert first_crossing_s(curve, 0.2) == pytest.approx(5)
+    assert first_crossing_s(curve, 0.4) == pytest.approx(25)
+    assert first_crossing_s(curve, 0.05) == 0
+    assert first_crossing_s(curve, 0.61) is None
+    assert first_crossing_s(np.empty((0, 2)), 0.1) is None
 
 
 def test_values_between_rows_are_linear_and_unknown_without_rows():
@@ -100,10 +100,10 @@ def test_a_target_counts_as_it_was_judged() -> None:
     """At 8 s the last accuracies are 0.52 and 0.49, in the mean over 0.5; at 9 s it is less."""
     one = np.array([(0.0, 0.1), (5.0, 0.52), (9.0, 0.48)])
     other = np.array([(0.0, 0.1), (4.0, 0.3), (8.0, 0.49)])
-    assert first_time_at(mean_over_replicas([one, other]), 0.5) is None
-    assert first_time_judged([one, other], 0.5) == 8.0
-    assert first_time_judged([one, other], 0.4) == first_time_at(
+    assert first_crossing_s(mean_over_replicas([one, other]), 0.5) is None
+    assert time_to_accuracy([one, other], 0.5) == 8.0
+    assert time_to_accuracy([one, other], 0.4) == first_crossing_s(
         mean_over_replicas([one, other]), 0.4
     )
-    assert first_time_judged([one, other], 0.51) is None
-    assert first_time_judged([np.empty((0, 2))], 0.1) is None
+    assert time_to_accuracy([one, other], 0.51) is None
+    assert time_to_accuracy([np.empty((0, 2))], 0.1) is None

@@ -13,7 +13,7 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord
 from dlion_api.records import record_to_json
-from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
+from dlion_worker.results.events import MAX_LINE_BYTES, BadLine, read_events
 
 EVENTS = [EventRecord(float(i), Rank(0), i, "Reason", f"number {i}") for i in range(4)]
 LINES = [record_to_json(event).encode() + b"\n" for event in EVENTS]
@@ -46,7 +46,7 @@ def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path, bad):
 
 
 def test_a_line_without_end_costs_no_more_than_itself(tmp_path):
-    flood = b"x" * (3 * LONGEST_LINE_BYTES) + b"\n"
+    flood = b"x" * (3 * MAX_LINE_BYTES) + b"\n"
     records, named = read(tmp_path / "e", LINES[0] + flood + LINES[1])
     assert records == EVENTS[:2]
     assert [line.number for line in named] == [2]

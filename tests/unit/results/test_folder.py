@@ -111,7 +111,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path, 
 
 def test_a_file_is_no_result_folder(tmp_path):
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(SpecError, match="is a file, and results are a folder"):
+    with pytest.raises(SpecError, match="is a file, but results need a folder"):
         ResultFolder.create(tmp_path / "README.md", description(STORY), now=NOW)
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_is_taken_says_whether_its_run_can_go_on(tmp_path):
         pass
     with pytest.raises(SpecError) as refused:
         ResultFolder.create(path, description(STORY), now=NOW)
-    assert "or remove this one: the run in it has no checkpoint" in str(refused.value)
+    assert "or remove this one: its run has no checkpoint" in str(refused.value)
     assert "--resume" not in str(refused.value)
     save_checkpoint(path)
     with pytest.raises(SpecError, match=f"dlion run FILE --resume {path}"):
@@ -209,7 +209,7 @@ def test_resuming_goes_on_behind_the_old_events_without_their_torn_end(tmp_path)
 
 
 def test_resuming_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="no run that could go on"):
+    with pytest.raises(SpecError, match="no run to resume"):
         ResultFolder.create(tmp_path, description(STORY), now=NOW, resume=True)
 
 
@@ -252,7 +252,7 @@ def test_a_resumed_run_may_stop_later_and_change_what_sites_may_differ_in(tmp_pa
 def test_resuming_without_a_checkpoint_is_refused_with_what_to_do(tmp_path):
     before = interrupted_run(tmp_path / "run")
     (tmp_path / "run" / "state" / "w1" / "checkpoint.npz").unlink()
-    with pytest.raises(SpecError, match=r"no checkpoint.*Start afresh.*--out"):
+    with pytest.raises(SpecError, match=r"no checkpoint.*Start a new run.*--out"):
         ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
     events = tmp_path / "run" / "events.jsonl"
     assert events.read_bytes() == before[events]
@@ -269,7 +269,7 @@ def test_resuming_is_refused_where_no_checkpoint_can_be_read_and_each_is_named(t
     with pytest.raises(DataError) as refused:
         ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True)
     assert all(str(path) in str(refused.value) for path in paths)
-    assert "start afresh" in str(refused.value)
+    assert "start a new run" in str(refused.value)
     paths[2].write_bytes(whole)  # one is enough: the others take its worker's state
     ResultFolder.create(tmp_path / "run", description(STORY), now=NOW, resume=True).close()
 
@@ -279,7 +279,7 @@ def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
     job, path = description(STORY), tmp_path / "run"
     with (
         ResultFolder.create(path, job, now=NOW, resume=True),
-        pytest.raises(UnavailableError, match=f"still goes on.*process {os.getpid()}"),
+        pytest.raises(UnavailableError, match=f"still uses this folder.*process {os.getpid()}"),
     ):
         ResultFolder.create(path, job, now=NOW, resume=True)
     ResultFolder.create(path, job, now=NOW, resume=True).close()
@@ -288,7 +288,7 @@ def test_a_folder_in_which_a_run_goes_on_is_not_resumed(tmp_path):
 def test_of_two_runs_that_begin_in_one_folder_the_second_is_refused(tmp_path):
     """Both have found it empty: the first has taken the lock, and written nothing yet."""
     first = FolderLock(tmp_path)
-    with pytest.raises(UnavailableError, match="still goes on"):
+    with pytest.raises(UnavailableError, match="still uses this folder"):
         ResultFolder.create(tmp_path, description(STORY), now=NOW)
     first.release()
     ResultFolder.create(tmp_path, description(STORY), now=NOW).close()

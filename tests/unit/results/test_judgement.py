@@ -9,25 +9,25 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.results.judgement import EndReason, judge
-from dlion_worker.results.models import SavedModel
+from dlion_worker.results.judgement import EndReason, judge_run
+from dlion_worker.results.models import SiteModel
 
 MET = "maxSteps 60 reached"
 
 
-def model(site: str, *ranks: int) -> SavedModel:
-    return SavedModel(site, f"models/{site}/model.keras", "averaged", 0.9, 0.9, ranks, (), 1, MET)
+def model(site: str, *ranks: int) -> SiteModel:
+    return SiteModel(site, f"models/{site}/model.keras", "averaged", 0.9, 0.9, ranks, (), 1, MET)
 
 
 def test_all_replicas_in_all_models_after_a_stop_rule_is_success() -> None:
     models = [model("a", 0, 1, 2), model("b", 0, 1, 2)]
-    judged = judge(["worker 1: " + MET, MET], expected=range(3), models=models, iteration=60)
+    judged = judge_run(["worker 1: " + MET, MET], expected=range(3), models=models, iteration=60)
     assert (judged.exit_code, judged.missing, judged.message) == (ExitCode.OK, (), "")
     assert judged.stop_reason == MET, "without who handed it on"
 
 
 def test_a_replica_that_the_model_lacks_makes_it_partial_and_is_named() -> None:
-    judged = judge(
+    judged = judge_run(
         [MET],
         expected=range(3),
         models=[model("a", 2)],
@@ -43,22 +43,22 @@ def test_a_replica_that_the_model_lacks_makes_it_partial_and_is_named() -> None:
 
 def test_models_that_differ_are_each_named() -> None:
     models = [model("a", 0, 1), model("b", 2)]
-    judged = judge([MET], expected=range(3), models=models, iteration=60)
+    judged = judge_run([MET], expected=range(3), models=models, iteration=60)
     assert (judged.exit_code, judged.missing) == (ExitCode.PARTIAL, (0, 1, 2))
     assert "that of a holds workers 0, 1; that of b holds worker 2" in judged.message
 
 
 @pytest.mark.parametrize("models", [[], [model("a", 0, 1)]])
-def test_without_a_stop_rule_it_ended_early(models: list[SavedModel]) -> None:
-    judged = judge(["SIGTERM received"], expected=range(2), models=models, iteration=7)
+def test_without_a_stop_rule_it_ended_early(models: list[SiteModel]) -> None:
+    judged = judge_run(["SIGTERM received"], expected=range(2), models=models, iteration=7)
     assert judged.exit_code is ExitCode.ENDED_EARLY
     assert "at iteration 7, before its stop rule was met: SIGTERM received" in judged.message
 
 
 def test_without_any_model_nothing_has_succeeded() -> None:
-    judged = judge([MET], expected=range(2), models=[], iteration=60)
+    judged = judge_run([MET], expected=range(2), models=[], iteration=60)
     assert (judged.exit_code, judged.missing) == (ExitCode.PARTIAL, (0, 1))
-    assert judge([], expected=[0], models=[], iteration=0).exit_code is ExitCode.ENDED_EARLY
+    assert judge_run([], expected=[0], models=[], iteration=0).exit_code is ExitCode.ENDED_EARLY
 
 
 @pytest.mark.parametrize("code", [code for code in ExitCode if code is not ExitCode.OK])

@@ -15,7 +15,7 @@ from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, StepRecord
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import EVENTS, ResultFolder
-from dlion_worker.results.replayed import RunFigures, figures_of, side_by_side
+from dlion_worker.results.replay_comparison import RunFigures, compare_figures, replay_figures
 from dlion_worker.results.summary import Ending
 from synthetic_run import Story, description, records
 
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> tuple[dict[str, Any], RunFigures]:
             folder.append(record)
         summary = folder.finish(Ending("the test is over"))
     assert first / 2 > 0.1
-    return summary, figures_of(read_events(tmp_path / "run" / EVENTS), RANKS)
+    return summary, replay_figures(read_events(tmp_path / "run" / EVENTS), RANKS)
 
 
 def test_figures_are_those_of_the_summary(run: tuple[dict[str, Any], RunFigures]) -> None:
@@ -55,6 +55,6 @@ def test_figures_are_those_of_the_summary(run: tuple[dict[str, Any], RunFigures]
 
 
 def test_a_run_against_itself_differs_in_nothing(run: tuple[dict[str, Any], RunFigures]) -> None:
-    rows = side_by_side(run[1], run[1])
+    rows = compare_figures(run[1], run[1])
     assert len(rows) > 5
     assert {row.difference for row in rows if row.recorded} == {0.0}

@@ -15,7 +15,7 @@ import pytest
 
 from dlion_api.measurements import LinkDelivery
 from dlion_api.names import Rank
-from dlion_worker.sidecar.budgets import LEAST_BUDGET_BYTES, LinkBudgets
+from dlion_worker.sidecar.budgets import MIN_BUDGET_BYTES, LinkBudgets
 from dlion_worker.sidecar.exchange_cost import SHORT_BYTES
 
 ITERATION_S = 0.4
@@ -35,7 +35,7 @@ class FluidNetwork:
         self.uplink, self.limits, self.demand = uplink, limits, demand
         self.queued = dict.fromkeys(limits, 0.0)
         self.now_s = 0.0
-        self.most_bytes: float | None = None
+        self.max_bytes: float | None = None
         self.lateness: dict[int, Callable[[], float]] = {}
         """What a receiver that a quota holds back makes of a round's busy time."""
 
@@ -66,7 +66,7 @@ class FluidNetwork:
                     unacknowledged_bytes=round(under_way),
                 )
             )
-        self.budgets.end_round(wall_s=ITERATION_S, own_s=ITERATION_S, most_bytes=self.most_bytes)
+        self.budgets.end_round(wall_s=ITERATION_S, own_s=ITERATION_S, max_bytes=self.max_bytes)
         return sum(busy_bytes.values()) / max(1.0, possible)
 
     def _late(self, peer: int) -> float:
@@ -119,7 +119,7 @@ def test_with_more_to_send_an_uplink_is_used_to_nine_tenths(count: int, rate_mbi
     used = [network.round() for _ in range(40)][10:]
     assert sum(used) / len(used) >= 0.9
     total = sum(network.budgets.budgets().values())
-    assert total <= 1.05 * rate_mbit * MBIT * ITERATION_S + count * LEAST_BUDGET_BYTES
+    assert total <= 1.05 * rate_mbit * MBIT * ITERATION_S + count * MIN_BUDGET_BYTES
 
 
 def test_backlog_stays_within_two_budgets() -> None:
@@ -194,14 +194,14 @@ def test_a_link_with_little_to_send_leaves_its_share_to_the_other() -> None:
 
 def test_all_links_together_get_no_more_than_is_affordable() -> None:
     network = equal_links(constant(20 * MBIT), 3)
-    network.most_bytes = 300_000
+    network.max_bytes = 300_000
     for _ in range(20):
         network.round()
-    assert network.budgets.held_back
+    assert network.budgets.is_limited
     assert sum(network.current_budgets().values()) == pytest.approx(300_000, rel=0.01)
-    network.most_bytes = 3_000_000
+    network.max_bytes = 3_000_000
     used = [network.round() for _ in range(30)][20:]
-    assert not network.budgets.held_back
+    assert not network.budgets.is_limited
     assert sum(used) / len(used) >= 0.9
 
 
@@ -212,7 +212,7 @@ def test_slow_links_are_not_starved_for_what_the_others_cost() -> None:
         network.round()
     carried = network.current_budgets()[3]
     assert carried < SHORT_BYTES
-    network.most_bytes = 300_000
+    network.max_bytes = 300_000
     for _ in range(20):
         network.round()
     budgets = network.current_budgets()
@@ -226,7 +226,7 @@ def test_links_that_have_little_to_send_are_held_back_too() -> None:
     for _ in range(20):
         network.round()
     assert min(network.current_budgets().values()) > 200_000
-    network.most_bytes = 300_000
+    network.max_bytes = 300_000
     for _ in range(4):
         network.round()
     assert sum(network.current_budgets().values()) <= 1.01 * 300_000
@@ -246,7 +246,7 @@ def test_a_link_that_stops_keeps_a_small_budget_and_recovers() -> None:
     network = equal_links(lambda now_s: 0.0 if 8.0 <= now_s < 16.0 else 20 * MBIT, 1)
     while network.now_s < 15.9:
         network.round()
-    assert network.current_budgets()[1] == LEAST_BUDGET_BYTES
+    assert network.current_budgets()[1] == MIN_BUDGET_BYTES
     for _ in range(12):
         network.round()
     assert network.current_budgets()[1] >= 0.9 * 20 * MBIT * ITERATION_S
@@ -260,7 +260,7 @@ def test_messages_too_small_to_be_timed_still_raise_the_budget() -> None:
         sent = budgets.budgets()[Rank(1)]
         budgets.deliver(LinkDelivery(Rank(1), sent, 0, 0.0, sent))
         budgets.end_round(wall_s=0.4, own_s=0.4)
-    assert budgets.budgets()[Rank(1)] >= 100 * LEAST_BUDGET_BYTES
+    assert budgets.budgets()[Rank(1)] >= 100 * MIN_BUDGET_BYTES
 
 
 def test_waiting_for_peers_does_not_raise_a_budget() -> None:

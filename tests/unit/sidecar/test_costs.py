@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.sidecar.costs import (
+from dlion_worker.sidecar.sample_cost import (
+    BLENDING_OBSERVATIONS,
     CHANGE_OBSERVATIONS,
     ENOUGH_CPU_S,
-    FADING_OBSERVATIONS,
-    LEAST_CPU_S,
-    MOST_OBSERVATIONS,
-    TypicalCost,
+    MAX_OBSERVATIONS,
+    MIN_CPU_S,
+    SampleCost,
 )
 
 SAMPLES, COST_S = 100, 0.001
 
 
-def fed(costs_s: list[float]) -> TypicalCost:
-    cost = TypicalCost()
+def fed(costs_s: list[float]) -> SampleCost:
+    cost = SampleCost()
     for one_s in costs_s:
         cost.add(SAMPLES, one_s * SAMPLES)
     return cost
@@ -41,21 +41,21 @@ def test_single_steps_at_three_times_the_cost_do_not_count() -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 0.8, 1.2, 3.0])
 def test_a_large_change_is_followed_within_a_few_observations(factor: float) -> None:
-    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * factor] * CHANGE_OBSERVATIONS)
+    cost = fed([COST_S] * MAX_OBSERVATIONS + [COST_S * factor] * CHANGE_OBSERVATIONS)
     assert cost.cost_s() == pytest.approx(COST_S * factor)
 
 
 def test_a_small_change_is_followed_within_the_window() -> None:
-    cost = fed([COST_S] * MOST_OBSERVATIONS + [COST_S * 1.1] * MOST_OBSERVATIONS)
+    cost = fed([COST_S] * MAX_OBSERVATIONS + [COST_S * 1.1] * MAX_OBSERVATIONS)
     assert cost.cost_s() == pytest.approx(COST_S * 1.1)
 
 
 def test_the_last_value_fades_as_new_ones_come() -> None:
     cost = fed([COST_S] * 3)
-    cost.begin_anew()
+    cost.reset()
     assert cost.cost_s() == pytest.approx(COST_S)
     told_s = []
-    for _ in range(FADING_OBSERVATIONS):
+    for _ in range(BLENDING_OBSERVATIONS):
         cost.add(1000, 1.2 * COST_S * 1000)
         told_s.append(cost.cost_s())
     assert told_s == pytest.approx([1.05 * COST_S, 1.1 * COST_S, 1.15 * COST_S, 1.2 * COST_S])
@@ -63,16 +63,16 @@ def test_the_last_value_fades_as_new_ones_come() -> None:
 
 def test_one_far_off_does_not_carry_the_last_value_away() -> None:
     cost = fed([COST_S] * 3)
-    cost.begin_anew()
+    cost.reset()
     cost.add(1000, 9 * COST_S * 1000)
     assert cost.cost_s() == pytest.approx(COST_S, rel=0.13)
-    for _ in range(FADING_OBSERVATIONS):
+    for _ in range(BLENDING_OBSERVATIONS):
         cost.add(1000, 2 * COST_S * 1000)
     assert cost.cost_s() == pytest.approx(2 * COST_S), "that was no chance"
 
 
 def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:
-    cost = TypicalCost()
+    cost = SampleCost()
     cost.add(1, ENOUGH_CPU_S / 4)
     assert cost.cost_s() is None
     cost.add(0, 1.0)
@@ -83,11 +83,11 @@ def test_nothing_is_known_before_there_is_enough_or_it_is_said_to_be() -> None:
 
 
 def test_short_observations_count_together() -> None:
-    cost = TypicalCost()
+    cost = SampleCost()
     for number in range(4000):
         cost.add(1, 1e-4 * (1 + number % 2))  # a clock too coarse for one
     assert cost.cost_s() == pytest.approx(1.5e-4, rel=0.02)
-    assert cost.window_s <= MOST_OBSERVATIONS * (LEAST_CPU_S + 2e-4)
+    assert cost.window_s <= MAX_OBSERVATIONS * (MIN_CPU_S + 2e-4)
 
 
 @given(
@@ -97,7 +97,7 @@ def test_short_observations_count_together() -> None:
 def test_a_cost_lies_between_the_extremes_and_keeps_its_unit(
     seen: list[tuple[int, float]], scale: float
 ) -> None:
-    cost = TypicalCost()
+    cost = SampleCost()
     for samples, cpu_s in seen:
         cost.add_measured(samples, cpu_s)
     value_s = cost.cost_s()

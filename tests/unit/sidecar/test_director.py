@@ -27,7 +27,7 @@ from dlion_api.measurements import (
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker.sidecar.director import IDLE_LINK_S, PROBE_RETRY_S, Director
+from dlion_worker.sidecar.resource_controller import IDLE_LINK_S, PROBE_RETRY_S, ResourceController
 from quota_cpu import QuotaCpu
 
 CPU_S_PER_SAMPLE = 0.01
@@ -80,7 +80,7 @@ class SynchronousJob:
         self.job = job_of(len(quotas))
         self.exchange_cpu_s = exchange_cpu_s
         self.cpus = [QuotaCpu(quota) for quota in quotas]
-        self.directors = [Director(self.job, Rank(rank)) for rank in range(len(quotas))]
+        self.directors = [ResourceController(self.job, Rank(rank)) for rank in range(len(quotas))]
         self.iteration = 0
         for director in self.directors:
             director.handle(Peers(membership_of(self.job), 50_000), 0.0)
@@ -123,7 +123,7 @@ class SynchronousJob:
         for teller in self.directors:
             for hearer in self.directors:
                 if hearer is not teller:
-                    hearer.heard(teller.capacities.own(), 1)
+                    hearer.handle_capacity(teller.capacities.own(), 1)
 
 
 def assert_shares(batches: list[int], quotas: list[float]) -> None:
@@ -174,21 +174,21 @@ def test_all_workers_agree_on_shares_that_sum_to_the_global_batch() -> None:
 
 
 def test_a_changed_capacity_is_named_in_the_reason() -> None:
-    director = Director(job_of(2), Rank(0))
+    director = ResourceController(job_of(2), Rank(0))
     director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
-    director.heard(Capacity(Rank(1), 310.0, 2.0, CapacitySource.RATE, 5), 1)
+    director.handle_capacity(Capacity(Rank(1), 310.0, 2.0, CapacitySource.RATE, 5), 1)
     for iteration in range(1, 4):
         director.handle(StepTiming(iteration, 62, 1.0, 1.0, 1.0), float(iteration))
-    directive = director.heard(Capacity(Rank(1), 150.0, 2.0, CapacitySource.RATE, 9), 1)
+    directive = director.handle_capacity(Capacity(Rank(1), 150.0, 2.0, CapacitySource.RATE, 9), 1)
     assert directive is not None
     assert "capacity of 1 fell from 310 to 150 samples/s" in directive.reason
 
 
 def test_versions_rise_and_noise_makes_no_directive() -> None:
-    director = Director(job_of(2), Rank(0))
+    director = ResourceController(job_of(2), Rank(0))
     first = director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
     assert first is not None
-    second = director.heard(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 1), 1)
+    second = director.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 1), 1)
     assert second is None, "still an even share: the only capacity known counts for all"
     told = [
         director.handle(StepTiming(i, 100, 2.0 + 0.01 * (i % 2), 2.0, 2.0), 2.0 * i)
@@ -203,14 +203,14 @@ def test_directors_agree_on_the_batch_when_data_come_to_one_worker() -> None:
     """Each counts the training set as if all had as much data as its own worker."""
     growing = {"globalBatchSize": {"initial": 100, "everySteps": 10, "max": 10_000}}
     job = job_of(2, **growing)
-    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
     def train(iterations: range) -> list[int]:
         for iteration in iterations:
             for director in directors:
                 director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
             for own, other in (directors, reversed(directors)):
-                own.heard(other.capacities.own(), 1)
+                own.handle_capacity(other.capacities.own(), 1)
         return [d.directive.global_batch_size for d in directors if d.directive is not None]
 
     for director in directors:
@@ -224,9 +224,9 @@ def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
     """It is not this worker's times their number, and who is lost meanwhile still counts."""
     job = job_of(2)
     sizes = [100, 10_000]
-    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
-    def train(director: Director, iteration: int) -> int:
+    def train(director: ResourceController, iteration: int) -> int:
         director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
         assert director.directive is not None
         return director.directive.training_set_samples
@@ -239,13 +239,13 @@ def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
         director.handle(Peers(membership_of(job), 2 * size, size), 0.1)
         assert [train(director, iteration) for iteration in range(1, 5)] == [0] * 4
     for own, other in (directors, reversed(directors)):
-        own.heard(other.capacities.own(), 1)
+        own.handle_capacity(other.capacities.own(), 1)
         assert own.directive is not None
         assert own.directive.training_set_samples == 10_100
     assert "the training set has 10100 samples" in directors[0].directive.reason
     directors[0].handle(Peers(membership_of(job, gone=(1,)), 200, 100), 2.0)
     assert train(directors[0], 5) == 10_100
-    again = Director(job, Rank(0))
+    again = ResourceController(job, Rank(0))
     again.handle(directors[0].directive, 3.0)
     again.handle(Peers(membership_of(job), 200, 100), 3.0)
     assert train(again, 6) == 10_100
@@ -254,40 +254,40 @@ def test_the_training_set_is_what_all_workers_have_once_all_have_told() -> None:
 def test_a_new_sidecar_hears_and_tells_how_much_data_there_are_before_any_speed() -> None:
     """As that of a worker that has taken a peer's state over, in another pod, before a step."""
     job = job_of(2)
-    trains, anew = Director(job, Rank(0)), Director(job, Rank(1))
+    trains, anew = ResourceController(job, Rank(0)), ResourceController(job, Rank(1))
     trains.handle(Peers(membership_of(job), 2000, 1000), 0.0)
     trains.handle(StepTiming(1, 50, 1.0, 1.0, 1.0), 1.0)
     assert trains.directive is not None
     assert trains.directive.training_set_samples == 0
     anew.handle(Peers(membership_of(job), 48, 24), 0.0)
-    trains.heard(anew.own(), 1)
-    anew.heard(trains.own(), 1)
+    trains.handle_capacity(anew.own(), 1)
+    anew.handle_capacity(trains.own(), 1)
     for director in (trains, anew):
         assert director.directive is not None
         assert director.directive.training_set_samples == 1024
         assert not director.capacities.known([Rank(0), Rank(1)])
-    trains.heard(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 48, 72), 2)
-    trains.heard(Capacity(Rank(1), 9.0, 1.0, CapacitySource.RATE, 4, 0, 96), 2)
-    trains.heard(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 0, 500), 1)
+    trains.handle_capacity(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 48, 72), 2)
+    trains.handle_capacity(Capacity(Rank(1), 9.0, 1.0, CapacitySource.RATE, 4, 0, 96), 2)
+    trains.handle_capacity(Capacity(Rank(1), 0.0, 0.0, CapacitySource.UNKNOWN, 0, 0, 500), 1)
     assert trains.directive.training_set_samples == 1096, "an older incarnation is no news"
 
 
 def test_who_was_lost_before_a_sidecar_began_counts_as_the_others_mean() -> None:
     job = job_of(3)
-    director = Director(job, Rank(1))
+    director = ResourceController(job, Rank(1))
     director.handle(Peers(membership_of(job, gone=(2,)), 72, 24), 0.0)
-    director.heard(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
+    director.handle_capacity(Capacity(Rank(0), 50.0, 2.0, CapacitySource.RATE, 9, 0, 1000), 1)
     assert director.directive is not None
     assert director.directive.training_set_samples == 1536
-    director.heard(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
+    director.handle_capacity(Capacity(Rank(2), 50.0, 2.0, CapacitySource.RATE, 9, 0, 100), 1)
     director.handle(Peers(membership_of(job), 72, 24), 1.0)
     assert director.directive.training_set_samples == 1124
 
 
 def test_a_few_files_more_make_no_directive() -> None:
     job = job_of(2, dataset=WATCHED)
-    director = Director(job, Rank(0))
-    director.heard(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
+    director = ResourceController(job, Rank(0))
+    director.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 1, 0, 200_000), 1)
     told = [
         director.handle(Peers(membership_of(job), 2 * samples, samples), 0.0)
         for samples in range(200_000, 206_000, 100)
@@ -319,14 +319,14 @@ def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
 ) -> None:
     sizes = {"globalBatchSize": {"initial": 200, "growth": False}}
     job = job_of(2, dataset=dataset, **sizes, **batching)
-    directors = [Director(job, Rank(0)), Director(job, Rank(1))]
+    directors = [ResourceController(job, Rank(0)), ResourceController(job, Rank(1))]
 
     def train(iterations: range) -> list[int]:
         for iteration in iterations:
             for director in directors:
                 director.handle(StepTiming(iteration, 50, 1.0, 1.0, 1.0), float(iteration))
             for own, other in (directors, reversed(directors)):
-                own.heard(other.capacities.own(), 1)
+                own.handle_capacity(other.capacities.own(), 1)
         return [d.directive.local_batch_size for d in directors if d.directive is not None]
 
     for director in directors:
@@ -337,9 +337,9 @@ def test_data_that_come_late_raise_the_share_of_the_worker_that_has_them(
 
 
 def test_an_even_policy_ignores_capacities() -> None:
-    director = Director(job_of(2, policy="even"), Rank(0))
+    director = ResourceController(job_of(2, policy="even"), Rank(0))
     director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
-    director.heard(Capacity(Rank(1), 1000.0, 2.0, CapacitySource.RATE, 1), 1)
+    director.handle_capacity(Capacity(Rank(1), 1000.0, 2.0, CapacitySource.RATE, 1), 1)
     for iteration in range(1, 4):
         director.handle(StepTiming(iteration, 10, 1.0, 1.0, 1.0), float(iteration))
     assert director.directive is not None
@@ -348,7 +348,7 @@ def test_an_even_policy_ignores_capacities() -> None:
 
 def test_a_lost_workers_share_is_spread() -> None:
     job = job_of(4)
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 1000), 0.0)
     director.handle(StepTiming(1, 48, 0.1, 0.1, 0.1), 1.0)
     directive = director.handle(Peers(membership_of(job, gone=(3,)), 1000), 2.0)
@@ -358,7 +358,7 @@ def test_a_lost_workers_share_is_spread() -> None:
 
 def test_before_the_first_step_those_who_may_still_come_keep_their_share() -> None:
     job = job_of(4)
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     alone = replace(membership_of(job), members=membership_of(job).members[:1])
     directive = director.handle(Peers(alone, 1000), 0.0)
     assert directive is not None
@@ -368,7 +368,7 @@ def test_before_the_first_step_those_who_may_still_come_keep_their_share() -> No
 def test_the_global_batch_grows_with_the_iterations() -> None:
     growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 5000}}
     job = job_of(2, **growing)
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 50_000), 0.0)
     directive = None
     for iteration in range(1, 10):
@@ -378,13 +378,13 @@ def test_the_global_batch_grows_with_the_iterations() -> None:
     assert "global batch rose from 64 to 128 samples" in directive.reason
 
 
-def deliver(director: Director, iteration: int, busy_s: float) -> Directive | None:
+def deliver(director: ResourceController, iteration: int, busy_s: float) -> Directive | None:
     director.handle(LinkDelivery(Rank(1), 400_000, 400_000, busy_s, 0), float(iteration))
     return director.handle(StepTiming(iteration, 96, 0.4, 0.4, 0.4, waited_s=0.0), float(iteration))
 
 
 def test_budgets_follow_deliveries_with_the_reason() -> None:
-    director = Director(job_of(2), Rank(0))
+    director = ResourceController(job_of(2), Rank(0))
     director.handle(Peers(membership_of(job_of(2)), 1000), 0.0)
     first = deliver(director, 1, 0.2)
     assert first is not None
@@ -399,7 +399,7 @@ def test_budgets_follow_deliveries_with_the_reason() -> None:
 def budget_after_a_step(job: Job, *, wall_s: float) -> int:
     """Of a link of 2 MB/s, in bytes, after a step whose gradient took 0.4 s; nobody was waited
     for."""
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 1000), 0.0)
     director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
     directive = director.handle(StepTiming(1, 96, 0.4, wall_s, 0.4, waited_s=0.0), 1.0)
@@ -430,7 +430,7 @@ def test_budgets_of_dlion_keep_to_a_part_of_the_gradients_cpu(
     job = job_of(2)
     exchange = replace(job.spec.exchange, policy=policy, cpu_fraction=part)
     job = replace(job, spec=replace(job.spec, exchange=exchange))
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 1000), 0.0)
     director.handle(LinkDelivery(Rank(1), 400_000, 400_000, 0.2, 0), 1.0)
     timing = StepTiming(
@@ -443,7 +443,7 @@ def test_budgets_of_dlion_keep_to_a_part_of_the_gradients_cpu(
 
 def test_a_restarted_sidecar_goes_on_from_the_last_directive() -> None:
     job = job_of(2)
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     last = Directive(
         version=41,
         local_batch_size=160,
@@ -465,12 +465,12 @@ def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_come() ->
     growing = {"globalBatchSize": {"initial": 64, "everySteps": 10, "max": 50_000}}
     job = job_of(2, **growing)
 
-    def told(director: Director, iteration: int) -> int:
+    def told(director: ResourceController, iteration: int) -> int:
         director.handle(StepTiming(iteration, 32, 0.1, 0.1, 0.1), iteration / 10)
         assert director.directive is not None
         return director.directive.global_batch_size
 
-    director, again = Director(job, Rank(0)), Director(job, Rank(0))
+    director, again = ResourceController(job, Rank(0)), ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 5000), 0.0)
     before = [told(director, iteration) for iteration in range(1, 75)][-1]
     director.handle(Peers(membership_of(job), 50_000), 7.4)
@@ -484,18 +484,18 @@ def test_a_restarted_sidecar_keeps_the_global_batch_although_data_have_come() ->
 
 
 def test_what_is_older_than_what_is_known_is_no_news() -> None:
-    director = Director(job_of(2), Rank(0))
-    director.heard(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)
-    director.heard(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 8), 2)
-    director.heard(Capacity(Rank(1), 40.0, 2.0, CapacitySource.RATE, 10), 1)
+    director = ResourceController(job_of(2), Rank(0))
+    director.handle_capacity(Capacity(Rank(1), 100.0, 2.0, CapacitySource.RATE, 9), 2)
+    director.handle_capacity(Capacity(Rank(1), 50.0, 2.0, CapacitySource.RATE, 8), 2)
+    director.handle_capacity(Capacity(Rank(1), 40.0, 2.0, CapacitySource.RATE, 10), 1)
     assert director.capacities.known([Rank(1)]) == {Rank(1): 100.0}
-    director.heard(Capacity(Rank(1), 60.0, 2.0, CapacitySource.RATE, 1), 3)
+    director.handle_capacity(Capacity(Rank(1), 60.0, 2.0, CapacitySource.RATE, 1), 3)
     assert director.capacities.known([Rank(1)]) == {Rank(1): 60.0}
 
 
 def test_idle_links_are_probed_one_at_a_time_and_not_again_at_once() -> None:
     job = job_of(3)
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(Peers(membership_of(job), 1000), 0.0)
     first, second = director.link_to_probe(0.0), director.link_to_probe(0.0)
     assert first is not None
@@ -513,9 +513,9 @@ def test_idle_links_are_probed_one_at_a_time_and_not_again_at_once() -> None:
 
 def test_a_worker_by_which_a_group_has_grown_gets_its_share() -> None:
     """Nobody knew of it when the run began; it knows of itself, and of another that came later."""
-    job = job_of(2).with_room_to_grow()
-    grown = job_of(4).with_room_to_grow()
-    directors = [Director(job, worker.rank) for worker in grown.workers()]
+    job = job_of(2).with_group_ranks()
+    grown = job_of(4).with_group_ranks()
+    directors = [ResourceController(job, worker.rank) for worker in grown.workers()]
     for director in directors[:2]:
         director.handle(Peers(membership_of(job), 50_000), 0.0)
         director.handle(StepTiming(1, 96, 1.0, 1.0, 1.0), 1.0)

@@ -24,7 +24,7 @@ def test_half_of_the_part_is_for_what_is_sent() -> None:
     cost = ExchangeCost(0.2)
     cost.add(step(0.150, 0.045, 5_000_000))
     # 9 ns a byte; 0.2 x 0.15 s pay for 3.33 MB, sent and received.
-    assert cost.most_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
+    assert cost.max_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
 
 
 def test_two_workers_that_send_what_they_may_spend_that_part_of_their_cpu() -> None:
@@ -33,7 +33,7 @@ def test_two_workers_that_send_what_they_may_spend_that_part_of_their_cpu() -> N
     cost, sent = ExchangeCost(fraction), 4_000_000.0
     for _ in range(3 * ITERATIONS):
         cost.add(step(compute_s, cost_s * 2 * sent, round(2 * sent)))
-        most = cost.most_bytes()
+        most = cost.max_bytes()
         assert most is not None
         sent = min(4_000_000.0, most)
     assert cost_s * 2 * sent == pytest.approx(fraction * compute_s, rel=1e-3)
@@ -43,7 +43,7 @@ def test_single_iterations_that_cost_several_times_as_much_do_not_count() -> Non
     cost = ExchangeCost(0.2)
     for number in range(ITERATIONS):
         cost.add(step(0.150, 0.450 if number in (1, 4, 6) else 0.045, 5_000_000))
-    assert cost.most_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
+    assert cost.max_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_single_iterations_that_cost_several_times_as_much_do_not_count() -> Non
 def test_what_is_not_known_limits_nothing(unknown: StepTiming) -> None:
     cost = ExchangeCost(0.2)
     cost.add(unknown)
-    assert cost.most_bytes() is None
+    assert cost.max_bytes() is None
 
 
 def test_old_iterations_are_forgotten() -> None:
@@ -63,4 +63,4 @@ def test_old_iterations_are_forgotten() -> None:
         cost.add(step(0.15, 0.45, 5_000_000))
     for _ in range(ITERATIONS):
         cost.add(step(0.15, 0.045, 5_000_000))
-    assert cost.most_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)
+    assert cost.max_bytes() == pytest.approx(0.1 * 0.150 / 9e-9)

@@ -19,13 +19,13 @@ from dlion_api.measurements import Capacity, CapacitySource, Directive, Grouping
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker.sidecar.director import Director
-from dlion_worker.sidecar.groups import (
+from dlion_worker.sidecar.grouping import (
+    MAX_MEASURABLE_BYTES_PER_S,
     PAIR_PROBE_S,
     PAIR_RETRY_S,
-    TELLABLE_BYTES_PER_S,
-    PairRates,
+    PairBandwidths,
 )
+from dlion_worker.sidecar.resource_controller import ResourceController
 from local_run import job_document
 
 SITES = {"a": 3, "b": 2}
@@ -48,19 +48,21 @@ def members(job: Job, *, lost: tuple[int, ...] = (), come: int = 5) -> Peers:
     return Peers(Membership(1, job.key, 5, found), 100)
 
 
-def directors(count: int = 5) -> list[Director]:
+def directors(count: int = 5) -> list[ResourceController]:
     job = job_of()
-    made = [Director(job, Rank(rank)) for rank in range(count)]
+    made = [ResourceController(job, Rank(rank)) for rank in range(count)]
     for director in made:
         director.handle(members(job), 0.0)
     return made
 
 
-def step(director: Director, iteration: int, now_s: float) -> None:
+def step(director: ResourceController, iteration: int, now_s: float) -> None:
     director.handle(StepTiming(iteration, 10, 0.1, 0.1, 0.1), now_s)
 
 
-def probe_all(made: list[Director], groups: list[set[int]], now_s: float, times: int = 3) -> None:
+def probe_all(
+    made: list[ResourceController], groups: list[set[int]], now_s: float, times: int = 3
+) -> None:
     """Every link, so many times; then all tell all."""
     for rank, director in enumerate(made):
         for peer in range(len(made)):
@@ -70,14 +72,14 @@ def probe_all(made: list[Director], groups: list[set[int]], now_s: float, times:
     tell_all(made)
 
 
-def tell_all(made: list[Director]) -> None:
+def tell_all(made: list[ResourceController]) -> None:
     for teller in made:
         for hearer in made:
             if hearer is not teller:
-                hearer.heard(teller.own(), 1)
+                hearer.handle_capacity(teller.own(), 1)
 
 
-def last(director: Director) -> Directive:
+def last(director: ResourceController) -> Directive:
     assert director.directive is not None
     return director.directive
 
@@ -86,7 +88,7 @@ def last(director: Director) -> Directive:
 
 
 def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
-    rates = PairRates(Rank(0))
+    rates = PairBandwidths(Rank(0))
     known = []
     for rate in (4e6, 1e6, 3e6, 5e6, 6e6, 7e6, 8e6):
         rates.probed(Rank(1), rate)
@@ -95,17 +97,21 @@ def test_a_link_counts_as_what_all_but_one_of_the_last_probes_saw() -> None:
 
 
 def test_what_a_probe_cannot_tell_apart_is_the_same_and_the_slower_direction_counts() -> None:
-    rates = PairRates(Rank(0))
+    rates = PairBandwidths(Rank(0))
     for _ in range(3):
         rates.probed(Rank(1), 1e9)
         rates.probed(Rank(2), 3e6)
-    rates.told(Rank(2), {Rank(0): 2e6, Rank(1): 5e6})
-    assert rates.among([0, 1, 2]) == {(0, 1): TELLABLE_BYTES_PER_S, (0, 2): 2e6, (1, 2): 5e6}
-    assert rates.among([0, 1]) == {(0, 1): TELLABLE_BYTES_PER_S}
+    rates.add_peer_rates(Rank(2), {Rank(0): 2e6, Rank(1): 5e6})
+    assert rates.for_ranks([0, 1, 2]) == {
+        (0, 1): MAX_MEASURABLE_BYTES_PER_S,
+        (0, 2): 2e6,
+        (1, 2): 5e6,
+    }
+    assert rates.for_ranks([0, 1]) == {(0, 1): MAX_MEASURABLE_BYTES_PER_S}
 
 
 def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
-    rates, asked, now_s = PairRates(Rank(0)), [], 0.0
+    rates, asked, now_s = PairBandwidths(Rank(0)), [], 0.0
     while now_s < 2 * PAIR_RETRY_S + 1:
         while (peer := rates.next_to_probe([Rank(1), Rank(2)], now_s)) is not None:
             asked.append((now_s, peer))
@@ -125,7 +131,7 @@ def test_unknown_links_are_probed_soon_and_known_ones_in_turn() -> None:
 
 
 def test_a_link_of_which_nothing_is_found_out_keeps_no_other_from_its_turn() -> None:
-    rates, asked = PairRates(Rank(0)), []
+    rates, asked = PairBandwidths(Rank(0)), []
     for now_s in range(300):
         while (peer := rates.next_to_probe([Rank(1), Rank(2), Rank(3)], float(now_s))) is not None:
             asked.append(peer)
@@ -150,7 +156,7 @@ def test_a_grouping_of_the_decider_reaches_every_trainer_with_its_reason() -> No
     made = directors()
     probe_all(made, [{0, 1}, {2, 3, 4}], 1.0)
     for director in reversed(made):
-        director.look(1.0)
+        director.regroup_if_due(1.0)
     tell_all(made)
     wanted = Grouping(1, Rank(0), ((0, 1), (2, 3, 4)), (0, 3))
     for director in made:
@@ -194,17 +200,17 @@ def test_a_lost_gateway_is_replaced_at_once_and_its_return_changes_nothing() -> 
 
 def test_who_has_not_come_yet_is_a_gateway_all_the_same() -> None:
     job = job_of()
-    director = Director(job, Rank(0))
+    director = ResourceController(job, Rank(0))
     director.handle(members(job, come=2), 0.0)
-    director.look(1.0)
+    director.regroup_if_due(1.0)
     assert director.grouping == BY_SITES
 
 
 def test_a_sidecar_that_restarts_takes_its_grouping_up_from_the_trainer() -> None:
     made = directors()
     probe_all(made, [{0, 1}, {2, 3, 4}], 1.0)
-    made[0].look(1.0)
-    anew = Director(job_of(), Rank(0))
+    made[0].regroup_if_due(1.0)
+    anew = ResourceController(job_of(), Rank(0))
     anew.handle(last(made[0]), 2.0)
     anew.handle(members(job_of()), 2.0)
     assert anew.grouping == made[0].grouping
@@ -214,11 +220,11 @@ def test_a_sidecar_that_restarts_takes_its_grouping_up_from_the_trainer() -> Non
 def test_nonsense_about_groups_is_refused() -> None:
     director = directors()[0]
     said = Capacity(Rank(1), 10.0, 2.0, CapacitySource.RATE, 1, grouping=BY_SITES)
-    director.heard(said, 1)
+    director.handle_capacity(said, 1)
     for wrong in (
         replace(BY_SITES, version=1, groups=((0, 1), (3, 4)), gateways=(0, 3)),
         replace(BY_SITES, version=1, gateways=(3, 0)),
     ):
         with pytest.raises(ContractError):
-            director.heard(replace(said, grouping=wrong), 1)
+            director.handle_capacity(replace(said, grouping=wrong), 1)
     assert director.grouping == BY_SITES

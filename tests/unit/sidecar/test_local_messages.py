@@ -11,7 +11,6 @@ import json
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.local_messages import MAX_LINE_BYTES, LocalRecord, decode, encode
 from dlion_api.measurements import (
     CpuAllowance,
     Directive,
@@ -22,6 +21,7 @@ from dlion_api.measurements import (
 )
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.sidecar_protocol import MAX_LINE_BYTES, LocalRecord, decode, encode
 
 MEMBER = Member(
     WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0), 2, MemberState.LOST, "a:1", "a:2"

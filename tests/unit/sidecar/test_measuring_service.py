@@ -19,10 +19,10 @@ from dlion_api.names import Rank, SiteName
 from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import load_job
 from dlion_api.wire import measuring_pb2_grpc
-from dlion_operator.authority import Authority
+from dlion_operator.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.sidecar.capacity_messages import to_wire
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
-from dlion_worker.sidecar.peer_words import to_wire
 from local_run import job_document
 
 JOB = load_job(job_document({"plant-a": 1, "plant-b": 1}))
@@ -43,7 +43,7 @@ class Beside:
     def incarnation(self) -> int:
         return 1
 
-    def heard(self, capacity: Capacity, _incarnation: int) -> None:
+    def handle_capacity(self, capacity: Capacity, _incarnation: int) -> None:
         self.heard_speeds.append(capacity.samples_per_s)
 
     def refused(self, kind: PeerRefusal, _words: str, *, dialled: bool) -> None:
@@ -55,9 +55,10 @@ class Called:
     """A sidecar's port, and the peer's connection to it."""
 
     def __init__(self) -> None:
-        self.sites: dict[SiteName, Authority] = {
-            HERE.site: Authority(HERE.site), THERE.site: Authority(THERE.site, life=LIFE)
-        }  # fmt: skip
+        self.sites: dict[SiteName, CertificateAuthority] = {
+            HERE.site: CertificateAuthority(HERE.site),
+            THERE.site: CertificateAuthority(THERE.site, life=LIFE),
+        }
         self.bundles = {site: authority.bundle_pem for site, authority in self.sites.items()}
         self.beside = Beside()
         self.mine, self.theirs = self._signed(HERE.site, 0), self._signed(THERE.site, 1)
@@ -87,11 +88,11 @@ async def share(channel: grpc.aio.Channel, speed: float) -> None:
     await stub.Share(said, timeout=10)
 
 
-async def refused(channel: grpc.aio.Channel, words: str) -> None:
+async def refused(channel: grpc.aio.Channel, text: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await share(channel, 1.0)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert words in str(raised.value.details())
+    assert text in str(raised.value.details())
 
 
 def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
@@ -99,13 +100,13 @@ def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
         called = Called()
         signed_s = time.monotonic()
         port = await called.server.start("127.0.0.1", preferred_port=0)
-        async with called.connection(port) as standing:
+        async with called.connection(port) as open_connection:
             for speed in (10.0, 20.0):
-                await share(standing, speed)
+                await share(open_connection, speed)
             assert called.beside.heard_speeds == [10.0, 20.0]
             await asyncio.sleep(signed_s + LIFE.total_seconds() + 0.1 - time.monotonic())
             for _ in range(2):
-                await refused(standing, "certificate")
+                await refused(open_connection, "certificate")
         called.renew()
         async with called.connection(port) as remade:
             await share(remade, 30.0)
@@ -120,13 +121,13 @@ def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
     async def body() -> None:
         called = Called()
         port = await called.server.start("127.0.0.1", preferred_port=0)
-        async with called.connection(port) as standing:
-            await share(standing, 10.0)
+        async with called.connection(port) as open_connection:
+            await share(open_connection, 10.0)
             called.mine.trust({HERE.site: called.bundles[HERE.site]})
             for _ in range(2):
-                await refused(standing, "not by the authority of site plant-b")
+                await refused(open_connection, "not by the authority of site plant-b")
             called.mine.trust(called.bundles)
-            await share(standing, 20.0)
+            await share(open_connection, 20.0)
         assert called.beside.heard_speeds == [10.0, 20.0]
         await called.server.stop()
 

@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dlion_api.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_api.names import JobKey, Rank, SiteName
-from dlion_worker.sidecar.metrics import Reading, SidecarMetrics
+from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
 
 
-def exported(reading: Reading) -> str:
+def exported(reading: MetricsReading) -> str:
     registry = CollectorRegistry()
     key = JobKey("default", "cifar10", "1")
     metrics = SidecarMetrics(
@@ -30,8 +30,8 @@ def exported(reading: Reading) -> str:
     return generate_latest(registry).decode()
 
 
-def reading(*, full: bool) -> Reading:
-    return Reading(
+def reading(*, full: bool) -> MetricsReading:
+    return MetricsReading(
         capacity=Capacity(Rank(0), 120.0, 2.0, CapacitySource.RATE, 3)
         if full
         else Capacity(Rank(0), 0.0, 0.0, CapacitySource.UNKNOWN, 0),

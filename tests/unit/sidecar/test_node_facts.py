@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_worker.sidecar.node_facts import NodeFacts, OwnCpu, read_node_facts
+from dlion_worker.sidecar.node_facts import NodeFacts, ProcessCpuLimits, read_node_facts
 
 VERSION_1 = {
     "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/kubepods/burstable/pod7/c1\n4:memory:/kubepods"
@@ -88,7 +88,7 @@ def test_a_limit_that_is_no_number_is_no_limit(tmp_path: Path, garbage: str) -> 
 def test_time_held_by_a_quota_is_read_in_either_version(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/cpu/kubepods/burstable/pod7/cpu.stat"
     older = tree(tmp_path / "1", VERSION_1 | {group: "nr_periods 9\nthrottled_time 2500000000\n"})
-    assert OwnCpu(older).throttled_s() == 2.5
+    assert ProcessCpuLimits(older).throttled_s() == 2.5
     stat = {"sys/fs/cgroup/cpu.stat": "usage_usec 7\nthrottled_usec 1500000\n"}
-    assert OwnCpu(tree(tmp_path / "2", VERSION_2 | stat)).throttled_s() == 1.5
-    assert OwnCpu(tmp_path / "3").throttled_s() == 0.0
+    assert ProcessCpuLimits(tree(tmp_path / "2", VERSION_2 | stat)).throttled_s() == 1.5
+    assert ProcessCpuLimits(tmp_path / "3").throttled_s() == 0.0

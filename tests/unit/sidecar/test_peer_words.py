@@ -15,7 +15,7 @@ from dlion_api.errors import ContractError
 from dlion_api.measurements import BatchChoice, Capacity, CapacitySource, GradientNoise, Grouping
 from dlion_api.names import JobKey, Rank
 from dlion_api.wire import measuring_pb2
-from dlion_worker.sidecar.peer_words import from_wire, to_wire
+from dlion_worker.sidecar.capacity_messages import from_wire, to_wire
 
 KEY = JobKey("default", "digits", "1")
 NOISE = GradientNoise(-0.5, 90.25, 0.75)

@@ -19,8 +19,8 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_api.worker_config import WorkerConfig
-from dlion_worker.sidecar import groups, process
-from dlion_worker.sidecar.process import Sidecar
+from dlion_worker.sidecar import grouping, process
+from dlion_worker.sidecar.process import SidecarProcess
 from local_run import job_document
 
 PROBE_S = 0.02
@@ -37,7 +37,7 @@ class Hanging:
         await asyncio.sleep(PROBE_S)
         raise UnavailableError(f"worker {member.identity.rank} does not answer")
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """There is nobody to tell."""
 
 
@@ -45,22 +45,22 @@ class Hanging:
 def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "PAIR_RETRY_S", PROBE_S / 2)
+    monkeypatch.setattr(grouping, "PAIR_RETRY_S", PROBE_S / 2)
     monkeypatch.setattr(process, "PROBE_TICK_S", PROBE_S)
     document = job_document(2, exchange={"policy": "full", "topology": "clustered"})
     job, here = load_job(document), str(tmp_path)
     config = WorkerConfig(
         document, Rank(0), "", "", "", here, f"{here}/s.sock", "127.0.0.1", "127.0.0.1", here, here
     )
-    sidecar = Sidecar(config, job, metrics_host="127.0.0.1", metrics_port=0)
+    sidecar = SidecarProcess(config, job, metrics_host="127.0.0.1", metrics_port=0)
     found = tuple(Member(one, 1, MemberState.READY, "h:1", "h:2") for one in job.workers())
-    sidecar._director.handle(Peers(Membership(1, job.key, 2, found), 100), 0.0)
+    sidecar._controller.handle(Peers(Membership(1, job.key, 2, found), 100), 0.0)
     hanging, looks = Hanging(), 0
     sidecar._caller = cast("Any", hanging)
 
     async def run() -> None:
         nonlocal looks
-        stopped, look = asyncio.Event(), sidecar._director.look
+        stopped, look = asyncio.Event(), sidecar._controller.regroup_if_due
 
         def seen(now_s: float) -> Any:
             nonlocal looks
@@ -69,7 +69,7 @@ def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
                 stopped.set()
             return look(now_s)
 
-        monkeypatch.setattr(sidecar._director, "look", seen)
+        monkeypatch.setattr(sidecar._controller, "regroup_if_due", seen)
         await asyncio.wait_for(sidecar._probe_until(stopped, None, {""}), timeout=10)
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_worker.sidecar.quota_belief import ALLOWANCES, QuotaBelief
+from dlion_worker.sidecar.quota_estimator import MAX_INTERVALS, QuotaEstimator
 
 QUOTA = 0.8
 
@@ -16,7 +16,7 @@ class Process:
     """Reports of a process in steps of half a second."""
 
     def __init__(self) -> None:
-        self.belief = QuotaBelief()
+        self.belief = QuotaEstimator()
         self.belief.change(QUOTA)
         self.throttled_s = 0.0
 
@@ -27,8 +27,8 @@ class Process:
             compute_s=compute_s, wall_s=0.5, waited_s=0.5 * waited, cpu_s=cores * compute_s
         )
         self.throttled_s += throttled * compute_s
-        self.belief.told(self.throttled_s)
-        return self.belief.holds
+        self.belief.add_throttling(self.throttled_s)
+        return self.belief.is_limiting
 
 
 def steps_until_disproved(**step: float) -> int | None:
@@ -37,17 +37,17 @@ def steps_until_disproved(**step: float) -> int | None:
 
 
 def test_a_quota_is_believed_until_a_busy_worker_misses_it() -> None:
-    assert QuotaBelief().holds
+    assert QuotaEstimator().is_limiting
     assert steps_until_disproved(cores=0.2) == 2
     slower = steps_until_disproved(cores=0.6)
     assert slower is not None
-    assert 2 < slower <= ALLOWANCES
+    assert 2 < slower <= MAX_INTERVALS
     assert steps_until_disproved(cores=0.7) is None, "near enough"
 
 
 def test_a_doubt_without_fresh_evidence_passes() -> None:
     process = Process()
-    for _ in range(ALLOWANCES):
+    for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
     seen = [process.step(cores=0.4, waited=0.5) for _ in range(100)]
     assert not seen[30]
@@ -66,23 +66,23 @@ def test_a_throttled_worker_is_held_by_its_quota() -> None:
 
 def test_throttling_proves_the_quota_again() -> None:
     process = Process()
-    for _ in range(ALLOWANCES):
+    for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
-    assert not process.belief.holds
+    assert not process.belief.is_limiting
     assert not process.step(cores=0.4, waited=0.5), "that shows nothing new"
-    for _ in range(ALLOWANCES):
+    for _ in range(MAX_INTERVALS):
         process.step(cores=0.75, throttled=0.25)
-    assert process.belief.holds
+    assert process.belief.is_limiting
 
 
 def test_another_quota_begins_anew() -> None:
     process = Process()
-    for _ in range(ALLOWANCES):
+    for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
     assert not process.belief.change(QUOTA)
-    assert not process.belief.holds
+    assert not process.belief.is_limiting
     assert process.belief.change(0.2)
-    assert process.belief.holds
+    assert process.belief.is_limiting
     assert process.step(cores=0.19, throttled=0.8)
 
 
@@ -91,6 +91,6 @@ def test_sums_of_a_new_process_begin_again() -> None:
     process.step(cores=0.7, throttled=0.3)
     process.belief.trainer_started()
     process.throttled_s = 0.0
-    for _ in range(ALLOWANCES):
+    for _ in range(MAX_INTERVALS):
         process.step(cores=0.4)
-    assert not process.belief.holds
+    assert not process.belief.is_limiting

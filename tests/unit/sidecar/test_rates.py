@@ -15,9 +15,9 @@ from dlion_worker.sidecar.rates import ChangingRate
 SECONDS, BEFORE, AFTER = 0.4, 20.0, 5.0
 
 
-def rate_of_a_link(rises: int = 1) -> ChangingRate:
+def rate_of_a_link(min_rise_count: int = 1) -> ChangingRate:
     return ChangingRate(
-        least_s=0.02, most_s=3.0, change_fraction=0.2, least_change_s=0.25, rises=rises
+        min_s=0.02, max_s=3.0, change_fraction=0.2, min_change_s=0.25, min_rise_count=min_rise_count
     )
 
 
@@ -44,7 +44,7 @@ def test_a_change_within_an_observation_is_right_two_later(
 
 
 def test_one_observation_that_is_far_too_high_is_no_rise() -> None:
-    rate = rate_of_a_link(rises=3)
+    rate = rate_of_a_link(min_rise_count=3)
     for _ in range(10):
         rate.add(SECONDS * AFTER, SECONDS)
     rate.add(SECONDS * BEFORE, SECONDS)
@@ -61,9 +61,9 @@ observations = st.tuples(
 
 @given(st.lists(observations, max_size=60), st.sampled_from([1, 2]))
 def test_the_estimate_is_what_its_window_holds(
-    taken: list[tuple[float, float, float]], rises: int
+    taken: list[tuple[float, float, float]], min_rise_count: int
 ) -> None:
-    rate = rate_of_a_link(rises)
+    rate = rate_of_a_link(min_rise_count)
     for per_s, seconds, span_s in taken:
         rate.add(per_s * seconds, seconds, span_s)
         kept = list(rate._buckets)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dlion_api.measurements import RefusalCount, StreamRefusals
 from dlion_api.refusals import PeerRefusal
-from dlion_worker.sidecar.refusals import Refusals
-from dlion_worker.told_once import MOST_OF_A_MATTER
+from dlion_worker.once_per_key import MAX_PER_KEY
+from dlion_worker.sidecar.refusal_counter import RefusalCounter
 
 
 def test_all_are_counted_and_each_thing_is_told_once() -> None:
     told: list[str] = []
-    refusals = Refusals(lambda record: told.append(record.words))
+    refusals = RefusalCounter(lambda record: told.append(record.words))
     for words in ("a caller: x", "a caller: x", "a caller: y"):
         refusals.refused(PeerRefusal.BAD_CERTIFICATE, words, dialled=False)
     refusals.refused(PeerRefusal.UNPROVEN, "sidecar of worker 1: z", dialled=True)
     refusals.refused(PeerRefusal.MALFORMED, "sidecar of worker 1: nonsense", dialled=True)
-    refusals.heard(StreamRefusals((RefusalCount("WrongRun", False, 7),)))
+    refusals.set_stream_refusals(StreamRefusals((RefusalCount("WrongRun", False, 7),)))
     assert refusals.counts() == {
         ("measuring", "served", "BadCertificate"): 3,
         ("measuring", "dialled", "Unproven"): 1,
@@ -35,11 +35,11 @@ def test_all_are_counted_and_each_thing_is_told_once() -> None:
 
 def test_strangers_fill_neither_the_memory_nor_the_room_of_others() -> None:
     told: list[str] = []
-    refusals = Refusals(lambda record: told.append(record.words))
-    many = 2 * MOST_OF_A_MATTER
+    refusals = RefusalCounter(lambda record: told.append(record.words))
+    many = 2 * MAX_PER_KEY
     for number in range(many):
         refusals.refused(PeerRefusal.WRONG_RUN, f"{number} " + "x" * 9999, dialled=False)
-    assert len(told) == MOST_OF_A_MATTER
+    assert len(told) == MAX_PER_KEY
     assert max(map(len, told)) <= 500
     assert refusals.counts() == {("measuring", "served", "WrongRun"): many}
     refusals.refused(PeerRefusal.WRONG_RUN, "sidecar of worker 1 refuses us", dialled=True)

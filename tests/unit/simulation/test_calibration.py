@@ -13,11 +13,11 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_worker.simulation.calibration import (
-    LEAST_COST_S,
-    LEAST_OBSERVATION_S,
+    MIN_COST_S,
+    MIN_OBSERVATION_S,
     Observation,
     fit,
-    law,
+    fit_line,
     measure,
     read_costs,
 )
@@ -77,16 +77,16 @@ def test_batches_that_cost_no_more_the_larger_they_are_give_no_law() -> None:
 def test_a_recorded_law_always_costs_something() -> None:
     """As steps of a run may be noisy: those without a law cost what the median did."""
     batch_N = np.array([10.0, 20.0, 40.0])
-    fixed_s, sample_s = law(batch_N, np.array([0.04, 0.04, 0.02]))
+    fixed_s, sample_s = fit_line(batch_N, np.array([0.04, 0.04, 0.02]))
     assert (fixed_s, sample_s) == (0.0, pytest.approx(0.002))
-    assert law(batch_N, np.full(3, 1e-20)) == (0.0, LEAST_COST_S)
+    assert fit_line(batch_N, np.full(3, 1e-20)) == (0.0, MIN_COST_S)
 
 
 def test_one_tiny_step_does_not_bend_the_law_of_a_thousand() -> None:
     batch_N = np.tile(np.array([16.0, 64.0, 256.0, 64.0]), 250)
     cost_N = FIXED_S + SAMPLE_S * batch_N
     cost_N[1] = 1e-7
-    fixed_s, sample_s = law(batch_N, cost_N)
+    fixed_s, sample_s = fit_line(batch_N, cost_N)
     assert fixed_s == pytest.approx(FIXED_S, rel=0.15)
     assert sample_s == pytest.approx(SAMPLE_S, rel=0.15)
 
@@ -111,7 +111,7 @@ def test_every_size_is_timed_once_a_round_and_long_enough() -> None:
         (number, batch) for number in range(1, 5) for batch in BATCHES
     ]
     for one in found:
-        assert one.cpu_s * one.steps >= LEAST_OBSERVATION_S
+        assert one.cpu_s * one.steps >= MIN_OBSERVATION_S
         assert one.cpu_s == pytest.approx(FIXED_S + SAMPLE_S * one.batch_size)
         assert one.wall_s == pytest.approx(2 * one.cpu_s)
     orders = {tuple(o.batch_size for o in found if o.round_number == r) for r in range(1, 5)}
@@ -127,9 +127,9 @@ def test_a_calibration_is_read_as_it_was_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1, 2]", "no JSON object"),
-        ("{", "is no calibration"),
-        ("[" * 5000, "is no calibration"),
+        ("[1, 2]", "not a JSON object"),
+        ("{", "is not a calibration"),
+        ("[" * 5000, "is not a calibration"),
         ('{"version": 2}', "version 2; allowed: 1"),
         ('{"version": 1}', "fixedCoreS.value: not a number"),
         ('{"version": 1, "fixedCoreS": {"value": true}}', "fixedCoreS.value: not a number"),

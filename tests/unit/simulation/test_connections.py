@@ -12,14 +12,14 @@ from dlion_worker.environments.plan import Conditions, WorkerConditions
 from dlion_worker.exchange import LinkDown, LinkUp, QueueRule
 from dlion_worker.simulation.clock import VirtualClock
 from dlion_worker.simulation.connections import (
-    FIRST_WAIT_S,
     HANDSHAKE_ROUND_TRIPS,
+    INITIAL_WAIT_S,
     REDIAL_S,
     SILENCE_S,
-    Connections,
+    VirtualConnections,
 )
 from dlion_worker.simulation.links import VirtualLink
-from dlion_worker.simulation.network import Network
+from dlion_worker.simulation.network import VirtualNetwork
 
 ZERO, ONE, TWO = RANKS = (Rank(0), Rank(1), Rank(2))
 LATENCY_S = 0.02
@@ -47,7 +47,7 @@ class Setting:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.network = Network(self.clock, conditions())
+        self.network = VirtualNetwork(self.clock, conditions())
         self.told: list[tuple[Rank, str, Rank, float]] = []
         self.links = {
             (sender, receiver): VirtualLink(
@@ -56,18 +56,18 @@ class Setting:
             )
             for sender in RANKS for receiver in RANKS if sender != receiver
         }  # fmt: skip
-        self.connections = Connections(
+        self.connections = VirtualConnections(
             self.clock,
             self.network,
             conditions(),
             {rank: frozenset(RANKS) - {rank} for rank in RANKS},
             link=lambda sender, receiver: self.links[sender, receiver],
-            tell=self.tell,
+            notify=self.notify,
             iteration_of=lambda rank: 10 + rank,
         )
         self.connections.begin(RANKS)
 
-    def tell(self, rank: Rank, event: LinkUp | LinkDown) -> None:
+    def notify(self, rank: Rank, event: LinkUp | LinkDown) -> None:
         word = f"up {event.iteration}" if isinstance(event, LinkUp) else "down"
         self.told.append((rank, word, event.peer, self.clock.now_s))
 
@@ -85,12 +85,12 @@ class Setting:
 
 def test_a_death_is_heard_a_latency_later_and_a_new_process_is_linked_with_all() -> None:
     it = Setting()
-    it.connections.died(ONE, "killed")
+    it.connections.process_ended(ONE, "killed")
     assert it.connections.linked(ZERO) == [TWO]
     assert not it.links[ZERO, ONE].is_up
     assert it.run() == [(ZERO, "down", ONE, LATENCY_S), (TWO, "down", ONE, LATENCY_S)]
     began_s = it.clock.now_s
-    it.connections.came(ONE)
+    it.connections.process_started(ONE)
     up_s = began_s + HANDSHAKE_S
     assert it.run() == [
         (ZERO, "up 11", ONE, up_s), (ONE, "up 10", ZERO, up_s),
@@ -120,9 +120,9 @@ def test_a_short_cut_goes_unnoticed_and_a_long_one_lets_the_silent_peer_go() -> 
 
 def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> None:
     it = Setting()
-    it.connections.broken_off(ONE, ZERO, "full")
+    it.connections.disconnect(ONE, ZERO, "full")
     assert not it.links[ZERO, ONE].is_up
-    back_s = FIRST_WAIT_S + HANDSHAKE_S
+    back_s = INITIAL_WAIT_S + HANDSHAKE_S
     assert it.run() == [
         (ONE, "down", ZERO, 0.0), (ZERO, "down", ONE, LATENCY_S),
         (ZERO, "up 11", ONE, back_s), (ONE, "up 10", ZERO, back_s),
@@ -133,8 +133,8 @@ def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> Non
 def test_a_death_behind_a_cut_is_heard_by_the_silence_and_a_new_process_after_the_cut() -> None:
     it = Setting()
     it.cut(TWO)
-    it.clock.after(1.0, lambda: it.connections.died(TWO, "killed"))
-    it.clock.after(2.0, lambda: it.connections.came(TWO))
+    it.clock.after(1.0, lambda: it.connections.process_ended(TWO, "killed"))
+    it.clock.after(2.0, lambda: it.connections.process_started(TWO))
     assert it.run() == [(ZERO, "down", TWO, SILENCE_S), (ONE, "down", TWO, SILENCE_S)]
     assert it.connections.linked(TWO) == []
     began_s = it.clock.now_s
@@ -146,9 +146,9 @@ def test_a_death_behind_a_cut_is_heard_by_the_silence_and_a_new_process_after_th
 def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -> None:
     it = Setting()
     it.cut(TWO)
-    it.clock.after(1.0, lambda: it.connections.died(TWO, "killed"))
+    it.clock.after(1.0, lambda: it.connections.process_ended(TWO, "killed"))
     it.clock.after(2.0, it.cut)
-    it.clock.after(2.0, lambda: it.connections.came(TWO))
+    it.clock.after(2.0, lambda: it.connections.process_started(TWO))
     up_s = 2.0 + HANDSHAKE_S
     assert it.run() == [
         (ZERO, "down", TWO, up_s), (ZERO, "up 12", TWO, up_s), (TWO, "up 10", ZERO, up_s),
@@ -158,16 +158,16 @@ def test_whoever_is_back_before_its_death_was_heard_is_first_told_of_as_gone() -
 
 def test_regrouped_workers_are_linked_where_both_want_it() -> None:
     setting = Setting()
-    setting.connections.regroup(ZERO, frozenset({ONE}))
+    setting.connections.set_neighbours(ZERO, frozenset({ONE}))
     assert not setting.links[ZERO, TWO].is_up
     assert not setting.links[TWO, ZERO].is_up
     told = setting.run()
     assert told == [(ZERO, "down", TWO, 0.0), (TWO, "down", ZERO, pytest.approx(LATENCY_S))]
-    setting.connections.regroup(ZERO, frozenset({ONE, TWO}))
-    setting.connections.regroup(TWO, frozenset({ONE}))  # before the handshake is over
+    setting.connections.set_neighbours(ZERO, frozenset({ONE, TWO}))
+    setting.connections.set_neighbours(TWO, frozenset({ONE}))  # before the handshake is over
     assert setting.run() == []
     began_s = setting.clock.now_s
-    setting.connections.regroup(TWO, frozenset({ZERO, ONE}))
+    setting.connections.set_neighbours(TWO, frozenset({ZERO, ONE}))
     assert [(rank, word, peer) for rank, word, peer, _ in setting.run()] == [
         (ZERO, "up 12", TWO),
         (TWO, "up 10", ZERO),
@@ -178,11 +178,11 @@ def test_regrouped_workers_are_linked_where_both_want_it() -> None:
 
 def test_who_comes_back_is_linked_with_its_neighbours_of_then() -> None:
     setting = Setting()
-    setting.connections.died(TWO, "gone")
+    setting.connections.process_ended(TWO, "gone")
     setting.run()
-    setting.connections.regroup(ZERO, frozenset({ONE}))
-    setting.connections.regroup(TWO, frozenset({ONE}))
-    setting.connections.came(TWO)
+    setting.connections.set_neighbours(ZERO, frozenset({ONE}))
+    setting.connections.set_neighbours(TWO, frozenset({ONE}))
+    setting.connections.process_started(TWO)
     assert {(rank, peer) for rank, word, peer, _ in setting.run() if word != "down"} == {
         (ONE, TWO),
         (TWO, ONE),

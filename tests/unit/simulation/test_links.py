@@ -9,8 +9,8 @@ from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
 from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.interface import Message, MessageKind
 from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.links import HEADER_BYTES, MOST_QUEUED, VirtualLink
-from dlion_worker.simulation.network import WIRE_EFFICIENCY, Network
+from dlion_worker.simulation.links import HEADER_BYTES, MAX_QUEUED_MESSAGES, VirtualLink
+from dlion_worker.simulation.network import WIRE_EFFICIENCY, VirtualNetwork
 
 RATE = 1e6
 
@@ -22,7 +22,7 @@ class Setting:
         self.clock = VirtualClock()
         pipe = Pipe(frozenset({Rank(1)}), RATE / WIRE_EFFICIENCY)
         self.pipe = pipe
-        self.network = Network(self.clock, self.conditions(latency_s))
+        self.network = VirtualNetwork(self.clock, self.conditions(latency_s))
         self.delivered: list[tuple[int, float]] = []
         self.given_up: list[str] = []
         self.link = VirtualLink(
@@ -97,13 +97,13 @@ def test_a_delivery_tells_bytes_and_the_time_the_link_was_busy() -> None:
 
 def test_room_is_a_budget_less_what_is_held_above_half_of_one() -> None:
     it = Setting()
-    assert it.link.room_bytes() is None
+    assert it.link.sendable_bytes() is None
     it.link.set_budget(1_000_000)
-    assert it.link.room_bytes() == 1_000_000
+    assert it.link.sendable_bytes() == 1_000_000
     it.link.push(gradient(1, 1_000_000))
-    assert it.link.room_bytes() == pytest.approx(500_000, abs=150)
+    assert it.link.sendable_bytes() == pytest.approx(500_000, abs=150)
     it.run_until(0.75)
-    assert it.link.room_bytes() == 1_000_000
+    assert it.link.sendable_bytes() == 1_000_000
 
 
 def test_a_link_that_is_closed_loses_what_is_on_it_and_says_so() -> None:
@@ -130,14 +130,14 @@ def test_a_link_that_is_closed_loses_what_is_on_it_and_says_so() -> None:
 def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> None:
     it = Setting()
     it.link.set_budget(200_000)  # a window of four messages
-    for iteration in range(MOST_QUEUED + 4):
+    for iteration in range(MAX_QUEUED_MESSAGES + 4):
         it.link.push(gradient(iteration, 100_000))
     assert it.given_up == []
     it.link.push(gradient(99, 100_000))
     assert len(it.given_up) == 1
-    assert f"allowed: {MOST_QUEUED}" in it.given_up[0]
+    assert f"allowed: {MAX_QUEUED_MESSAGES}" in it.given_up[0]
     newest = Setting(QueueRule.NEWEST)
-    for iteration in range(3 * MOST_QUEUED):
+    for iteration in range(3 * MAX_QUEUED_MESSAGES):
         newest.link.push(gradient(iteration, 1_000_000))
     assert newest.given_up == []
 

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.environments.loss import tcp_bytes_per_s
+from dlion_worker.environments.packet_loss import tcp_bytes_per_s
 from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
 from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.network import WIRE_EFFICIENCY, Network
+from dlion_worker.simulation.network import WIRE_EFFICIENCY, VirtualNetwork
 
 RATE = 1e6
 
@@ -33,7 +33,7 @@ def conditions(uplink: list[float], *, cut: frozenset[Rank] = frozenset()) -> Co
 
 
 def finished(
-    network: Network, clock: VirtualClock, transfers: list[tuple[int, int, int]]
+    network: VirtualNetwork, clock: VirtualClock, transfers: list[tuple[int, int, int]]
 ) -> dict[tuple[int, int], float]:
     times: dict[tuple[int, int], float] = {}
 
@@ -49,13 +49,13 @@ def finished(
 
 def test_a_transfer_alone_has_the_slower_of_both_ends() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([4 * RATE, RATE]))
+    network = VirtualNetwork(clock, conditions([4 * RATE, RATE]))
     assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(2.0)}
 
 
 def test_an_uplink_is_shared_and_what_ends_leaves_its_share_to_the_rest() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([RATE, 9 * RATE, 9 * RATE]))
+    network = VirtualNetwork(clock, conditions([RATE, 9 * RATE, 9 * RATE]))
     times = finished(network, clock, [(0, 1, 1_000_000), (0, 2, 500_000)])
     assert times[0, 2] == pytest.approx(1.0)
     assert times[0, 1] == pytest.approx(1.5)
@@ -63,21 +63,21 @@ def test_an_uplink_is_shared_and_what_ends_leaves_its_share_to_the_rest() -> Non
 
 def test_what_one_receiver_cannot_take_goes_to_the_others() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([RATE, RATE / 4, RATE]))
+    network = VirtualNetwork(clock, conditions([RATE, RATE / 4, RATE]))
     times = finished(network, clock, [(0, 1, 250_000), (0, 2, 750_000)])
     assert times == {(0, 1): pytest.approx(1.0), (0, 2): pytest.approx(1.0)}
 
 
 def test_a_change_of_rate_holds_for_what_is_under_way() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([RATE, RATE]))
+    network = VirtualNetwork(clock, conditions([RATE, RATE]))
     clock.after(1.0, lambda: network.set_conditions(conditions([RATE / 2, RATE])))
     assert finished(network, clock, [(0, 1, 2_000_000)]) == {(0, 1): pytest.approx(3.0)}
 
 
 def test_nothing_passes_a_cut_link_until_it_is_restored() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([RATE, RATE], cut=frozenset({Rank(1)})))
+    network = VirtualNetwork(clock, conditions([RATE, RATE], cut=frozenset({Rank(1)})))
     clock.after(5.0, lambda: network.set_conditions(conditions([RATE, RATE])))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(6.0)}
 
@@ -96,18 +96,18 @@ def test_loss_leaves_a_link_what_the_formula_says_and_others_the_rest() -> None:
     left = tcp_bytes_per_s(0.02, 0.05)
     assert left < RATE / 2
     clock = VirtualClock()
-    times = finished(Network(clock, lossy), clock, [(0, 1, 1_000_000), (0, 2, 1_000_000)])
+    times = finished(VirtualNetwork(clock, lossy), clock, [(0, 1, 1_000_000), (0, 2, 1_000_000)])
     assert times[0, 1] == pytest.approx(1_000_000 / left)
     assert times[0, 2] == pytest.approx(1_000_000 / (RATE - left))
     clock = VirtualClock()
-    both = finished(Network(clock, lossy), clock, [(0, 1, 500_000), (1, 0, 1_000_000)])
+    both = finished(VirtualNetwork(clock, lossy), clock, [(0, 1, 500_000), (1, 0, 1_000_000)])
     assert both[0, 1] == pytest.approx(500_000 / left)
     assert both[1, 0] == pytest.approx(1.0)
 
 
 def test_a_transfer_that_is_given_up_never_ends_and_leaves_its_share() -> None:
     clock = VirtualClock()
-    network = Network(clock, conditions([RATE, RATE, RATE]))
+    network = VirtualNetwork(clock, conditions([RATE, RATE, RATE]))
     doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("given up"))
     clock.after(1.0, lambda: network.end(doomed))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(1.5)}

@@ -6,29 +6,29 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_worker.environments import Straggler
-from dlion_worker.simulation.pace import Pace
+from dlion_worker.simulation.stragglers import StragglerModel
 
 ZERO, ONE = Rank(0), Rank(1)
 
 
 def test_a_straggler_is_slow_within_its_time_and_others_never() -> None:
     slow = Straggler(frozenset({ZERO}), 6.0, begins_s=10.0, ends_s=20.0)
-    pace = Pace([slow], seed=1, rank=ZERO)
+    pace = StragglerModel([slow], seed=1, rank=ZERO)
     assert [pace.next_slowdown(now_s) for now_s in (9.9, 10.0, 19.9, 20.0)] == [1, 6, 6, 1]
-    other = Pace([slow], seed=1, rank=ONE)
+    other = StragglerModel([slow], seed=1, rank=ONE)
     assert [other.next_slowdown(now_s) for now_s in (9.9, 10.0, 19.9)] == [1, 1, 1]
 
 
 def test_slowdowns_at_once_multiply() -> None:
     always = Straggler(frozenset({ZERO}), 2.0)
-    assert Pace([always, always], seed=1, rank=ZERO).next_slowdown(0.0) == 4.0
+    assert StragglerModel([always, always], seed=1, rank=ZERO).next_slowdown(0.0) == 4.0
 
 
 def test_chance_is_as_often_as_said_follows_the_seed_and_differs_between_workers() -> None:
     now_and_then = Straggler(frozenset({ZERO, ONE}), 6.0, 0.25)
 
     def steps(seed: int, rank: Rank) -> list[float]:
-        pace = Pace([now_and_then], seed=seed, rank=rank)
+        pace = StragglerModel([now_and_then], seed=seed, rank=rank)
         return [pace.next_slowdown(0.0) for _ in range(4000)]
 
     first = steps(1, ZERO)
@@ -41,7 +41,10 @@ def test_chance_is_as_often_as_said_follows_the_seed_and_differs_between_workers
 
 def test_draws_are_by_steps_whether_they_count_or_not() -> None:
     late = Straggler(frozenset({ZERO}), 6.0, 0.5, begins_s=10.0)
-    early, later = Pace([late], seed=3, rank=ZERO), Pace([late], seed=3, rank=ZERO)
+    early, later = (
+        StragglerModel([late], seed=3, rank=ZERO),
+        StragglerModel([late], seed=3, rank=ZERO),
+    )
     whole = [early.next_slowdown(10.0) for _ in range(20)]
     half = [later.next_slowdown(0.0 if step < 10 else 10.0) for step in range(20)]
     assert half[:10] == [1.0] * 10

@@ -21,12 +21,12 @@ from dlion_api.progress import (
 from dlion_api.spec import load_job
 from dlion_worker.environments.plan import Conditions
 from dlion_worker.simulation.network import WIRE_EFFICIENCY
-from dlion_worker.simulation.recorded import (
+from dlion_worker.simulation.recorded_run import (
     CHANGE_FRACTION,
     SETTLED_S,
     WINDOW_S,
     Latencies,
-    Recorded,
+    RecordedConditions,
     recorded_plan,
 )
 from local_run import job_document
@@ -66,7 +66,7 @@ def plan_of(
     *,
     has_quotas: bool = False,
     latencies: Latencies = ((0.0, {}),),
-) -> Recorded:
+) -> RecordedConditions:
     job = load_job(job_document(workers), source="test")
     return recorded_plan(
         records, job.workers(), latencies=latencies, has_quotas=has_quotas, source="runs/a"

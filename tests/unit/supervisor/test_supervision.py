@@ -12,32 +12,32 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_worker.supervisor.supervision import (
-    Began,
-    End,
-    Exit,
-    Exited,
+    ChildExited,
+    ChildStarted,
+    ExitStatus,
+    ExitSupervisor,
     Instruction,
-    Send,
-    Signalled,
-    Start,
-    Started,
+    LogEvent,
+    SendSignal,
+    StartChild,
+    StopSignal,
     Supervision,
-    Tell,
-    TimeCame,
+    SupervisorStarted,
+    TimerExpired,
 )
 
-CRASH = Exited(Exit(code=ExitCode.FAILED))
+CRASH = ChildExited(ExitStatus(code=ExitCode.FAILED))
 
 
 def acts(instructions: tuple[Instruction, ...]) -> list[Instruction]:
     """Without what is only logged."""
-    return [instruction for instruction in instructions if not isinstance(instruction, Tell)]
+    return [instruction for instruction in instructions if not isinstance(instruction, LogEvent)]
 
 
 def running(max_restarts: int = 10, grace_s: float = 4.0) -> Supervision:
     supervision = Supervision(max_restarts=max_restarts, grace_s=grace_s)
-    assert acts(supervision.handle(Began(), 0.0)) == [Start()]
-    supervision.handle(Started(42), 0.0)
+    assert acts(supervision.handle(SupervisorStarted(), 0.0)) == [StartChild()]
+    supervision.handle(ChildStarted(42), 0.0)
     return supervision
 
 
@@ -49,7 +49,7 @@ def test_waits_double_up_to_ten_seconds() -> None:
         assert supervision.due_s is not None
         waits_s.append(supervision.due_s - now_s)
         now_s = supervision.due_s
-        assert acts(supervision.handle(TimeCame(), now_s)) == [Start()]
+        assert acts(supervision.handle(TimerExpired(), now_s)) == [StartChild()]
         assert supervision.due_s is None
     assert waits_s == [1, 2, 4, 8, 10, 10]
 
@@ -57,71 +57,73 @@ def test_waits_double_up_to_ten_seconds() -> None:
 def test_a_healthy_minute_resets_the_wait() -> None:
     supervision = running()
     supervision.handle(CRASH, 1.0)
-    supervision.handle(TimeCame(), 2.0)
+    supervision.handle(TimerExpired(), 2.0)
     supervision.handle(CRASH, 61.9)  # lived 59.9 s
     assert supervision.due_s == pytest.approx(63.9)
-    supervision.handle(TimeCame(), 63.9)
+    supervision.handle(TimerExpired(), 63.9)
     supervision.handle(CRASH, 123.9)  # lived 60 s
     assert supervision.due_s == pytest.approx(124.9)
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [(Exit(code=69), 69), (Exit(signal=signal.SIGSEGV), 139)]
+    ("last", "code"), [(ExitStatus(code=69), 69), (ExitStatus(signal=signal.SIGSEGV), 139)]
 )
-def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: Exit, code: int) -> None:
+def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: ExitStatus, code: int) -> None:
     supervision = running(max_restarts=2)
     for now_s in (100.0, 200.0):
         assert acts(supervision.handle(CRASH, now_s)) == []
-        supervision.handle(TimeCame(), now_s + 1)
-    assert acts(supervision.handle(Exited(last), 300.0)) == [End(code)]
+        supervision.handle(TimerExpired(), now_s + 1)
+    assert acts(supervision.handle(ChildExited(last), 300.0)) == [ExitSupervisor(code)]
 
 
 def test_exactly_the_documented_codes_are_fatal() -> None:
-    fatal = {code for code in range(256) if Exit(code=code).fatal}
+    fatal = {code for code in range(256) if ExitStatus(code=code).fatal}
     assert fatal == {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130}
-    assert not any(Exit(signal=number).fatal for number in range(1, 65))
+    assert not any(ExitStatus(signal=number).fatal for number in range(1, 65))
 
 
 @pytest.mark.parametrize("code", [0, 65, 130])
 def test_a_fatal_code_ends_it(code: int) -> None:
-    assert acts(running().handle(Exited(Exit(code=code)), 5.0)) == [End(code)]
+    assert acts(running().handle(ChildExited(ExitStatus(code=code)), 5.0)) == [ExitSupervisor(code)]
 
 
 def test_a_signal_is_passed_on_and_the_childs_end_is_ours() -> None:
     supervision = running()
-    assert acts(supervision.handle(Signalled(signal.SIGINT), 1.0)) == [Send(signal.SIGINT)]
+    assert acts(supervision.handle(StopSignal(signal.SIGINT), 1.0)) == [SendSignal(signal.SIGINT)]
     # Even a code that would be restarted: somebody asked for the end.
-    assert acts(supervision.handle(CRASH, 2.0)) == [End(1)]
+    assert acts(supervision.handle(CRASH, 2.0)) == [ExitSupervisor(1)]
 
 
 def test_a_child_that_dies_of_the_signal_passed_on_was_interrupted() -> None:
     supervision = running()
-    supervision.handle(Signalled(signal.SIGTERM), 1.0)
-    ended = Exited(Exit(signal=signal.SIGTERM))
-    assert acts(supervision.handle(ended, 1.1)) == [End(ExitCode.INTERRUPTED)]
+    supervision.handle(StopSignal(signal.SIGTERM), 1.0)
+    ended = ChildExited(ExitStatus(signal=signal.SIGTERM))
+    assert acts(supervision.handle(ended, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
 
 
 def test_who_does_not_stop_within_the_grace_is_killed_once() -> None:
     supervision = running(grace_s=4.0)
-    supervision.handle(Signalled(signal.SIGTERM), 1.0)
+    supervision.handle(StopSignal(signal.SIGTERM), 1.0)
     assert supervision.due_s == 5.0
     # Asked again: passed on again, but the time to be killed does not move.
-    assert acts(supervision.handle(Signalled(signal.SIGTERM), 3.0)) == [Send(signal.SIGTERM)]
+    assert acts(supervision.handle(StopSignal(signal.SIGTERM), 3.0)) == [SendSignal(signal.SIGTERM)]
     assert supervision.due_s == 5.0
-    assert acts(supervision.handle(TimeCame(), 5.0)) == [Send(signal.SIGKILL)]
+    assert acts(supervision.handle(TimerExpired(), 5.0)) == [SendSignal(signal.SIGKILL)]
     assert supervision.due_s is None
-    killed = Exited(Exit(signal=signal.SIGKILL))
-    assert acts(supervision.handle(killed, 5.1)) == [End(137)]
+    killed = ChildExited(ExitStatus(signal=signal.SIGKILL))
+    assert acts(supervision.handle(killed, 5.1)) == [ExitSupervisor(137)]
 
 
 def test_a_signal_between_two_starts_ends_it_at_once() -> None:
     supervision = running()
     supervision.handle(CRASH, 1.0)
-    assert acts(supervision.handle(Signalled(signal.SIGTERM), 1.5)) == [End(ExitCode.INTERRUPTED)]
+    assert acts(supervision.handle(StopSignal(signal.SIGTERM), 1.5)) == [
+        ExitSupervisor(ExitCode.INTERRUPTED)
+    ]
 
 
 def test_in_a_pod_used_up_restarts_have_a_code_of_their_own() -> None:
     supervision = Supervision(max_restarts=0, grace_s=4.0, given_up_code=ExitCode.RESTARTS)
-    supervision.handle(Began(), 0.0)
-    killed = Exited(Exit(signal=signal.SIGKILL))
-    assert acts(supervision.handle(killed, 1.0)) == [End(ExitCode.RESTARTS)]
+    supervision.handle(SupervisorStarted(), 0.0)
+    killed = ChildExited(ExitStatus(signal=signal.SIGKILL))
+    assert acts(supervision.handle(killed, 1.0)) == [ExitSupervisor(ExitCode.RESTARTS)]

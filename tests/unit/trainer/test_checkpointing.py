@@ -22,7 +22,7 @@ from dlion_worker import policies
 from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
 from dlion_worker.exchange import StateSnapshot
 from dlion_worker.policies.interface import (
-    Descend,
+    ApplyGradient,
     Instruction,
     Layout,
     LocalStepDone,
@@ -30,7 +30,7 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Send,
+    SendMessage,
 )
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.stopping import JobProgress
@@ -73,7 +73,9 @@ class Worker:
 
     def sent(self, *, value: float) -> np.ndarray:
         """What the peer reads of a local step."""
-        (payload,) = (one.message.payload for one in self.step(value=value) if type(one) is Send)
+        (payload,) = (
+            one.message.payload for one in self.step(value=value) if type(one) is SendMessage
+        )
         part = decode_gradient(payload, SIZE)
         return np.asarray(part.weighted(np.float32(1)))
 
@@ -104,7 +106,7 @@ def test_a_step_whose_update_a_peer_has_made_is_not_done_again(tmp_path: Path) -
     again = Worker(tmp_path, peers=False)
     again.checkpointer.load()
     weights_D = np.full(SIZE, 3, np.float32)
-    again.checkpointer.overtake(StateSnapshot(1, 8, weights_D.tobytes()))
+    again.checkpointer.adopt(StateSnapshot(1, 8, weights_D.tobytes()))
     assert (again.progress.iteration, again.progress.own_samples) == (1, 8)
     assert again.stream.place == 1
     assert again.machine.next_iteration() == 2
@@ -124,7 +126,7 @@ def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_upda
     np.savez(path, **{n: kept[n] for n in kept.files if not n.startswith("after.policies.")})
     again = Worker(tmp_path, peers=False, residual="perLink")
     assert again.checkpointer.load()
-    again.checkpointer.overtake(StateSnapshot(1, 8, bytes(4 * SIZE)))
+    again.checkpointer.adopt(StateSnapshot(1, 8, bytes(4 * SIZE)))
     assert (again.progress.iteration, again.stream.place) == (1, 1)
     assert again.machine.next_iteration() == 2
     state = again.machine.state()
@@ -134,7 +136,7 @@ def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_upda
 def test_a_state_of_another_iteration_leaves_this_workers_place_in_its_data(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.stream.place = 5
-    worker.checkpointer.overtake(StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes()))
+    worker.checkpointer.adopt(StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes()))
     assert (worker.progress.iteration, worker.stream.place) == (9, 5)
     assert worker.machine.next_iteration() == 10
 
@@ -178,7 +180,7 @@ def test_what_a_step_whose_update_a_peer_has_made_held_back_is_sent_later(
     worker.checkpointer.save()
     again = Worker(tmp_path, peers=False, codec="float16", **exchange)
     again.checkpointer.load()
-    again.checkpointer.overtake(StateSnapshot(1, 8, bytes(4 * SIZE)))
+    again.checkpointer.adopt(StateSnapshot(1, 8, bytes(4 * SIZE)))
     again.machine.handle(MemberJoined(Rank(1), 1))
     worker.hear(1)
     worker.checkpointer.end_step()
@@ -197,9 +199,13 @@ def test_gradients_that_arrived_for_weights_which_a_peers_replace_are_dropped(
         again = Worker(tmp_path, peers=False, mode="bounded")
         again.checkpointer.load()
         if is_overtaken:
-            again.checkpointer.overtake(StateSnapshot(9, 8, bytes(4 * SIZE)))
-        (descend,) = (one for one in again.step(is_held=False) if isinstance(one, Descend))
-        assert np.array_equal(descend.gradient_D, np.full(SIZE, 1.0 if is_overtaken else 2.0))
+            again.checkpointer.adopt(StateSnapshot(9, 8, bytes(4 * SIZE)))
+        (apply_gradient,) = (
+            one for one in again.step(is_held=False) if isinstance(one, ApplyGradient)
+        )
+        assert np.array_equal(
+            apply_gradient.gradient_D, np.full(SIZE, 1.0 if is_overtaken else 2.0)
+        )
 
 
 @pytest.mark.parametrize("exchange", RESIDUALS, ids=RESIDUAL_IDS)
@@ -212,7 +218,7 @@ def test_what_was_held_back_is_void_where_a_peers_weights_are_taken(
     worker.checkpointer.save()
     again = Worker(tmp_path, peers=False, codec="float16", mode="bounded", **exchange)
     again.checkpointer.load()
-    again.checkpointer.overtake(StateSnapshot(9, 8, bytes(4 * SIZE)))
+    again.checkpointer.adopt(StateSnapshot(9, 8, bytes(4 * SIZE)))
     assert again.machine.next_iteration() == 10
     state = again.machine.state()
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]

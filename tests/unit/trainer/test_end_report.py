@@ -31,21 +31,25 @@ def membership(*states: MemberState, expected: int = 4) -> Membership:
     return Membership(1, JOB.key, expected, members)
 
 
-def missing(*states: MemberState, held: tuple[int, ...], expected: int = 4) -> tuple[int, ...]:
-    ranks = [Rank(rank) for rank in held]
-    told = end_report(REASON, 60, held=ranks, membership=membership(*states, expected=expected))
-    assert told.ranks == held
+def missing(
+    *states: MemberState, saved_ranks: tuple[int, ...], expected: int = 4
+) -> tuple[int, ...]:
+    ranks = [Rank(rank) for rank in saved_ranks]
+    told = end_report(
+        REASON, 60, saved_ranks=ranks, membership=membership(*states, expected=expected)
+    )
+    assert told.ranks == saved_ranks
     return told.missing
 
 
 def test_the_reason_is_the_stop_rules_own_words() -> None:
-    told = end_report(REASON, 60, held=(), membership=membership(READY, READY))
+    told = end_report(REASON, 60, saved_ranks=(), membership=membership(READY, READY))
     assert told == EndReport("maxSteps 60 reached", 60)
     assert is_stop_rule(told.stop_reason)
 
 
 @pytest.mark.parametrize(
-    ("states", "held", "expected", "lacks"),
+    ("states", "saved_ranks", "expected", "lacks"),
     [
         ((READY, READY, READY), (0, 1, 2), 4, ()),  # the fourth has never joined
         ((READY, READY, LOST), (0, 1), 4, (2,)),
@@ -55,9 +59,12 @@ def test_the_reason_is_the_stop_rules_own_words() -> None:
     ],
 )
 def test_missing_is_who_has_joined_and_is_still_wanted(
-    states: tuple[MemberState, ...], held: tuple[int, ...], expected: int, lacks: tuple[int, ...]
+    states: tuple[MemberState, ...],
+    saved_ranks: tuple[int, ...],
+    expected: int,
+    lacks: tuple[int, ...],
 ) -> None:
-    assert missing(*states, held=held, expected=expected) == lacks
+    assert missing(*states, saved_ranks=saved_ranks, expected=expected) == lacks
 
 
 def test_it_stands_in_the_file_alone_and_where_there_is_none_nothing_fails(tmp_path: Path) -> None:

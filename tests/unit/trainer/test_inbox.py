@@ -18,11 +18,11 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Regrouped,
+    TopologyChanged,
 )
-from dlion_worker.trainer import rendezvous
-from dlion_worker.trainer.inbox import DEPARTURE_S, Farewell, Inbox, farewell
-from dlion_worker.trainer.rendezvous import Answer, Role
+from dlion_worker.trainer import join_barrier
+from dlion_worker.trainer.inbox import DEPARTURE_S, EventInbox, StopKind, stop_message
+from dlion_worker.trainer.join_barrier import JoinAnswer, JoinRole
 
 A, B = Rank(1), Rank(2)
 
@@ -33,43 +33,46 @@ def sent() -> list[tuple[Rank, Message]]:
 
 
 @pytest.fixture
-def inbox(sent: list[tuple[Rank, Message]]) -> Inbox:
-    return Inbox(lambda peer, message: sent.append((peer, message)))
+def inbox(sent: list[tuple[Rank, Message]]) -> EventInbox:
+    return EventInbox(lambda peer, message: sent.append((peer, message)))
 
 
 def gradient(sender: Rank, iteration: int) -> MessageArrived:
     return MessageArrived(sender, Message(MessageKind.GRADIENT, iteration, 8, payload=b"x"))
 
 
-def arrive(inbox: Inbox, *arrivals: object) -> list[object]:
+def arrive(inbox: EventInbox, *arrivals: object) -> list[object]:
     for arrival in arrivals:
         inbox.put(arrival)  # type: ignore[arg-type]
     return list(inbox.drain())
 
 
-def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: Inbox, sent: list) -> None:
-    question = MessageArrived(A, rendezvous.ask(5))
+def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: EventInbox, sent: list) -> None:
+    question = MessageArrived(A, join_barrier.join_request(5))
     inbox.iteration = 3
     assert arrive(inbox, LinkUp(A, 1, 0), question) == []
-    assert sent == [(A, rendezvous.ask()), (A, rendezvous.answer(5, done=3, role=Role.OUT))]
+    assert sent == [
+        (A, join_barrier.join_request()),
+        (A, join_barrier.join_answer(5, done=3, role=JoinRole.OUT)),
+    ]
 
 
-def test_what_came_early_is_handed_over_at_the_start(inbox: Inbox) -> None:
-    early = [gradient(A, 7), gradient(A, 8)]
-    assert arrive(inbox, LinkUp(A, 1, 6), *early) == []
-    assert inbox.start(7) == [MemberJoined(A, 7), early[1]]
+def test_what_came_early_is_handed_over_at_the_start(inbox: EventInbox) -> None:
+    early_messages = [gradient(A, 7), gradient(A, 8)]
+    assert arrive(inbox, LinkUp(A, 1, 6), *early_messages) == []
+    assert inbox.start(7) == [MemberJoined(A, 7), early_messages[1]]
     assert inbox.start(7) == [MemberJoined(A, 7)], "handed over once"
 
 
-def test_another_latecomers_iteration_is_known_at_the_start(inbox: Inbox) -> None:
-    arrive(inbox, LinkUp(A, 1, 0), MessageArrived(A, rendezvous.ask(12)))
+def test_another_latecomers_iteration_is_known_at_the_start(inbox: EventInbox) -> None:
+    arrive(inbox, LinkUp(A, 1, 0), MessageArrived(A, join_barrier.join_request(12)))
     progress = MessageArrived(A, Message(MessageKind.PROGRESS, 11))
     assert inbox.start(4) == [MemberJoined(A, 4), progress]
 
 
-def test_after_the_start_links_and_questions_are_events(inbox: Inbox, sent: list) -> None:
+def test_after_the_start_links_and_questions_are_events(inbox: EventInbox, sent: list) -> None:
     inbox.start(0)
-    question = MessageArrived(A, rendezvous.ask(5))
+    question = MessageArrived(A, join_barrier.join_request(5))
     arrived = [LinkUp(A, 1, 4), question, gradient(A, 5), LinkDown(A, 1, "gone")]
     assert arrive(inbox, *arrived) == [
         MemberJoined(A, 4), question, gradient(A, 5), MemberLeft(A),
@@ -77,29 +80,31 @@ def test_after_the_start_links_and_questions_are_events(inbox: Inbox, sent: list
     assert sent == []
 
 
-def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: Inbox) -> None:
-    answer = MessageArrived(A, rendezvous.answer(0, done=9, role=Role.IN))
+def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: EventInbox) -> None:
+    answer = MessageArrived(A, join_barrier.join_answer(0, done=9, role=JoinRole.IN))
     arrive(inbox, LinkUp(A, 1, 0), answer, gradient(A, 3), gradient(B, 3))
-    assert inbox.answers == {A: Answer(0, 9, Role.IN)}
-    first = inbox.lives[A]
+    assert inbox.answers == {A: JoinAnswer(0, 9, JoinRole.IN)}
+    first = inbox.link_epochs[A]
     arrive(inbox, LinkDown(A, 1, "gone"))
     assert (inbox.answers, inbox.linked) == ({}, set())
-    assert [message.sender for message in inbox.early] == [B]
+    assert [message.sender for message in inbox.early_messages] == [B]
     arrive(inbox, LinkUp(A, 2, 0))
-    assert inbox.lives[A] != first
+    assert inbox.link_epochs[A] != first
 
 
-def test_only_a_peers_own_step_counts_as_heard(inbox: Inbox) -> None:
+def test_only_a_peers_own_step_counts_as_heard(inbox: EventInbox) -> None:
     greeting = MessageArrived(B, Message(MessageKind.PROGRESS, 6))
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0), gradient(A, 6), greeting)
-    assert inbox.heard_at(6) == {A}
+    assert inbox.peers_with_step(6) == {A}
 
 
-def test_the_first_to_stop_says_why_and_where(inbox: Inbox) -> None:
-    stop = farewell("maxSteps 9 reached", 9)
+def test_the_first_to_stop_says_why_and_where(inbox: EventInbox) -> None:
+    stop = stop_message("maxSteps 9 reached", 9)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     assert (
-        arrive(inbox, MessageArrived(A, stop), MessageArrived(B, farewell("x", 8, Farewell.SAVED)))
+        arrive(
+            inbox, MessageArrived(A, stop), MessageArrived(B, stop_message("x", 8, StopKind.SAVED))
+        )
         == []
     )
     assert (inbox.stop_reason, inbox.stop_iteration) == ("worker 1: maxSteps 9 reached", 9)
@@ -109,13 +114,13 @@ def test_the_first_to_stop_says_why_and_where(inbox: Inbox) -> None:
 
 
 def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+    inbox: EventInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
-    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
     assert arrive(inbox, leaving, LinkDown(A, 1, "closing"), LinkDown(B, 1, "died")) == [
         MemberLeft(B)
     ]
@@ -143,29 +148,29 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
         for rank, state in states.items()
     )
     told = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
-    inbox = Inbox(lambda peer, message: None, lambda: told)
+    inbox = EventInbox(lambda peer, message: None, lambda: told)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
-    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
     left = [MemberLeft(A)] if is_gone else []
     assert arrive(inbox, leaving, LinkDown(A, 1, "closing")) == left
 
 
-def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: Inbox) -> None:
+def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: EventInbox) -> None:
     arrive(inbox, LinkUp(A, 1, 0))
     inbox.start(0)
-    leaving = MessageArrived(A, farewell("SIGTERM", 3, Farewell.LEAVING))
+    leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
     arrive(inbox, leaving, LinkDown(A, 1, "closing"))
     assert arrive(inbox, LinkUp(A, 2, 0)) == [MemberLeft(A), MemberJoined(A, 0)]
 
 
-def test_who_comes_after_the_end_is_told_at_once(inbox: Inbox, sent: list) -> None:
-    inbox.farewell = farewell("over", 9)
+def test_who_comes_after_the_end_is_told_at_once(inbox: EventInbox, sent: list) -> None:
+    inbox.stop_message = stop_message("over", 9)
     arrive(inbox, LinkUp(A, 1, 0))
-    assert sent == [(A, inbox.farewell)]
+    assert sent == [(A, inbox.stop_message)]
 
 
-def test_nonsense_is_kept_as_a_refusal(inbox: Inbox) -> None:
+def test_nonsense_is_kept_as_a_refusal(inbox: EventInbox) -> None:
     nonsense = MessageArrived(A, Message(MessageKind.MEET, 1, payload=b"what"))
     assert arrive(inbox, nonsense) == []
     assert [refused.peer for refused in inbox.take_refusals()] == [A]
@@ -173,9 +178,9 @@ def test_nonsense_is_kept_as_a_refusal(inbox: Inbox) -> None:
 
 
 def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_come(
-    inbox: Inbox,
+    inbox: EventInbox,
 ) -> None:
-    first, second, third = (Regrouped({A: frozenset({Rank(peer)})}) for peer in (2, 3, 4))
+    first, second, third = (TopologyChanged({A: frozenset({Rank(peer)})}) for peer in (2, 3, 4))
     assert arrive(inbox, first, LinkUp(A, 1, 6), second) == []
     assert inbox.start(7) == [second, MemberJoined(A, 7)]
     assert arrive(inbox, third, LinkDown(A, 1, "no neighbour any more")) == [third, MemberLeft(A)]

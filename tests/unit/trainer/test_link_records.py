@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from dlion_api.names import Rank
 from dlion_api.progress import LinkRecord, ProgressRecord
-from dlion_worker.exchange import LinkState
+from dlion_worker.exchange import LinkCounters
 from dlion_worker.trainer.reporting import Reporter
 
-QUIET = LinkState(
+QUIET = LinkCounters(
     connected=True,
     incarnation=1,
     queued_bytes=0,

@@ -22,7 +22,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_worker.policies.interface import Message, MessageKind
-from dlion_worker.trainer import entrance
+from dlion_worker.trainer import admission
 from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
@@ -114,8 +114,8 @@ def test_nobody_is_stuck_whoever_vanishes_on_the_way_in(seed: int, policy: str) 
     nodes = {Rank(r): Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)}
     try:
         for kill in range(4 * KILLS):
-            _wait(lambda: any(node.is_in for node in nodes.values()), f"kill {kill}")
-            stays = chance.choice(sorted(rank for rank, node in nodes.items() if node.is_in))
+            _wait(lambda: any(node.is_training for node in nodes.values()), f"kill {kill}")
+            stays = chance.choice(sorted(rank for rank, node in nodes.items() if node.is_training))
             (goes,) = nodes.keys() - {stays}
             nodes[goes].kill()
             every.append(nodes[goes])
@@ -179,15 +179,18 @@ def test_a_site_counts_once_though_a_worker_of_it_is_linked(
         looks.append(3600.0 * len(looks))
         return looks[-1]
 
-    monkeypatch.setattr(entrance, "time", SimpleNamespace(monotonic=an_hour_later))
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=an_hour_later))
     job = synchronous_job({"a": 2, "b": 2}, 10_000_000, min_sites=2, deadline_s=1)
     network = Network(random.Random(0), DELAY_S)
     nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
     try:
         _wait(lambda: all(len(node.inbox.answers) == 1 for node in nodes), "linked")
         looked = len(looks)
-        _wait(lambda: len(looks) > looked + 4 or any(node.is_in for node in nodes), "looked again")
-        assert not any(node.is_in for node in nodes)
+        _wait(
+            lambda: len(looks) > looked + 4 or any(node.is_training for node in nodes),
+            "looked again",
+        )
+        assert not any(node.is_training for node in nodes)
         nodes.append(Node(job, Rank(2), network, 1, NAP_S).start())
         _wait(lambda: all(len(node.hashes) > 3 for node in nodes), "without the last of site b")
     finally:

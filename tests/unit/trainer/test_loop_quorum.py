@@ -18,7 +18,7 @@ import pytest
 from tests.unit.trainer.test_loop_cluster import differing
 
 from dlion_api.names import Rank
-from dlion_worker.trainer import rendezvous
+from dlion_worker.trainer import join_barrier
 from loop_cluster import Network, Node, synchronous_job
 
 NAP_S, DELAY_S = 0.003, 0.003
@@ -43,7 +43,7 @@ def all_step(nodes: Iterable[Node]) -> None:
 def hold_still(nodes: Iterable[Node]) -> None:
     """They come to do so, and end no more than the step that was under way."""
     nodes = list(nodes)
-    wait_until(lambda: all(node.holds_still for node in nodes), "all hold still")
+    wait_until(lambda: all(node.lacks_quorum for node in nodes), "all hold still")
     before = [len(node.hashes) for node in nodes]
     time.sleep(SOME_STEPS_S)
     assert all(len(node.hashes) <= steps + 1 for node, steps in zip(nodes, before, strict=True))
@@ -62,7 +62,7 @@ def test_a_site_alone_holds_still_until_the_other_is_back() -> None:
 
         nodes[lost] = Node(job, lost, network, 2, NAP_S).start()
         all_step(nodes.values())
-        assert not any(node.holds_still for node in nodes.values())
+        assert not any(node.lacks_quorum for node in nodes.values())
         assert not differing(list(nodes.values()))
 
         nodes[lost].kill()
@@ -89,7 +89,7 @@ def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
         all_step(nodes.values())
         assert alone.replica.taken == 1
         assert not any(node.replica.taken for node in others)
-        assert not any(node.holds_still for node in nodes.values())
+        assert not any(node.lacks_quorum for node in nodes.values())
 
         network.cut_off(alone)
         hold_still([alone])
@@ -101,7 +101,9 @@ def test_a_site_that_held_still_while_others_trained_comes_in_anew() -> None:
 
 
 def test_one_that_is_told_to_stop_on_its_way_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "WHOLE_S", 3600.0)  # it waits for the one that is gone
+    monkeypatch.setattr(
+        join_barrier, "ALL_LINKS_WAIT_S", 3600.0
+    )  # it waits for the one that is gone
     job = synchronous_job({"a": 1, "b": 1, "c": 1, "d": 1}, 10_000_000, min_sites=2)
     network = Network(random.Random(3), DELAY_S)
     ranks = [worker.rank for worker in job.workers()]

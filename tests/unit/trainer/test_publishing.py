@@ -26,16 +26,16 @@ import tensorflow as tf
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import Authority
-from dlion_worker.exchange import LinkDown, LinkUp, StateSnapshot, StateWanted
+from dlion_operator.authority import CertificateAuthority
+from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_worker.trainer.publishing import CLOSE_WITHIN_S, Publisher
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
-from dlion_worker.training.programs import Program, builtin
+from dlion_worker.training.programs import TrainingProgram, builtin
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials, identity, introduce
 
-WEIGHTS = StateWanted(weights_only=True)
+WEIGHTS = StateRequest(weights_only=True)
 SITE_OF = {0: PLANT_A, 1: PLANT_A, 2: PLANT_B}
 SAMPLES = {0: 100, 1: 300, 2: 600}
 X = np.random.default_rng(3).integers(0, 256, (24, 8, 8, 1), dtype=np.uint8)
@@ -65,7 +65,7 @@ def job() -> Job:
     )
 
 
-def replica(rank: int, program: Program | None = None) -> LocalReplica:
+def replica(rank: int, program: TrainingProgram | None = None) -> LocalReplica:
     """A replica with weights of its own."""
     model = FlatModel(
         program or builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=rank
@@ -96,10 +96,10 @@ def answers(model: FlatModel, weights_D: np.ndarray) -> np.ndarray:
 class Peer(Worker):
     """An exchange that gives its replica's state, unless it is told otherwise."""
 
-    def __init__(self, rank: int, authorities: dict[SiteName, Authority]) -> None:
+    def __init__(self, rank: int, authorities: dict[SiteName, CertificateAuthority]) -> None:
         who = identity(rank, SITE_OF[rank])
         self.replica = replica(rank)
-        self.give: Callable[[], StateSnapshot] = lambda: self.replica.provide(WEIGHTS)
+        self.give: Callable[[], StateSnapshot] = lambda: self.replica.snapshot_for(WEIGHTS)
         super().__init__(who, credentials(who, authorities))
 
     @property
@@ -115,7 +115,7 @@ class Peer(Worker):
 @pytest.fixture
 def peers() -> Iterator[list[Peer]]:
     """Three linked workers."""
-    authorities = {site: Authority(site) for site in (PLANT_A, PLANT_B)}
+    authorities = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
     them = [Peer(rank, authorities) for rank in SITE_OF]
     introduce(*them)
     for peer in them:
@@ -288,7 +288,7 @@ def test_a_full_disk_is_reported_and_the_last_model_stands(
     assert (reason, warning) == ("PublishFailed", True)
     assert "No space left" in message
     assert "Free some space" in message
-    assert message.endswith("the last model stands")
+    assert message.endswith("the previous model is kept")
     assert {path.name: path.read_bytes() for path in published.folder.iterdir()} == before
     published.publisher.publish()
     assert published.events[-1][0] == "ModelPublished", "and once there is space, a new one"
@@ -330,7 +330,7 @@ def test_closing_stops_a_publication_that_waits_for_a_peer(
 
     def late() -> StateSnapshot:
         gate.wait()
-        return peers[1].replica.provide(WEIGHTS)
+        return peers[1].replica.snapshot_for(WEIGHTS)
 
     peers[1].give = late
     close_in_the_middle(Published(peers[0], tmp_path), gate)
@@ -360,7 +360,7 @@ def test_closing_stops_a_publication_that_evaluates(peers: list[Peer], tmp_path:
     for peer in peers[1:]:
         peer.exchange.close()
         peers[0].wait_for(LinkDown)
-    own = replica(0, Program("gated", build))
+    own = replica(0, TrainingProgram("gated", build))
     batches.clear()
     gate.reached.clear()
     gate.opened.clear()

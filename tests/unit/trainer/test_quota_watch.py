@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 from dlion_api.measurements import CpuAllowance
-from dlion_worker.sidecar.node_facts import OwnCpu
-from dlion_worker.trainer.quota_watch import LOOK_S, TELL_S, QuotaWatch
+from dlion_worker.sidecar.node_facts import ProcessCpuLimits
+from dlion_worker.trainer.quota_watch import READ_INTERVAL_S, REPORT_INTERVAL_S, QuotaWatch
 
 
 def control_group(root: Path) -> Path:
@@ -27,7 +27,7 @@ def control_group(root: Path) -> Path:
 def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
     group = control_group(tmp_path)
     now_s = 100.0
-    watch = QuotaWatch(OwnCpu(tmp_path), clock=lambda: now_s)
+    watch = QuotaWatch(ProcessCpuLimits(tmp_path), clock=lambda: now_s)
     assert watch.cores == 0.2
     first = watch.allowance(now=False)
     assert first is not None
@@ -36,15 +36,15 @@ def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
 
     (group / "cpu.max").write_text("80000 100000\n")
     assert not watch.changed(), "just looked at"
-    now_s += LOOK_S
+    now_s += READ_INTERVAL_S
     assert watch.changed()
     told = watch.allowance(now=True)
     assert told is not None
     assert told.quota_cores == 0.8
-    now_s += LOOK_S
+    now_s += READ_INTERVAL_S
     assert not watch.changed()
     assert watch.allowance(now=False) is None
-    now_s += TELL_S
+    now_s += REPORT_INTERVAL_S
     assert watch.allowance(now=False) is not None
 
     (group / "cpu.max").write_text("max 100000\n")
@@ -54,7 +54,7 @@ def test_a_change_is_seen_once_and_reported(tmp_path: Path) -> None:
 
 def test_a_change_is_told_while_a_step_goes_on(tmp_path: Path) -> None:
     group = control_group(tmp_path)
-    watch = QuotaWatch(OwnCpu(tmp_path))
+    watch = QuotaWatch(ProcessCpuLimits(tmp_path))
     told: list[CpuAllowance] = []
     came = threading.Event()
 
@@ -62,7 +62,7 @@ def test_a_change_is_told_while_a_step_goes_on(tmp_path: Path) -> None:
         told.append(allowance)
         came.set()
 
-    with watch.telling(tell):
+    with watch.reporting_changes(tell):
         (group / "cpu.max").write_text("80000 100000\n")
         assert came.wait(10)
     assert [one.quota_cores for one in told] == [0.8]

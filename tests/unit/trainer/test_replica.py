@@ -16,7 +16,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker.exchange import StateWanted
+from dlion_worker.exchange import StateRequest
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
@@ -54,14 +54,16 @@ def fresh(seed: int) -> LocalReplica:
     model = FlatModel(builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=seed)
     optimizer = FlatOptimizer(job().spec.trainer.optimizer, model.layout.size)
     made = LocalReplica(job(), Rank(0), model, optimizer)
-    descend(made, iteration=1)
+    apply_gradient(made, iteration=1)
     return made
 
 
-def descend(replica: LocalReplica, *, iteration: int) -> None:
+def apply_gradient(replica: LocalReplica, *, iteration: int) -> None:
     chance = np.random.default_rng(iteration)
     gradient_D = chance.normal(size=replica.model.layout.size).astype(np.float32)
-    replica.descend(gradient_D, batch_samples=32, iteration=iteration, samples=32 * iteration)
+    replica.apply_gradient(
+        gradient_D, batch_samples=32, iteration=iteration, samples=32 * iteration
+    )
 
 
 def other_weights(replica: LocalReplica) -> np.ndarray:
@@ -77,7 +79,7 @@ def test_a_transfer_merges_weights_and_leaves_moments_alone(replica: LocalReplic
     own_D, moments_M = replica.model.weights_D.copy(), replica.optimizer.flat_state().copy()
     other_D = other_weights(replica)
 
-    replica.mix(other_D, FRACTION)
+    replica.blend(other_D, FRACTION)
 
     np.testing.assert_allclose(replica.model.weights_D, merged(own_D, other_D), atol=1e-6)
     assert moments_M[:-2].any()
@@ -88,14 +90,14 @@ def test_two_that_meet_where_their_weights_come_to_rest_are_one_after_some_steps
     """Whatever their moments hold: what one takes of the other is where these lead it to."""
     one, other = fresh(seed=1), fresh(seed=1)
     for iteration in range(1, 6):
-        descend(one, iteration=iteration)
+        apply_gradient(one, iteration=iteration)
     asking_D, other_D = one.resting_D, other.resting_D
     apart = abs(one.weights_D - other.weights_D).max()
 
-    one.mix(other_D, 1.0, asking_D)
+    one.blend(other_D, 1.0, asking_D)
     for iteration in range(6, 126):
         for each in (one, other):
-            descend(each, iteration=iteration)
+            apply_gradient(each, iteration=iteration)
 
     assert apart > 1e-3
     np.testing.assert_allclose(one.weights_D, other.weights_D, atol=0.01 * apart)
@@ -103,10 +105,10 @@ def test_two_that_meet_where_their_weights_come_to_rest_are_one_after_some_steps
 
 def test_who_takes_a_state_over_goes_on_as_its_donor_does(replica: LocalReplica) -> None:
     taker = fresh(seed=2)
-    taker.take_over(replica.provide(StateWanted()))
+    taker.restore_from(replica.snapshot_for(StateRequest()))
     assert taker.iteration == replica.iteration == 1
     for one in (replica, taker):
-        descend(one, iteration=2)
+        apply_gradient(one, iteration=2)
     np.testing.assert_array_equal(taker.model.weights_D, replica.model.weights_D)
 
 
@@ -115,13 +117,13 @@ def test_what_peers_have_still_to_get_is_not_given_with_a_state(replica: LocalRe
     replica.withhold(withheld_D)
     taker = fresh(seed=2)
     taker.withhold(other_weights(taker))
-    taker.take_over(replica.provide(StateWanted()))
+    taker.restore_from(replica.snapshot_for(StateRequest()))
     expected_D = replica.model.weights_D - withheld_D
     np.testing.assert_array_equal(taker.model.weights_D, expected_D)
     again = fresh(seed=3)
-    again.take_over(taker.provide(StateWanted()))
+    again.restore_from(taker.snapshot_for(StateRequest()))
     np.testing.assert_array_equal(again.model.weights_D, expected_D, "what it withheld is void")
-    judged = replica.provide(StateWanted(weights_only=True))
+    judged = replica.snapshot_for(StateRequest(weights_only=True))
     assert bytes(judged.payload).startswith(replica.model.weights_D.tobytes())
 
 
@@ -133,13 +135,15 @@ def test_no_state_is_given_between_an_update_and_what_follows_from_it(
     with ThreadPoolExecutor() as pool:
         given = []
 
-        def then() -> None:
-            given.append(pool.submit(replica.provide, StateWanted()))
+        def on_updated() -> None:
+            given.append(pool.submit(replica.snapshot_for, StateRequest()))
             with pytest.raises(TimeoutError):
                 given[0].result(timeout=0.1)
             replica.withhold(withheld_D)
 
-        replica.descend(gradient_D, batch_samples=32, iteration=2, samples=64, then=then)
+        replica.apply_gradient(
+            gradient_D, batch_samples=32, iteration=2, samples=64, on_updated=on_updated
+        )
         snapshot = given[0].result(timeout=30)
     expected_D = replica.model.weights_D - withheld_D
     assert bytes(snapshot.payload).startswith(expected_D.tobytes())
@@ -147,11 +151,11 @@ def test_no_state_is_given_between_an_update_and_what_follows_from_it(
 
 def test_a_state_is_given_once_it_holds_the_update_that_is_wanted(replica: LocalReplica) -> None:
     with ThreadPoolExecutor() as pool:
-        given = pool.submit(replica.provide, StateWanted(at_least=3))
+        given = pool.submit(replica.snapshot_for, StateRequest(at_least=3))
         for iteration in (2, 3):
             with pytest.raises(TimeoutError):
                 given.result(timeout=0.05)
-            descend(replica, iteration=iteration)
+            apply_gradient(replica, iteration=iteration)
         snapshot = given.result(timeout=30)
     assert snapshot.iteration == 3
     weights_D = replica.model.weights_D

@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError, DataError
 from dlion_worker.trainer.snapshot import (
-    WorkerState,
+    TrainingState,
     load_checkpoint,
     pack,
     save_checkpoint,
     set_aside,
-    storage_words,
+    storage_error_message,
     unpack,
 )
 
-STATE = WorkerState(
+STATE = TrainingState(
     np.arange(5, dtype=np.float32), np.ones(2, np.float32), np.full(3, 7, np.float32)
 )
 
 
-def same(a: WorkerState, b: WorkerState) -> bool:
+def same(a: TrainingState, b: TrainingState) -> bool:
     return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in vars(a))
 
 
@@ -39,9 +39,9 @@ def test_a_state_comes_back_from_its_bytes() -> None:
 
 
 def test_weights_alone_leave_the_optimizer_as_it_is() -> None:
-    other = WorkerState(STATE.weights_D * 2, STATE.model_state_S * 2, np.zeros(3, np.float32))
+    other = TrainingState(STATE.weights_D * 2, STATE.model_state_S * 2, np.zeros(3, np.float32))
     taken = unpack(pack(other, weights_only=True), STATE, weights_only=True)
-    assert same(taken, WorkerState(other.weights_D, other.model_state_S, STATE.optimizer_M))
+    assert same(taken, TrainingState(other.weights_D, other.model_state_S, STATE.optimizer_M))
 
 
 @given(st.binary(max_size=80), st.booleans())
@@ -55,7 +55,7 @@ def test_hostile_bytes_are_refused_or_finite(payload: bytes, weights_only: bool)
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(value: float) -> None:
-    poisoned = WorkerState(STATE.weights_D.copy(), STATE.model_state_S, STATE.optimizer_M)
+    poisoned = TrainingState(STATE.weights_D.copy(), STATE.model_state_S, STATE.optimizer_M)
     poisoned.weights_D[3] = value
     with pytest.raises(ContractError, match="finite"):
         unpack(pack(poisoned, weights_only=False), STATE, weights_only=False)
@@ -97,7 +97,7 @@ def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("weights.npy", b"no array")
-    with pytest.raises(DataError, match=r"checkpoint\.npz .*no array"):
+    with pytest.raises(DataError, match=r"checkpoint\.npz .*not an array"):
         load_checkpoint(path)
 
 
@@ -114,4 +114,4 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes() == before
     assert not path.with_suffix(".writing").is_symlink()
-    assert "Free some space" in storage_words(caught.value)
+    assert "Free some space" in storage_error_message(caught.value)

@@ -30,7 +30,7 @@ class Burning(Node):
 
     for_links = True
 
-    def room_bytes(self) -> dict[Rank, float]:
+    def sendable_bytes(self) -> dict[Rank, float]:
         if self.for_links:
             burn()
         return {}

@@ -18,7 +18,7 @@ import pytest
 from dlion_api.measurements import Directive
 from dlion_api.spec import Job, load_job
 from dlion_worker.sidecar_client import SidecarClient
-from dlion_worker.trainer.companions import UNTOLD_S, Companions
+from dlion_worker.trainer.background_tasks import MAX_TOTAL_WAIT_S, BackgroundTasks
 from dlion_worker.training.datasets import BatchStream, DataSet
 
 OWN_SAMPLES = 24
@@ -63,26 +63,26 @@ def sidecar(tmp_path: Path) -> Iterator[SidecarClient]:
     client.close()
 
 
-def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object]) -> Companions:
+def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object]) -> BackgroundTasks:
     x, y = np.zeros((OWN_SAMPLES, 8, 8, 1), np.float32), np.zeros(OWN_SAMPLES, np.int32)
     data = DataSet({"own": (x, y)}, x, y, class_count=10, training_set_samples=2 * OWN_SAMPLES)
     others: dict[str, Any] = dict.fromkeys(
-        ("replica", "exchange", "neighbourhood", "coordination", "credentials", "reporter")
+        ("replica", "exchange", "peer_selection", "coordination", "credentials", "reporter")
     )
     stream = BatchStream(data, seed=0, rank=0)
-    return Companions(
+    return BackgroundTasks(
         job(dataset), None, data=data, stream=stream, sidecar=sidecar, now_s=clock,  # type: ignore[arg-type]
-        kept=lambda _: None, **others,
+        on_saved=lambda _: None, **others,
     )  # fmt: skip
 
 
 def test_a_worker_that_waits_before_its_first_step_knows_no_number(sidecar: SidecarClient) -> None:
     clock = Clock()
     known = companions(sidecar, clock, OF_ITS_OWN)
-    clock.now_s += 10 * UNTOLD_S  # it joins, and pulls a state over a slow link
+    clock.now_s += 10 * MAX_TOTAL_WAIT_S  # it joins, and pulls a state over a slow link
     assert known.training_set_samples(False) == 0
     assert known.training_set_samples(True) == 0
-    clock.now_s += UNTOLD_S
+    clock.now_s += MAX_TOTAL_WAIT_S
     assert known.training_set_samples(True) == 0
     clock.now_s += 1.0
     assert known.training_set_samples(True) == 2 * OWN_SAMPLES

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError, DataError
 from dlion_worker.training.datasets import BatchStream, DataSet
+from example_counts import examples
 
 
 def _part(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +45,7 @@ def _numbers(stream: BatchStream, size: int) -> list[int]:
     return y_B.tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     count=st.integers(1, 40),
     sizes=st.lists(st.integers(1, 100), max_size=8),
@@ -68,7 +69,7 @@ def test_order_follows_seed_rank_and_epoch() -> None:
     assert _numbers(_stream(50, seed=2), 50) != first
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(count=st.integers(1, 30), before=st.lists(st.integers(1, 50), max_size=5))
 def test_a_restored_stream_gives_the_same_next_batch(count: int, before: list[int]) -> None:
     stream, other = _stream(count), _stream(count)
@@ -112,7 +113,7 @@ def test_removed_samples_never_come_again() -> None:
     assert sorted(_numbers(stream, 10)) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     calls=st.lists(
         st.tuples(

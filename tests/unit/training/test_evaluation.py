@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.training.evaluation import Evaluated, Evaluator, sketch, weights_hash
+from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator, sketch, weights_hash
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import builtin
+from example_counts import examples
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ class _Evaluations:
     """An evaluator whose results wait until they are let through."""
 
     def __init__(self, model: FlatModel, samples: tuple, **options: object) -> None:
-        self.results: list[Evaluated] = []
+        self.results: list[EvaluatedSnapshot] = []
         self.errors: list[Exception] = []
         self.gate = threading.Event()
         self.entered = threading.Event()
@@ -44,7 +45,7 @@ class _Evaluations:
             model, *samples, on_result=self._keep, on_error=self.errors.append, **settings
         )
 
-    def _keep(self, result: Evaluated) -> None:
+    def _keep(self, result: EvaluatedSnapshot) -> None:
         self.results.append(result)
         self.entered.set()
         assert self.gate.wait(30)
@@ -98,7 +99,7 @@ def test_a_failed_evaluation_is_told_and_the_next_one_works(model: FlatModel, sa
     runs.evaluator.close()
 
 
-def _raise(_: Evaluated) -> None:
+def _raise(_: EvaluatedSnapshot) -> None:
     raise OSError("disk full")
 
 
@@ -114,7 +115,7 @@ def test_closing_drops_what_waits(model: FlatModel, samples) -> None:
     assert runs.evaluator.evaluate_all("end").evaluation.samples == 120
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 1000), size=st.sampled_from([1_000, 70_000]))
 def test_a_sketch_keeps_distances(seed: int, size: int) -> None:
     generator = np.random.default_rng(seed)

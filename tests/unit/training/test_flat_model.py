@@ -20,7 +20,7 @@ import tensorflow as tf
 from dlion_api.errors import ContractError, DataError, ProgramError
 from dlion_worker.training.evaluation import weights_hash
 from dlion_worker.training.model import FlatModel
-from dlion_worker.training.programs import Program, builtin
+from dlion_worker.training.programs import TrainingProgram, builtin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def _batch(size: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _model(build: object = None, **options: object) -> FlatModel:
-    program = builtin("digits") if build is None else Program("mine", lambda *_: build())
+    program = builtin("digits") if build is None else TrainingProgram("mine", lambda *_: build())
     settings = {"input_shape": SHAPE, "class_count": 10, "seed": 3, **options}
     return FlatModel(program, **settings)
 
@@ -190,7 +190,9 @@ def test_an_infinite_gradient_is_flagged() -> None:
 
 def test_a_large_but_finite_gradient_is_not_flagged() -> None:
     model = FlatModel(
-        Program("steep", builtin("digits").build, loss=lambda _, logits: logits[:, 0] * 1e25),
+        TrainingProgram(
+            "steep", builtin("digits").build, loss=lambda _, logits: logits[:, 0] * 1e25
+        ),
         input_shape=SHAPE,
         class_count=10,
         seed=1,

@@ -23,8 +23,8 @@ def test_a_trainer_starts_without_what_only_keras_extras_use() -> None:
 import sys, dlion_worker.trainer.__main__
 {NAMES}
 import matplotlib, sklearn
-from dlion_worker.training.datasets import named
-print(found, len(named.digits()[1]))
+from dlion_worker.training.datasets import named_datasets
+print(found, len(named_datasets.digits()[1]))
 """
     assert _said(program) == "[] 1797"
 

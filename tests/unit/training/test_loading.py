@@ -44,7 +44,7 @@ def test_shares_and_held_out_samples_make_up_the_whole(make_job) -> None:
     rows = np.concatenate([_train(s)[0].reshape(-1, 64) for s in shares] + [
         shares[0].held_out_x.reshape(-1, 64)
     ])  # fmt: skip
-    everything = datasets.loading.named.digits()[0].reshape(-1, 64)
+    everything = datasets.loading.named_datasets.digits()[0].reshape(-1, 64)
     assert sorted(map(bytes, rows)) == sorted(map(bytes, everything))
 
 
@@ -129,7 +129,7 @@ def test_a_path_with_the_sites_name_leads_to_its_own_data(tmp_path: Path, make_j
 
 def test_data_that_does_not_do_is_told(tmp_path: Path, make_job) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((1, 4), np.float32), y=np.zeros(1, int))
-    with pytest.raises(DataError, match=r"1 samples are too few to hold 0\.1 of them out"):
+    with pytest.raises(DataError, match=r"1 samples are too few to hold out 0\.1 of them"):
         _load_all(make_job(path="a.npz", format="npz"), tmp_path)
     np.savez(tmp_path / "b.npz", x=np.zeros((9, 4), np.float32), y=np.zeros(9, int))
     np.savez(tmp_path / "c.npz", x=np.zeros((9, 5), np.float32), y=np.zeros(9, int))

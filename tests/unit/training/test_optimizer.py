@@ -17,6 +17,7 @@ from dlion_api.errors import ContractError
 from dlion_api.spec import Optimizer
 from dlion_worker.training import optimizer as module
 from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
+from example_counts import examples
 
 SIZE = 37
 
@@ -42,7 +43,7 @@ def _run_ours(spec: Optimizer, gradients: np.ndarray, rate: float) -> np.ndarray
     return weights_D
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     rate=st.floats(1e-4, 1),
@@ -59,7 +60,7 @@ def test_sgd_follows_keras(seed: int, rate: float, momentum: float, nesterov: bo
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     rate=st.floats(1e-4, 1),

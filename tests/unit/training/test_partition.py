@@ -17,12 +17,13 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Dataset, SiteClasses
 from dlion_worker.training.datasets.partition import (
+    part_index,
     partition,
     partition_of_file,
-    place_of,
     shares_of_classes,
     site_classes,
 )
+from example_counts import examples
 
 
 def _workers(*sizes: int) -> list[WorkerIdentity]:
@@ -38,7 +39,7 @@ def _labels(count: int, classes: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, classes, count).astype(np.int32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     rule=st.sampled_from(["iid", "dirichlet", "bySite"]),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
@@ -175,6 +176,6 @@ def test_default_ranges_cover_all_classes() -> None:
 
 def test_who_comes_to_a_group_that_grows_shares_the_samples_of_one_that_was_there() -> None:
     began_with = _workers(2, 3)
-    assert [place_of(worker, began_with) for worker in began_with] == [0, 1, 2, 3, 4]
+    assert [part_index(worker, began_with) for worker in began_with] == [0, 1, 2, 3, 4]
     later = [WorkerIdentity(Rank(20 + i), SiteName("site-1"), "g", i) for i in range(3, 7)]
-    assert [place_of(worker, began_with) for worker in later] == [2, 3, 4, 2]
+    assert [part_index(worker, began_with) for worker in later] == [2, 3, 4, 2]

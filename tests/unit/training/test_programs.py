@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 WORKER = WorkerIdentity(Rank(0), SiteName("plant-a"), "small", 0)
 
 
-def _load(folder: Path, text: str) -> programs.Program:
+def _load(folder: Path, text: str) -> programs.TrainingProgram:
     (folder / "mine.py").write_text(textwrap.dedent(text))
     return programs.load(ProgramSpec(file="mine.py"), directory=folder)
 
 
-def _build(program: programs.Program, shape: tuple[int, ...] = (4,), classes: int = 2) -> FlatModel:
+def _build(
+    program: programs.TrainingProgram, shape: tuple[int, ...] = (4,), classes: int = 2
+) -> FlatModel:
     return FlatModel(program, input_shape=shape, class_count=classes, seed=1)
 
 
@@ -176,7 +178,7 @@ def test_a_missing_file_or_module_is_named(tmp_path: Path) -> None:
         ),
         (
             "return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, 'softmax')])",
-            r"ends in a softmax.*or bring a loss of your own",
+            r"ends in a softmax.*or define your own loss",
         ),
     ],
 )
@@ -214,7 +216,7 @@ def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
         ("return np.zeros((3, 4)), np.zeros(3)", r"labels must be class numbers \(given: float64"),
         ("return np.full((3, 4), np.nan), np.zeros(3, int)", "sample 0 holds NaN"),
         ("return np.zeros((3, 4)), np.array([0, -1, 0])", "label out of range"),
-        ("return np.array([['a']]), np.zeros(1, int)", "of a type that cannot be trained on"),
+        ("return np.array([['a']]), np.zeros(1, int)", "unsupported sample type"),
     ],
 )
 def test_data_that_breaks_the_protocol_is_told(

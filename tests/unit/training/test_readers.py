@@ -25,7 +25,7 @@ import tensorflow as tf
 from dlion_api.document import explain
 from dlion_api.errors import DataError
 from dlion_api.spec import Dataset
-from dlion_worker.training.datasets import folder, keras_cache, named, npz, opening
+from dlion_worker.training.datasets import folder, keras_cache, named_datasets, npz, open_sources
 from dlion_worker.training.datasets.tfrecord import TFRecordSource, record_count
 
 
@@ -57,7 +57,7 @@ def test_several_files_are_one_source(tmp_path: Path, images, write_records) -> 
     write_records(tmp_path / "a.tfrecord", x[:30], y[:30])
     (tmp_path / ".hidden.tfrecord").write_bytes(b"nonsense")
     spec = Dataset(path="x", format="tfrecord")
-    source = opening.open_path(tmp_path, spec, None)
+    source = open_sources.open_path(tmp_path, spec, None)
     np.testing.assert_array_equal(source.labels, y)
     chosen = np.array([1, 29, 30, 39])
     np.testing.assert_array_equal(source.read(chosen), x[chosen])
@@ -185,13 +185,13 @@ def test_classes_txt_numbers_the_folders(tmp_path: Path) -> None:
     _write_images(tmp_path / "data", {"cat": 1, "ant": 1})
     (tmp_path / "classes.txt").write_text("dog\ncat\nant\n")
     spec = Dataset(path="data", format="images")
-    names = opening.class_names(tmp_path / "data", spec, None)
-    source = opening.open_path(tmp_path / "data", spec, names)
+    names = open_sources.class_names(tmp_path / "data", spec, None)
+    source = open_sources.open_path(tmp_path / "data", spec, names)
     assert source.labels.tolist() == [2, 1]
-    assert opening.class_count_of(names, "data", source.labels) == 3
+    assert open_sources.class_count_of(names, "data", source.labels) == 3
     _write_images(tmp_path / "data", {"emu": 1})
     with pytest.raises(DataError, match=r"emu: no such class \(allowed: dog, cat, ant\)"):
-        opening.open_path(tmp_path / "data", spec, names)
+        open_sources.open_path(tmp_path / "data", spec, names)
 
 
 def test_an_image_file_that_is_wrong_is_named(tmp_path: Path) -> None:
@@ -205,19 +205,19 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     for form in ("tfrecord", "npz", "images"):
         spec = Dataset(path="x", format=form)
         with pytest.raises(DataError, match="no such"):
-            opening.open_path(tmp_path / "none", spec, None)
+            open_sources.open_path(tmp_path / "none", spec, None)
         (tmp_path / form).mkdir()
         with pytest.raises(DataError, match=r"no data in this directory|no images found"):
-            opening.open_path(tmp_path / form, spec, None)
+            open_sources.open_path(tmp_path / form, spec, None)
 
 
 def test_labels_beyond_classes_txt_are_refused() -> None:
     with pytest.raises(DataError, match=r"label 2, but classes\.txt names 2 classes"):
-        opening.class_count_of(["a", "b"], "data", np.array([0, 2], np.int32))
+        open_sources.class_count_of(["a", "b"], "data", np.array([0, 2], np.int32))
 
 
 def test_digits_are_small_grey_images() -> None:
-    x, y = named.digits()
+    x, y = named_datasets.digits()
     assert x.shape == (1797, 8, 8, 1)
     assert x.dtype == np.uint8
     assert x.max() == 255
@@ -229,8 +229,8 @@ def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
         raise Exception("URL fetch failure")
 
     monkeypatch.setattr("keras.datasets.mnist.load_data", no_network)
-    with pytest.raises(DataError, match=r"neither in Keras' cache .*URL fetch failure"):
-        named.keras_images("mnist")
+    with pytest.raises(DataError, match=r"not in Keras' cache .*URL fetch failure"):
+        named_datasets.keras_images("mnist")
 
 
 def test_keras_data_is_had_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_keras_data_is_had_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPa
         return pair, pair
 
     monkeypatch.setattr("keras.datasets.mnist.load_data", load_data)
-    named.keras_images("mnist")
+    named_datasets.keras_images("mnist")
     assert held == [1]
     subprocess.run(free, check=True)
 
@@ -263,7 +263,7 @@ def test_keras_data_is_read_where_no_lock_can_be_had(
 ) -> None:
     (tmp_path / "dlion.lock").symlink_to(tmp_path / "elsewhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    with keras_cache.alone():
+    with keras_cache.cache_lock():
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -278,8 +278,8 @@ def test_every_keras_set_that_the_manifest_names_is_one_of_keras() -> None:
 
 LOAD = """
 import numpy as np
-from dlion_worker.training.datasets import named
-train, held_out = named.keras_images("fashion_mnist")
+from dlion_worker.training.datasets import named_datasets
+train, held_out = named_datasets.keras_images("fashion_mnist")
 np.savez("read.npz", *train, *held_out)
 """
 
@@ -292,7 +292,7 @@ def _idx(path: Path, values: np.ndarray) -> None:
 
 def test_keras_data_in_the_cache_is_read_by_keras_itself(tmp_path: Path) -> None:
     """In a process of its own, as Keras reads KERAS_HOME once; no proxy answers, should it ask."""
-    x, y = named.digits()
+    x, y = named_datasets.digits()
     x, y = np.pad(x[..., 0].repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2))), y.astype(np.uint8)
     cache = tmp_path / "datasets" / "fashion-mnist"
     cache.mkdir(parents=True)

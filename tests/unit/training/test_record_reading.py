@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.tfrecord import TFRecordSource
+from example_counts import examples
 
 FORMS = ("png", "png16", "grey", "jpeg")
 SHAPE = (9, 7, 3)
@@ -92,7 +93,7 @@ def _some(data: st.DataObject, count: int) -> list[int]:
 
 
 @given(files, st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_what_is_chosen_is_what_single_records_give(file: File, data: st.DataObject) -> None:
     index_K = _some(data, len(file.forms))
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +108,7 @@ def test_what_is_chosen_is_what_single_records_give(file: File, data: st.DataObj
 
 
 @given(files, st.data(), st.sampled_from(["cut", "size", "text"]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_wrong_image_is_told_where_it_is_chosen(
     file: File, data: st.DataObject, kind: str
 ) -> None:
@@ -140,7 +141,7 @@ def _first_wrong(kind: str, number: int, index_K: list[int]) -> int | None:
 
 
 @given(files, st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_wrong_checksum_is_told_whichever_are_chosen(file: File, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(file.forms) - 1))
     with tempfile.TemporaryDirectory() as folder:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_worker.training.datasets import selection
-from dlion_worker.training.datasets.named import digits
+from dlion_worker.training.datasets.named_datasets import digits
 from dlion_worker.training.datasets.tfrecord import TFRecordSource
+from example_counts import examples
 
 CIFAR = Path(__file__).parents[3].parent / "shared" / "data" / "cifar10" / "test.tfrecord"
 THRESHOLD = 0.05
@@ -30,7 +31,7 @@ def _noisy(x: np.ndarray, times: int, deviation: float) -> np.ndarray:
 
 
 def _kept(x: np.ndarray, y: np.ndarray, threshold: float = THRESHOLD) -> np.ndarray:
-    return selection.NearDuplicates(threshold).fresh(x, y, ["all"] * len(y))
+    return selection.NearDuplicates(threshold).select_new(x, y, ["all"] * len(y))
 
 
 def _naive(x: np.ndarray, y: np.ndarray, threshold: float) -> list[int]:
@@ -46,7 +47,7 @@ def _naive(x: np.ndarray, y: np.ndarray, threshold: float) -> list[int]:
     return kept
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 100), threshold=st.floats(0.01, 0.3))
 def test_kept_samples_are_those_of_the_naive_rule(seed: int, threshold: float) -> None:
     generator = np.random.default_rng(seed)
@@ -79,10 +80,13 @@ def test_noisy_copies_of_photos_are_left_out(deviation: float) -> None:
 def test_other_classes_and_forgotten_parts_do_not_count() -> None:
     x = np.full((3, 8, 8, 1), 100, np.uint8)
     filtering = selection.NearDuplicates(THRESHOLD)
-    assert filtering.fresh(x, np.array([0, 1, 0], np.int32), ["a", "a", "a"]).tolist() == [0, 1]
-    assert filtering.fresh(x[:1], np.array([0], np.int32), ["b"]).tolist() == []
+    assert filtering.select_new(x, np.array([0, 1, 0], np.int32), ["a", "a", "a"]).tolist() == [
+        0,
+        1,
+    ]
+    assert filtering.select_new(x[:1], np.array([0], np.int32), ["b"]).tolist() == []
     filtering.forget({"a"})
-    assert filtering.fresh(x[:1], np.array([0], np.int32), ["b"]).tolist() == [0]
+    assert filtering.select_new(x[:1], np.array([0], np.int32), ["b"]).tolist() == [0]
 
 
 def test_near_duplicates_of_other_data_are_found_too() -> None:
@@ -97,7 +101,7 @@ def test_classes_are_filtered() -> None:
     assert selection.of_classes(labels, ()).tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=1, max_size=200),
     fraction=st.floats(0.01, 1),
@@ -107,8 +111,8 @@ def test_thinning_keeps_the_share_of_every_class(
     labels: list[int], fraction: float, seed: int
 ) -> None:
     y = np.array(labels, np.int32)
-    kept = selection.thinned(y, fraction, seed=[seed])
-    np.testing.assert_array_equal(kept, selection.thinned(y, fraction, seed=[seed]))
+    kept = selection.subsampled(y, fraction, seed=[seed])
+    np.testing.assert_array_equal(kept, selection.subsampled(y, fraction, seed=[seed]))
     for label in set(labels):
         count = labels.count(label)
         assert (y[kept] == label).sum() == max(1, min(count, round(fraction * count)))

@@ -1,9 +1,9 @@
-"""Payloads of messages: arrays to bytes and back, checked as the untrusted input they are.
+"""Payloads of messages: encode arrays to bytes, and decode and check untrusted bytes.
 
-What goes in: the form of coded gradients, weights and losses, their exact sizes, and the bounds of
-what coding loses. What stays out: which entries are worth sending (`policies`), frames and
-checksums (`exchange`). Pure functions over NumPy arrays; no I/O, no clock, no thread. To import
-this package compiles its inner loops, or loads what was compiled before (`compiling`).
+Inside: the format of encoded gradients, weights and losses, their exact sizes, and bounds of the
+encoding error. Outside: which entries to send (`policies`), frames and checksums (`exchange`). Pure
+functions over NumPy arrays; no I/O, no clock, no thread. Importing this package compiles its inner
+loops or loads them from a cache (`compiling`).
 """
 
 from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
@@ -19,12 +19,12 @@ from dlion_worker.codecs.payload import (
     encode_selected,
     encode_weights,
     encode_whole,
-    kept_that_fit,
-    most_coded_bytes,
+    max_coded_bytes,
+    max_kept_entries,
+    max_range_length,
     range_bytes,
-    range_that_fits,
 )
-from dlion_worker.codecs.selected import Selected
+from dlion_worker.codecs.selected import SelectedEntries
 from dlion_worker.codecs.values import NotFiniteError, ValueCodec, require_finite
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "GradientPart",
     "IndexCodec",
     "NotFiniteError",
-    "Selected",
+    "SelectedEntries",
     "ValueCodec",
     "coded_bytes",
     "coding_of",
@@ -46,9 +46,9 @@ __all__ = [
     "encode_selected",
     "encode_weights",
     "encode_whole",
-    "kept_that_fit",
-    "most_coded_bytes",
+    "max_coded_bytes",
+    "max_kept_entries",
+    "max_range_length",
     "range_bytes",
-    "range_that_fits",
     "require_finite",
 ]

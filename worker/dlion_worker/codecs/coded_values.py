@@ -1,8 +1,8 @@
-"""Values by any codec: written into a payload, checked when they arrive, read when they are added.
+"""Encode values with any codec, check received ones, and decode them when they are added.
 
-Called by `payload`, which writes `exponent` into its header. Where each codec's bytes lie:
-float32, float16, bfloat16: the values; int8, int4: the blocks' scales, then the values; polyline:
-its length as uint32, then itself.
+Called by `payload`, which writes `exponent` into its header. Layout: float32, float16, bfloat16:
+the values; int8, int4: the scales of the blocks, then the values; polyline: its length as uint32,
+then its bytes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_worker.codecs import quantized
-from dlion_worker.codecs.polyline import MOST_DECIMALS, decode_polyline, encode_polyline
+from dlion_worker.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
 from dlion_worker.codecs.quantized import LEVELS_4, LEVELS_8, blocks_of
 from dlion_worker.codecs.values import (
     ValueCodec,
-    check_floats,
-    check_halves,
-    floats,
-    halves,
+    check_float16,
+    check_float32,
+    from_float16,
     scale_exponent,
+    to_float16,
 )
 
 if TYPE_CHECKING:
@@ -38,35 +38,34 @@ _LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4}
 
 @dataclass(frozen=True)
 class CodedValues:
-    """Values as they came, checked; they are turned into float32 where they are added."""
+    """Received and checked values, converted to float32 when they are added."""
 
     codec: ValueCodec
     exponent: int
     coded: NDArray[np.uint8]
     size: int
-    """How many values."""
+    """Number of values."""
 
-    def floats(self) -> NDArray[np.float32]:
-        """The values, in order, all finite."""
+    def to_float32(self) -> NDArray[np.float32]:
+        """Return the values in order, all finite."""
         match self.codec:
-            case ValueCodec.FLOAT32 | ValueCodec.POLYLINE:  # polyline is read as it is checked
+            case ValueCodec.FLOAT32 | ValueCodec.POLYLINE:  # polyline is decoded when it is checked
                 return self.coded.view(np.float32)
             case ValueCodec.FLOAT16:
-                return floats(self.coded.view(np.uint16), self.exponent)
+                return from_float16(self.coded.view(np.uint16), self.exponent)
             case ValueCodec.BFLOAT16:
-                return quantized.of_bfloats(self.coded.view(np.uint16))
+                return quantized.from_bfloat16(self.coded.view(np.uint16))
             case ValueCodec.INT8 | ValueCodec.INT4:
-                return quantized.of_quantized(*_quantized(self.codec, self.coded, self.size))
+                return quantized.dequantize(*_quantized(self.codec, self.coded, self.size))
 
 
 def as_float32(value_K: NDArray[np.float32]) -> CodedValues:
-    """Values as they are; not copied."""
     return CodedValues(ValueCodec.FLOAT32, 0, value_K.view(np.uint8), value_K.size)
 
 
 @dataclass(frozen=True)
-class OutgoingValues:
-    """Finite values that are to be written; of how many bytes is known before."""
+class PreparedValues:
+    """Finite values to write, with a known encoded length."""
 
     codec: ValueCodec
     exponent: int
@@ -76,14 +75,14 @@ class OutgoingValues:
     _line: bytes = b""
 
     def write(self, coded: NDArray[np.uint8]) -> None:
-        """Fills exactly `length` bytes."""
+        """Fill exactly `length` bytes."""
         match self.codec:
             case ValueCodec.FLOAT32:
                 coded.view(np.float32)[:] = self._value_K
             case ValueCodec.FLOAT16:
-                halves(self._value_K, self.exponent, coded.view(np.uint16))
+                to_float16(self._value_K, self.exponent, coded.view(np.uint16))
             case ValueCodec.BFLOAT16:
-                quantized.bfloats(self._value_K, coded.view(np.uint16))
+                quantized.to_bfloat16(self._value_K, coded.view(np.uint16))
             case ValueCodec.INT8 | ValueCodec.INT4:
                 self._write_quantized(coded)
             case ValueCodec.POLYLINE:
@@ -100,10 +99,10 @@ class OutgoingValues:
             quantized.pack_nibbles(code_K, codes)
 
 
-def outgoing(value_K: NDArray[np.float32], peak: float, coding: Coding) -> OutgoingValues:
-    """Finite values (at least one, `peak` the largest magnitude), by that coding.
+def prepare_values(value_K: NDArray[np.float32], peak: float, coding: Coding) -> PreparedValues:
+    """Prepare finite values (at least one; `peak` is the largest magnitude) for that coding.
 
-    Where polyline would be no shorter than float32, or values are too large for it, float32.
+    Use float32 if polyline would be no shorter, or if a value is too large for it.
     """
     codec, exponent, line = coding.values, 0, b""
     if codec is ValueCodec.FLOAT16:
@@ -112,28 +111,28 @@ def outgoing(value_K: NDArray[np.float32], peak: float, coding: Coding) -> Outgo
         line = _line_of(value_K, coding.decimals)
         if line:
             length = _LENGTH_BYTES + len(line)
-            return OutgoingValues(codec, coding.decimals, length, value_K, coding.seed, line)
+            return PreparedValues(codec, coding.decimals, length, value_K, coding.seed, line)
         codec = ValueCodec.FLOAT32
     length = codec.bytes_of(value_K.size)
-    return OutgoingValues(codec, exponent, length, value_K, coding.seed)
+    return PreparedValues(codec, exponent, length, value_K, coding.seed)
 
 
 def _line_of(value_K: NDArray[np.float32], decimals: int) -> bytes:
     try:
         line = encode_polyline(value_K, decimals)
     except ValueError:
-        if not 0 <= decimals <= MOST_DECIMALS:
+        if not 0 <= decimals <= MAX_DECIMALS:
             raise
-        return b""  # they are finite: one is too large
+        return b""  # all are finite, so one is too large
     shorter = _LENGTH_BYTES + len(line) < ValueCodec.FLOAT32.bytes_of(value_K.size)
     return line if shorter else b""
 
 
 def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
-    """How many of the bytes after the header are values'.
+    """Return how many bytes after the header belong to the values.
 
     Raises:
-        ContractError: there are not so many.
+        ContractError: the payload is shorter.
     """
     if codec is ValueCodec.POLYLINE and rest.size >= _LENGTH_BYTES:
         length = _LENGTH_BYTES + int(rest[:_LENGTH_BYTES].view(np.uint32)[0])
@@ -148,27 +147,27 @@ def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
 def check_values(
     codec: ValueCodec, exponent: int, coded: NDArray[np.uint8], kept: int
 ) -> CodedValues:
-    """Values from bytes that are not trusted, of the length that `length_of` says.
+    """Check untrusted bytes of the length that `length_of` returned.
 
     Raises:
-        ContractError: anything that is not `kept` finite values in that codec's only spelling.
+        ContractError: not exactly `kept` finite values in the codec's canonical encoding.
     """
     if codec not in (ValueCodec.FLOAT16, ValueCodec.POLYLINE) and exponent:
         raise ContractError(f"payload of {codec} with scale exponent {exponent}; allowed: 0")
     match codec:
         case ValueCodec.FLOAT32:
-            check_floats(coded.view(np.float32))
+            check_float32(coded.view(np.float32))
         case ValueCodec.FLOAT16:
-            check_halves(coded.view(np.uint16), exponent)
+            check_float16(coded.view(np.uint16), exponent)
         case ValueCodec.BFLOAT16:
-            quantized.check_bfloats(coded.view(np.uint16))
+            quantized.check_bfloat16(coded.view(np.uint16))
         case ValueCodec.INT8 | ValueCodec.INT4:
             scale_B, code_K = _quantized(codec, coded, kept)
             quantized.check_scales(scale_B, _LEVELS[codec])
             quantized.check_codes(code_K, _LEVELS[codec])
         case ValueCodec.POLYLINE:
-            if not 0 <= exponent <= MOST_DECIMALS:
-                msg = f"polyline of {exponent} decimals; allowed: 0 to {MOST_DECIMALS}"
+            if not 0 <= exponent <= MAX_DECIMALS:
+                msg = f"polyline of {exponent} decimals; allowed: 0 to {MAX_DECIMALS}"
                 raise ContractError(msg)
             return as_float32(decode_polyline(coded[_LENGTH_BYTES:].data, kept, exponent))
     return CodedValues(codec, exponent, coded, kept)
@@ -181,4 +180,4 @@ def _quantized(
     scale_B, codes = coded[:scales_end].view(np.uint16), coded[scales_end:]
     if codec is ValueCodec.INT8:
         return scale_B, codes.view(np.int8)
-    return scale_B, quantized.nibbles(codes, kept)
+    return scale_B, quantized.unpack_nibbles(codes, kept)

@@ -1,7 +1,7 @@
-"""How a worker writes its payloads: the manifest's choices, in one object.
+"""How a worker encodes its payloads: the manifest's choices in one object.
 
-Made by `policies.building` from `spec.exchange`, taken by `payload`. Whoever reads a payload needs
-none of it: a payload says itself how it is coded.
+Built by `policies.factory` from `spec.exchange`, used by `payload`. Decoding does not need it:
+payloads are self-describing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dlion_worker.codecs.values import ValueCodec
 
 
 class IndexCodec(StrEnum):
-    """How positions of kept entries travel; the manifest's `exchange.indexCodec`."""
+    """Encoding of positions of kept entries; the manifest's `exchange.indexCodec`."""
 
     FAST = "fast"
-    """The smallest of those whose size follows from the number kept, in whole bytes."""
+    """The smallest byte-aligned encoding whose size follows from the number kept."""
     SMALLEST = "smallest"
-    """The smallest of all, Golomb-Rice codes and varints included."""
+    """The smallest of all, including Golomb-Rice codes and varints."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How payloads are written. `decimals` are polyline's; `seed` is that of int8 and int4, and
-    differs from worker to worker, so that their roundings are independent."""
+    """How to encode payloads. `decimals` is for polyline. `seed` is for int8 and int4; it differs
+    between workers, so that their rounding errors are independent."""
 
     values: ValueCodec
     indices: IndexCodec = IndexCodec.FAST
@@ -33,19 +33,18 @@ class Coding:
 
     @property
     def for_weights(self) -> Coding:
-        """The same for weights: float16 where values have fewer bits than that.
+        """The same for weights: float16 if values would have fewer bits.
 
-        A gradient's rounding averages out over steps; a weight's would wipe out steps that are
-        smaller than it.
+        Rounding of gradients averages out over steps; rounding of weights would discard small
+        steps.
         """
         coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4)
         return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
 
 
 AnyCoding = Coding | ValueCodec
-"""A value codec stands for itself with all else as by default."""
+"""A value codec alone means defaults for all else."""
 
 
 def coding_of(coding: AnyCoding) -> Coding:
-    """As a `Coding`."""
     return coding if isinstance(coding, Coding) else Coding(coding)

@@ -1,17 +1,17 @@
-"""Gaps between kept entries as varints or Golomb-Rice codes: fewer bytes, more arithmetic.
+"""Gaps between kept entries as varints or Golomb-Rice codes: fewer bytes, more computation.
 
-Called by `positions`. Both are other spellings of the gaps of `Positions.GAP` (how many entries
-were left out before each kept one; 65,535 as a skip), and are turned into those when they arrive.
+Called by `positions`. Both are alternative encodings of the gaps of `Positions.GAP` (number of
+entries left out before each kept one; 65,535 is a skip), and are converted to those on arrival.
 
-Varint: 7 bits a byte, the lowest first, the top bit where more follow. Golomb-Rice with parameter
-r: a gap's upper bits as so many zeros and a one, then its r lower bits, the lowest first; r goes
-ahead, in a byte. Where each entry is kept with the same chance, gaps are geometric, and this code
-is within a few hundredths of a bit of the least there is.
+Varint: 7 bits per byte, lowest first; the top bit is set if more follow. Golomb-Rice with parameter
+r: the upper bits of a gap as that many zeros and a one, then its r lower bits, lowest first. A
+leading byte holds r. If each entry is kept with equal probability, gaps are geometric, and this
+code is within a few hundredths of a bit of the optimum.
 
-Decoding accepts only canonical codes that end with the bytes; its time is bounded by those, which
-`positions` bounds by D.
+Decoding accepts only canonical codes that end with the bytes. Its time is bounded by their number,
+which `positions` bounds by D.
 
-Source: Golomb, Run-length encodings, 1966; Rice and Plaunt, 1971; varints as Protocol Buffers'.
+Source: Golomb, Run-length encodings, 1966; Rice and Plaunt, 1971; varints as in Protocol Buffers.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SKIP: Final = 0xFFFF
-"""As a gap: 65,535 entries on, and none kept there."""
+"""Gap value: 65,535 entries ahead, without a kept entry there."""
 
-MOST_RICE_PARAMETER: Final = 31
+MAX_RICE_PARAMETER: Final = 31
 _GAPS, _BYTES = read_only(types.uint16), read_only(types.uint8)
 _REFUSED: Final = "positions: codes of {} that encoding does not write; allowed: {} below {}"
 
 
 def rice_parameter(kept: int, size: int) -> int:
-    """The r whose codes are shortest, by `kept` of `size` alone.
+    """Return the r with the shortest codes, from `kept` and `size` only.
 
     >>> [rice_parameter(kept, 100_000) for kept in (10, 1000, 30_000, 100_000)]
     [13, 6, 1, 0]
     """
     left_out = size - kept
-    most = min(left_out.bit_length(), MOST_RICE_PARAMETER)
+    most = min(left_out.bit_length(), MAX_RICE_PARAMETER)
     return min(range(most + 1), key=lambda r: kept * (1 + r) + (left_out >> r))
 
 
 def rice_bytes(kept: int, size: int) -> int:
-    """Bytes that the codes of `kept` positions of `size` take, r included; at most."""
+    """Return the maximum bytes of the codes of `kept` positions of `size`, including r."""
     r = rice_parameter(kept, size)
     return 1 + (kept * (1 + r) + ((size - kept) >> r) + 7) // 8
 
 
 def varint_bytes(kept: int, size: int) -> int:
-    """Bytes that varints of `kept` positions of `size` take, at most."""
+    """Return the maximum bytes of varints of `kept` positions of `size`."""
     left_out = size - kept
     return kept + sum(min(kept, left_out >> bits) for bits in (7, 14, 21, 28))
 
 
-class Gaps:
-    """What gaps that are to be sent would take."""
+class GapSizes:
+    """Encoded sizes of the gaps to send."""
 
     def __init__(self, gap: NDArray[np.uint16], kept: int, size: int) -> None:
         self._gap = gap
         guess = rice_parameter(kept, size)
-        near = [r for r in (guess - 1, guess, guess + 1) if 0 <= r <= MOST_RICE_PARAMETER]
+        near = [r for r in (guess - 1, guess, guess + 1) if 0 <= r <= MAX_RICE_PARAMETER]
         high_bits = np.zeros(len(near), np.int64)
         sizes = np.zeros(2, np.int64)
         _measure(gap, np.array(near, np.int64), high_bits, sizes)
@@ -72,53 +72,51 @@ class Gaps:
         self._rice_bits, self._r = min(zip(bits, near, strict=True))
         self.varint_bytes = int(sizes[0])
         self.begin: int | None = int(_first(gap)) if sizes[1] == 0 else None
-        """Where the entries begin, if they are one run."""
+        """Begin of the entries if they are one contiguous range."""
 
     @property
     def rice_bytes(self) -> int:
-        """With the best of three parameters; never above the function of that name."""
+        """With the best of three parameters; never more than the function of that name."""
         return 1 + (self._rice_bits + 7) // 8
 
     def varints(self) -> NDArray[np.uint8]:
-        """The gaps as varints."""
         coded = np.empty(self.varint_bytes, np.uint8)
         _write_varints(self._gap, coded)
         return coded
 
     def rice(self) -> NDArray[np.uint8]:
-        """The gaps as Golomb-Rice codes."""
         coded = np.zeros(self.rice_bytes, np.uint8)
         coded[0] = self._r
         _write_rice(self._gap, self._r, coded[1:])
         return coded
 
 
-def of_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Gaps of `kept` positions below `size`.
+def gaps_from_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
+    """Decode gaps of `kept` positions below `size`.
 
     Raises:
-        ContractError: other bytes than `Gaps.varints` gives.
+        ContractError: not an output of `GapSizes.varints`.
     """
     gap = np.empty(kept + size // SKIP, np.uint16)
-    found = int(_read_varints(coded, kept, size, gap))
-    if found < 0:
+    gap_count = int(_read_varints(coded, kept, size, gap))
+    if gap_count < 0:
         raise ContractError(_REFUSED.format("varint", kept, size))
-    return gap[:found]
+    return gap[:gap_count]
 
 
-def of_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Gaps of `kept` positions below `size`.
+def gaps_from_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
+    """Decode gaps of `kept` positions below `size`.
 
     Raises:
-        ContractError: other bytes than `Gaps.rice` may give.
+        ContractError: not a possible output of `GapSizes.rice`.
     """
-    if coded.size < 2 or int(coded[0]) > MOST_RICE_PARAMETER:
+    if coded.size < 2 or int(coded[0]) > MAX_RICE_PARAMETER:
         raise ContractError("positions: Golomb-Rice codes without a parameter of 0 to 31")
     gap = np.empty(kept + size // SKIP, np.uint16)
-    found = int(_read_rice(coded[1:], int(coded[0]), kept, size, gap))
-    if found < 0:
+    gap_count = int(_read_rice(coded[1:], int(coded[0]), kept, size, gap))
+    if gap_count < 0:
         raise ContractError(_REFUSED.format("Golomb-Rice", kept, size))
-    return gap[:found]
+    return gap[:gap_count]
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ def of_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16
 
 @compiled(types.int64(_GAPS))
 def _first(gap: Any) -> Any:
-    """How many entries are left out before the first kept."""
+    """Number of entries left out before the first kept one."""
     left_out = np.int64(0)
     for one in gap:
         left_out += np.int64(one)
@@ -137,9 +135,9 @@ def _first(gap: Any) -> Any:
 
 @compiled(types.void(_GAPS, read_only(types.int64), types.int64[::1], types.int64[::1]))
 def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
-    """Adds up, for each r, the gaps' upper bits as numbers; and bytes as varints, and what is left
-    out behind the first kept entry."""
-    left_out, found = np.int64(0), 0
+    """Sum the upper bits of the gaps for each r, the bytes as varints, and the entries left out
+    after the first kept one."""
+    left_out, gap_count = np.int64(0), 0
     for one in gap:
         left_out += np.int64(one)
         if one == SKIP:
@@ -151,9 +149,9 @@ def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
         while rest:
             sizes[0] += 1
             rest >>= 7
-        if found:
+        if gap_count:
             sizes[1] += left_out
-        left_out, found = np.int64(0), found + 1
+        left_out, gap_count = np.int64(0), gap_count + 1
 
 
 @compiled(types.void(_GAPS, types.uint8[::1]))
@@ -173,7 +171,7 @@ def _write_varints(gap: Any, coded: Any) -> None:
 
 @compiled(types.void(_GAPS, types.int64, types.uint8[::1]))
 def _write_rice(gap: Any, r: int, coded: Any) -> None:
-    """Into zeros."""
+    """Write into zeros."""
     left_out, bit = np.int64(0), np.int64(0)
     for one in gap:
         left_out += np.int64(one)
@@ -192,7 +190,7 @@ def _write_rice(gap: Any, r: int, coded: Any) -> None:
 
 @inlined
 def _put(left_out: Any, gap: Any, at: Any) -> Any:
-    """Writes a gap, skips included; where the next one goes."""
+    """Write a gap with its skips; return the next position."""
     while left_out >= SKIP:
         gap[at] = SKIP
         at += 1
@@ -203,7 +201,7 @@ def _put(left_out: Any, gap: Any, at: Any) -> Any:
 
 @compiled(types.int64(_BYTES, types.int64, types.int64, types.uint16[::1]))
 def _read_varints(coded: Any, kept: int, size: int, gap: Any) -> int:
-    """How many gaps were written; -1 where the bytes are not right."""
+    """Return the number of gaps written; -1 if the bytes are invalid."""
     at, gaps, after = 0, 0, np.int64(0)
     for _ in range(kept):
         left_out, shift = np.int64(0), np.int64(0)
@@ -214,7 +212,7 @@ def _read_varints(coded: Any, kept: int, size: int, gap: Any) -> int:
             byte = np.int64(coded[at])
             at += 1
             if byte == 0 and shift:
-                return -1  # a needless byte
+                return -1  # a redundant byte
             left_out |= (byte & 127) << shift
             shift += 7
             more = byte >= 128
@@ -227,7 +225,7 @@ def _read_varints(coded: Any, kept: int, size: int, gap: Any) -> int:
 
 @compiled(types.int64(_BYTES, types.int64, types.int64, types.int64, types.uint16[::1]))
 def _read_rice(coded: Any, r: int, kept: int, size: int, gap: Any) -> int:
-    """The same."""
+    """Return the number of gaps written; -1 if the bytes are invalid."""
     bits, waiting = np.uint64(0), np.int64(0)
     at, gaps, after = 0, 0, np.int64(0)
     one, most = np.uint64(1), size >> r

@@ -1,15 +1,14 @@
-"""The inner loops of selecting, encoding and adding, as machine code.
+"""Compiled inner loops of selecting, encoding and adding.
 
-Called by `payload`, `positions`, `values` and `policies.selection`, which check every argument:
-nothing is checked here, and a position out of bounds would overwrite foreign memory. Each loop
-gives, bit for bit, what the NumPy forms in tests/support/naive_codecs.py give.
+Called by `payload`, `positions`, `values` and `policies.magnitudes`, which check every argument.
+Nothing is checked here: a position out of bounds would overwrite other memory. Each loop gives bit
+for bit the same results as the NumPy versions in tests/support/naive_codecs.py.
 
-How: what can be done to many entries at a time stands in loops of its own without branches
-(the compiler makes vector instructions of them), and leaves a bit for each entry that matters;
-only those are then visited, one by one. An entry's magnitude is compared as an integer: the bits
-of |x| rise with |x|, and those of what is not finite are above all others.
+Work on many entries is in branch-free loops, which the compiler vectorises. They set a bit for each
+relevant entry, and only those are then visited one by one. Magnitudes are compared as integers: the
+bits of |x| increase with |x|, and those of non-finite values are above all others.
 
-Legend: D entries of the flat vector, K kept, L variables, C some candidates.
+Legend: D entries of the flat vector, K kept, L variables, C candidates.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _BLOCK: Final = 255
 _SKIP: Final = 0xFFFF
 _GATHER_BITS: Final = np.uint64(0x0102040810204080)
 _ONE: Final = np.uint64(1)
-_LANES: Final = 4  # histograms in turn: the same bucket twice running does not wait for itself
+_LANES: Final = 4  # alternating histograms avoid stalls on repeated buckets
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _trailing_zeros(_typing: Any, _word: Any) -> Any:
-    """The number of the lowest bit set; the word is not 0."""
+    """The index of the lowest set bit; the word is not 0."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], context.get_constant(types.boolean, 1))
@@ -61,13 +60,13 @@ def _bits(value: Any) -> Any:
 
 @inlined
 def _marks(count: int) -> Any:
-    """A byte for each entry of a chunk, of 0 or 1, and room for one bit for each."""
+    """A byte of 0 or 1 per entry of a chunk, and space for one bit each."""
     return np.zeros(count, np.uint8), np.empty(count // 64, np.uint64)
 
 
 @inlined
 def _pack(mark: Any, word: Any) -> None:
-    """Bytes of 0 or 1 as bits: eight of them, multiplied, meet in one byte, each at its place."""
+    """Pack bytes of 0 or 1 into bits: a multiplication gathers eight of them in one byte."""
     eight, byte = mark.view(np.uint64), word.view(np.uint8)
     for i in range(byte.size):
         byte[i] = np.uint8((eight[i] * _GATHER_BITS) >> np.uint64(56))
@@ -87,17 +86,17 @@ def _peak(bits: Any) -> Any:
 
 @compiled(types.uint32(_BITS))
 def peak_bits(bits_D: Any) -> int:
-    """The bits of the largest magnitude; those of infinity or more where one is not finite."""
+    """Return the bits of the largest magnitude; at least those of infinity if one is not finite."""
     highest: int = _peak(bits_D)
     return highest
 
 
 @compiled(types.int64(_BITS, _PLACES, types.uint32[::1], types.int32[:, ::1]))
 def measure(bits_D: Any, end_L: Any, peak_bits_L: Any, histogram: Any) -> int:
-    """Each variable's largest magnitude (its bits), and how many ratios |x| / largest have which
-    top 16 bits (to be summed over the histogram's rows, which are given as zeros).
+    """Compute each variable's largest magnitude (bits) and a histogram of the ratios.
 
-    Returns the number of the variable with an entry that is not finite, else -1.
+    The histogram counts the top 16 bits of |x| / largest. Its rows start as zeros and must be
+    summed. Returns the index of the variable with a non-finite entry, else -1.
     """
     bucket = np.empty(_CHUNK, np.uint16)
     begin = 0
@@ -120,8 +119,11 @@ def measure(bits_D: Any, end_L: Any, peak_bits_L: Any, histogram: Any) -> int:
 
 @compiled(types.void(types.float32, _BITS, types.uint32[::1]))
 def cuts(threshold: Any, peak_bits_L: Any, cut_L: Any) -> None:
-    """For each variable the bits of the lowest magnitude whose ratio, as `measure` rounds it, is
-    at least the threshold; one more than the largest magnitude's where none is."""
+    """Compute the bits of the lowest magnitude per variable whose ratio reaches the threshold.
+
+    Ratios are rounded as in `measure`. If there is none, the result is one more than the largest
+    magnitude.
+    """
     for variable in range(peak_bits_L.size):
         low, high = np.int64(0), np.int64(peak_bits_L[variable]) + 1
         peak = _float(peak_bits_L[variable]) if peak_bits_L[variable] else np.float32(1)
@@ -136,24 +138,24 @@ def cuts(threshold: Any, peak_bits_L: Any, cut_L: Any) -> None:
 
 @compiled(types.int64(_BITS, _PLACES, _BITS))
 def count(bits_D: Any, end_L: Any, cut_L: Any) -> int:
-    """How many entries reach their variable's cut."""
-    begin, found = 0, 0
+    begin, written = 0, 0
     for variable in range(end_L.size):
         cut = cut_L[variable]
         part = bits_D[begin : end_L[variable]]
         for i in range(part.size):
-            found += np.uint32(part[i] & _MAGNITUDE) >= cut
+            written += np.uint32(part[i] & _MAGNITUDE) >= cut
         begin = end_L[variable]
-    return found
+    return written
 
 
 @compiled(types.int64(_BITS, _PLACES, _BITS, _BITS, _BITS, types.float32[::1]))
 def ratios_between(
     bits_D: Any, end_L: Any, peak_bits_L: Any, low_L: Any, high_L: Any, ratio_C: Any
 ) -> int:
-    """The ratios of the entries that reach the lower cut and not the higher; how many they are."""
+    """Write the ratios of entries between the two cuts (upper one excluded); return their
+    number."""
     inside, word = _marks(_CHUNK)
-    begin, found = 0, 0
+    begin, written = 0, 0
     for variable in range(end_L.size):
         end, low = end_L[variable], low_L[variable]
         width = np.uint32(high_L[variable] - low)
@@ -168,11 +170,11 @@ def ratios_between(
                 rest = word[place]
                 while rest:
                     at = np.uint64(64 * place) + _trailing_zeros(rest)
-                    ratio_C[found] = _float(piece[at] & _MAGNITUDE) / peak
-                    found += 1
+                    ratio_C[written] = _float(piece[at] & _MAGNITUDE) / peak
+                    written += 1
                     rest &= rest - _ONE
         begin = end
-    return found
+    return written
 
 
 # ---- encoding ------------------------------------------------------------------------------------
@@ -182,8 +184,7 @@ def ratios_between(
 def _mark(
     bits_D: Any, end_L: Any, cut_L: Any, variable: int, start: int, stop: int, kept: Any, word: Any
 ) -> Any:
-    """Marks which of the entries from start to stop reach their cut, in bytes and in bits; the
-    variable of the last entry."""
+    """Mark the entries from start to stop that reach their cut; return the variable of the last."""
     at = start
     while at < stop:
         while end_L[variable] <= at:
@@ -204,10 +205,12 @@ def _mark(
 def gather_bitmap(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, bitmap: Any
 ) -> int:
-    """The values that reach their cut, and one bit for each of D; how many values there are, or -1
-    where there is no room for them all."""
+    """Write the values that reach their cut, and one bit for each of D.
+
+    Returns the number of values, or -1 if there is no space for all.
+    """
     kept, word = _marks(_CHUNK)
-    variable, found, size = 0, 0, value_D.size
+    variable, written, size = 0, 0, value_D.size
     for start in range(0, size, _CHUNK):
         stop = min(start + _CHUNK, size)
         variable = _mark(bits_D, end_L, cut_L, variable, start, stop, kept, word)
@@ -217,12 +220,12 @@ def gather_bitmap(
         for place in range(word.size):
             rest = word[place]
             while rest:
-                if found == value_K.size:
+                if written == value_K.size:
                     return -1
-                value_K[found] = part[np.uint64(64 * place) + _trailing_zeros(rest)]
-                found += 1
+                value_K[written] = part[np.uint64(64 * place) + _trailing_zeros(rest)]
+                written += 1
                 rest &= rest - _ONE
-    return found
+    return written
 
 
 @compiled(
@@ -233,27 +236,27 @@ def gather_bitmap(
 def gather_blocks(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, count_: Any, place_K: Any
 ) -> int:
-    """The same, with a count for each block of 255 and each kept entry's place in its
+    """As `gather_bitmap`, with a count per block of 255 and each kept entry's place in its
     block."""
     kept, word = _marks(_BLOCK + 1)
-    variable, found, size = 0, 0, value_D.size
+    variable, written, size = 0, 0, value_D.size
     for block in range(count_.size):
         start = block * _BLOCK
         stop = min(start + _BLOCK, size)
         variable = _mark(bits_D, end_L, cut_L, variable, start, stop, kept, word)
-        before = found
+        before = written
         part = value_D[start:stop]
         for place in range(word.size):
             rest = word[place]
             while rest:
-                if found == value_K.size:
+                if written == value_K.size:
                     return -1
                 at = np.uint64(64 * place) + _trailing_zeros(rest)
-                place_K[found], value_K[found] = np.uint8(at), part[at]
-                found += 1
+                place_K[written], value_K[written] = np.uint8(at), part[at]
+                written += 1
                 rest &= rest - _ONE
-        count_[block] = found - before
-    return found
+        count_[block] = written - before
+    return written
 
 
 @compiled(
@@ -264,32 +267,34 @@ def gather_blocks(
 def gather_gaps(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, gap: Any
 ) -> tuple[int, int]:
-    """The same, with how many were left out before each kept entry; and how many 16-bit gaps there
-    are, skips included."""
+    """As `gather_bitmap`, with the number of entries left out before each kept one.
+
+    Also returns the number of 16-bit gaps, skips included.
+    """
     kept, word = _marks(_CHUNK)
-    variable, found, gaps, after, size = 0, 0, 0, np.int64(0), value_D.size
+    variable, written, gaps, after, size = 0, 0, 0, np.int64(0), value_D.size
     for start in range(0, size, _CHUNK):
         stop = min(start + _CHUNK, size)
         variable = _mark(bits_D, end_L, cut_L, variable, start, stop, kept, word)
         for place in range(word.size):
             rest = word[place]
             while rest:
-                if found == value_K.size:
+                if written == value_K.size:
                     return -1, 0
                 at = start + 64 * place + np.int64(_trailing_zeros(rest))
                 left_out = at - after
                 while left_out >= _SKIP:
                     gap[gaps] = _SKIP
                     gaps, left_out = gaps + 1, left_out - _SKIP
-                gap[gaps], value_K[found] = left_out, value_D[at]
-                gaps, found, after = gaps + 1, found + 1, at + 1
+                gap[gaps], value_K[written] = left_out, value_D[at]
+                gaps, written, after = gaps + 1, written + 1, at + 1
                 rest &= rest - _ONE
-    return found, gaps
+    return written, gaps
 
 
 @compiled(types.void(_FLOATS, types.float32, types.float32, types.float32, types.uint16[::1]))
 def narrow(value_K: Any, scale: Any, limit: Any, bias: Any, half_K: Any) -> None:
-    """float16 bit patterns of value * scale, held within +-limit (see `values.halves`)."""
+    """Write float16 bit patterns of value * scale, clamped to +-limit (see `values.to_float16`)."""
     for i in range(value_K.size):
         scaled = np.float32(value_K[i] * scale)
         scaled = np.float32(min(max(scaled, -limit), limit) * bias)
@@ -303,7 +308,8 @@ def narrow(value_K: Any, scale: Any, limit: Any, bias: Any, half_K: Any) -> None
 
 @compiled(types.void(_HALVES, types.float32, types.float32, types.float32[::1]))
 def widen(half_K: Any, bias: Any, scale: Any, value_K: Any) -> None:
-    """float32 values of float16 bit patterns, times bias, times scale (see `values.floats`)."""
+    """Write float32 values of float16 bit patterns, times bias and scale (see
+    `values.from_float16`)."""
     for i in range(half_K.size):
         half = np.uint32(half_K[i])
         low = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
@@ -313,7 +319,8 @@ def widen(half_K: Any, bias: Any, scale: Any, value_K: Any) -> None:
 
 @compiled(types.boolean(_BYTES, _BYTES, types.int64))
 def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
-    """Whether places rise within each block and stay below `size`. Their number is right."""
+    """Whether places increase within each block and stay below `size`. Their number is already
+    checked."""
     at = 0
     for block in range(count_.size):
         before: Any = -1
@@ -329,7 +336,6 @@ def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
 
 @compiled(types.int64(_HALVES))
 def last_of_gaps(gap: Any) -> int:
-    """The position of the last entry."""
     last = -1
     for one in gap:
         last += np.int64(one) + (one != _SKIP)
@@ -348,41 +354,41 @@ def add_whole(value_D: Any, weight: Any, target_D: Any) -> None:
 
 @compiled(types.void(_FLOATS, types.float32, types.float32[::1]))
 def weigh_whole(value_D: Any, weight: Any, target_D: Any) -> None:
-    """The same on a target of zeros, which is not read."""
+    """target = 0 + weight * value; the target is not read."""
     for i in range(value_D.size):
         target_D[i] = np.float32(0) + np.float32(value_D[i] * weight)
 
 
 @compiled(types.void(_WORDS, _FLOATS, types.float32, types.float32[::1]))
 def add_bitmap(word: Any, value_K: Any, weight: Any, target_D: Any) -> None:
-    """The same at the bits that are set, in words of 64."""
-    found = np.uint64(0)
+    """As `add_whole`, at the set bits of words of 64."""
+    written = np.uint64(0)
     for i in range(word.size):
         rest, begin = word[i], np.uint64(64 * i)
         while rest:
             at = begin + _trailing_zeros(rest)
-            target_D[at] += np.float32(value_K[found] * weight)
-            found += _ONE
+            target_D[at] += np.float32(value_K[written] * weight)
+            written += _ONE
             rest &= rest - _ONE
 
 
 @compiled(types.void(_BYTES, _BYTES, _FLOATS, types.float32, types.float32[::1]))
 def add_blocks(count_: Any, place_K: Any, value_K: Any, weight: Any, target_D: Any) -> None:
-    """The same at the places of each block."""
-    found = 0
+    """As `add_whole`, at the places of each block."""
+    written = 0
     for block in range(count_.size):
         for _ in range(count_[block]):
-            at = block * _BLOCK + np.int64(place_K[found])
-            target_D[at] += np.float32(value_K[found] * weight)
-            found += 1
+            at = block * _BLOCK + np.int64(place_K[written])
+            target_D[at] += np.float32(value_K[written] * weight)
+            written += 1
 
 
 @compiled(types.void(_HALVES, _FLOATS, types.float32, types.float32[::1]))
 def add_gaps(gap: Any, value_K: Any, weight: Any, target_D: Any) -> None:
-    """The same after each gap."""
-    found, at = 0, np.int64(0)
+    """As `add_whole`, after each gap."""
+    written, at = 0, np.int64(0)
     for one in gap:
         at += np.int64(one)
         if one != _SKIP:
-            target_D[at] += np.float32(value_K[found] * weight)
-            found, at = found + 1, at + 1
+            target_D[at] += np.float32(value_K[written] * weight)
+            written, at = written + 1, at + 1

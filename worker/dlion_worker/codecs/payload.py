@@ -1,8 +1,8 @@
-"""The payload of a message: one small header, the values, then where they belong.
+"""The payload of a message: a small header, the values, then their positions.
 
-Called by the policies (gradients, losses), the trainer (weights) and the simulator. Whatever a
-peer sends is decoded here or refused with `ContractError`: memory and time are bounded by the
-model's own size, which the receiver knows, never by what a header claims.
+Called by the policies (gradients, losses), the trainer (weights) and the simulator. Payloads of
+peers are decoded here or rejected with `ContractError`. Memory and time are bounded by the model's
+size, which the receiver knows, never by a header.
 
 Legend: D entries of the flat vector, K kept.
 """
@@ -24,11 +24,11 @@ from dlion_worker.codecs.coded_values import (
     CodedValues,
     check_values,
     length_of,
-    outgoing,
+    prepare_values,
 )
 from dlion_worker.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
-from dlion_worker.codecs.gap_codes import SKIP, Gaps
-from dlion_worker.codecs.polyline import most_polyline_bytes
+from dlion_worker.codecs.gap_codes import SKIP, GapSizes
+from dlion_worker.codecs.polyline import max_polyline_bytes
 from dlion_worker.codecs.positions import (
     BLOCK,
     CodedPositions,
@@ -42,7 +42,7 @@ from dlion_worker.codecs.values import ValueCodec, peak_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_worker.codecs.selected import Selected
+    from dlion_worker.codecs.selected import SelectedEntries
 
 Payload = bytes | memoryview
 
@@ -65,10 +65,10 @@ _LOSS: Final = struct.Struct("<d")
 
 @dataclass(frozen=True)
 class GradientPart:
-    """What one message brings of a gradient: all of it (`where` is None), or some entries.
+    """A decoded gradient message: all entries (`where` is None) or some.
 
-    As coded, checked by `decode_gradient`: it takes the message's bytes, which are not to change,
-    and nothing else until it is added. An array of float32 alone is a whole gradient.
+    `decode_gradient` checks the encoded form. The values stay encoded until they are added, so the
+    message's bytes must not change. A plain float32 array is a whole gradient.
     """
 
     coded_K: NDArray[np.float32] | CodedValues
@@ -76,17 +76,16 @@ class GradientPart:
 
     @property
     def value_K(self) -> NDArray[np.float32]:  # noqa: N802 - an array of K
-        """Its values, in order; made anew each time where they are not coded as float32."""
-        return self.coded_K.floats() if isinstance(self.coded_K, CodedValues) else self.coded_K
+        """The values in order; converted on each access unless encoded as float32."""
+        return self.coded_K.to_float32() if isinstance(self.coded_K, CodedValues) else self.coded_K
 
     @property
     def size(self) -> int:
-        """D."""
         return self.coded_K.size if self.where is None else self.where.size
 
     @property
     def index_K(self) -> NDArray[np.intp] | None:  # noqa: N802 - an array of K
-        """Positions of the values, rising; None: of all entries."""
+        """Ascending positions of the values; None: all entries."""
         if self.where is None:
             return None
         mark_D = np.zeros(self.size, np.float32)
@@ -94,7 +93,7 @@ class GradientPart:
         return np.flatnonzero(mark_D)
 
     def weighted(self, weight: np.float32) -> NDArray[np.float32]:
-        """weight * part as a new vector, in float32; the same as added to zeros."""
+        """Return weight * part as a new float32 vector, the same as added to zeros."""
         if self.where is None:
             target_D = np.empty(self.size, np.float32)
             kernels.weigh_whole(self.value_K, weight, target_D)
@@ -114,7 +113,7 @@ class GradientPart:
 
 
 def coded_bytes(kept: int, size: int, coding: AnyCoding) -> int:
-    """Bytes of a payload that keeps `kept` of `size` entries, header included; never more.
+    """Return the maximum payload bytes for `kept` of `size` entries, header included.
 
     >>> coded_bytes(10, 1000, ValueCodec.FLOAT16), coded_bytes(1000, 1000, ValueCodec.FLOAT16)
     (50, 2016)
@@ -128,40 +127,40 @@ def coded_bytes(kept: int, size: int, coding: AnyCoding) -> int:
     return HEADER_BYTES + min(sparse, whole)
 
 
-def most_coded_bytes(size: int) -> int:
-    """The longest payload that any codec makes of a model's entries, whichever are sent.
+def max_coded_bytes(size: int) -> int:
+    """Return the longest payload of a model's entries with any codec and selection.
 
-    All codecs give way to float32 where that is shorter, but for polyline as weights alone go by
-    it; it can get more than twice as long.
+    All codecs fall back to float32 if that is shorter. The exception is the polyline of weights
+    alone, which can be more than twice as long.
 
-    >>> most_coded_bytes(1000)
+    >>> max_coded_bytes(1000)
     8282
     """
-    return 2 * HEADER_BYTES + max(ValueCodec.FLOAT32.bytes_of(size), most_polyline_bytes(size))
+    return 2 * HEADER_BYTES + max(ValueCodec.FLOAT32.bytes_of(size), max_polyline_bytes(size))
 
 
 def cheapest_positions(kept: int, size: int, indices: IndexCodec = IndexCodec.FAST) -> Positions:
-    """The sparse scheme that surely takes the fewest bytes, whichever entries are kept."""
+    """Return the sparse scheme with the smallest guaranteed size, whichever entries are kept."""
     schemes = [Positions.BITMAP, Positions.BLOCK, Positions.GAP]
     if indices is IndexCodec.SMALLEST:
         schemes.append(Positions.RICE)
     return min(schemes, key=lambda scheme: positions_bytes(scheme, kept, size))
 
 
-def kept_that_fit(budget_bytes: int, size: int, coding: AnyCoding) -> int:
-    """The most entries of `size` whose payload takes at most `budget_bytes`; 0: none does.
+def max_kept_entries(budget_bytes: int, size: int, coding: AnyCoding) -> int:
+    """Return the maximum number of entries whose payload fits `budget_bytes`; 0: none.
 
-    >>> kept_that_fit(50, 1000, ValueCodec.FLOAT16)
+    >>> max_kept_entries(50, 1000, ValueCodec.FLOAT16)
     10
     """
     coding = coding_of(coding)
     if coding.indices is IndexCodec.FAST and (each := coding.values.bytes_each):
         return _fast_that_fit(budget_bytes - HEADER_BYTES, size, each)
-    return _most_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
+    return _max_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
 
 
 def _fast_that_fit(room_bytes: int, size: int, bytes_each: int) -> int:
-    """The same in closed form: asked for each link at every step."""
+    """Closed form, since it is called for each link at every step."""
     if room_bytes >= size * bytes_each:
         return size
     fits = max(
@@ -173,25 +172,27 @@ def _fast_that_fit(room_bytes: int, size: int, bytes_each: int) -> int:
 
 
 def range_bytes(length: int, size: int, coding: AnyCoding) -> int:
-    """Bytes of a payload of a run of `length` of `size` entries, header included; never more."""
+    """Return the maximum payload bytes for a range of `length` of `size` entries, header
+    included."""
     begin = 0 if length >= size else positions_bytes(Positions.RANGE, length, size)
     return HEADER_BYTES + coding_of(coding).values.bytes_of(min(length, size)) + begin
 
 
-def range_that_fits(budget_bytes: int, size: int, coding: AnyCoding) -> int:
-    """The longest run of `size` whose payload takes at most `budget_bytes`; 0: none does."""
-    return _most_that_fit(budget_bytes, size, lambda length: range_bytes(length, size, coding))
+def max_range_length(budget_bytes: int, size: int, coding: AnyCoding) -> int:
+    """Return the longest range of `size` whose payload fits `budget_bytes`; 0: none."""
+    return _max_that_fit(budget_bytes, size, lambda length: range_bytes(length, size, coding))
 
 
-def _most_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) -> int:
-    """Sizes rise with the number of entries, but for all of them, which need no positions."""
+def _max_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) -> int:
+    """Sizes increase with the number of entries, except for all of them, which need no
+    positions."""
     if bytes_of(size) <= budget_bytes:
         return size
     return bisect_right(range(1, size), budget_bytes, key=bytes_of)
 
 
 def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
-    """Every entry, in order.
+    """Encode every entry, in order.
 
     Raises:
         ValueError: an entry is not finite.
@@ -202,7 +203,7 @@ def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
 
 
 def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
-    """The entries from `begin` to `end` (at least one), zeros among them included.
+    """Encode the entries from `begin` to `end` (at least one), zeros included.
 
     At most `range_bytes(end - begin, D, coding)` long.
 
@@ -216,33 +217,32 @@ def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: Any
     return _assemble(value_K, peak, Positions.RANGE, where, value_D.size, coding_of(coding))
 
 
-def encode_selected(selected: Selected, coding: AnyCoding) -> Payload:
-    """Some entries (at least one), by whichever positions take the fewest bytes.
+def encode_selected(selected: SelectedEntries, coding: AnyCoding) -> Payload:
+    """Encode some entries (at least one) with the shortest position scheme.
 
-    At most `coded_bytes(K, D, coding)` long. They are finite, since the peak is.
+    At most `coded_bytes(K, D, coding)` long. The entries are finite if the peak is.
     """
     kept, size, coding = selected.kept, selected.value_D.size, coding_of(coding)
     room = coding.values.bytes_of(size) - coding.values.bytes_of(kept)
     if coding.indices is IndexCodec.FAST:
         scheme = cheapest_positions(kept, size)
-        found = selected.gathered(scheme) if positions_bytes(scheme, kept, size) < room else None
+        encoded = selected.gathered(scheme) if positions_bytes(scheme, kept, size) < room else None
     else:
-        scheme, found = _smallest(selected, room)
-    if found is None:
+        scheme, encoded = _smallest(selected, room)
+    if encoded is None:
         whole_D, index_K = np.zeros(size, np.float32), selected.index_K()
         whole_D[index_K] = selected.value_D[index_K]
         return encode_whole(whole_D, coding)
-    return _assemble(found[0], selected.peak, scheme, found[1], size, coding)
+    return _assemble(encoded[0], selected.peak, scheme, encoded[1], size, coding)
 
 
 def _smallest(
-    selected: Selected, room: int
+    selected: SelectedEntries, room: int
 ) -> tuple[Positions, tuple[NDArray[np.float32], NDArray[np.uint8]] | None]:
-    """Values and positions by the scheme that takes the fewest bytes for these very entries; None
-    where that is not less than `room`."""
+    """Values and positions in the shortest scheme for these entries; None if not below `room`."""
     kept, size = selected.kept, selected.value_D.size
     value_K, gap_bytes = selected.gathered(Positions.GAP)
-    gaps = Gaps(gap_bytes.view(np.uint16), kept, size)
+    gaps = GapSizes(gap_bytes.view(np.uint16), kept, size)
     sizes = {
         Positions.BITMAP: positions_bytes(Positions.BITMAP, kept, size),
         Positions.BLOCK: positions_bytes(Positions.BLOCK, kept, size),
@@ -276,7 +276,7 @@ def _assemble(
     size: int,
     coding: Coding,
 ) -> Payload:
-    values = outgoing(value_K, peak, coding)
+    values = prepare_values(value_K, peak, coding)
     values_end = HEADER_BYTES + values.length
     payload = bytearray(values_end + positions.size)
     coded = np.frombuffer(payload, np.uint8)
@@ -289,11 +289,11 @@ def _assemble(
 
 
 def decode_gradient(payload: Payload, size: int) -> GradientPart:
-    """What a gradient message brings, for a model of `size` entries.
+    """Decode a gradient message for a model of `size` entries.
 
     Raises:
-        ContractError: anything that `encode_whole` or `encode_selected` would not have written for
-            this model. The message is to be refused; a retry gives the same.
+        ContractError: not an output of `encode_whole` or `encode_selected` for this model. Reject
+            the message; a retry gives the same.
     """
     if len(payload) < HEADER_BYTES:
         msg = f"payload of {len(payload)} bytes; allowed: at least the header's {HEADER_BYTES}"
@@ -326,9 +326,9 @@ def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, in
 
 
 def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> Payload:
-    """Weights as the payload of a `WEIGHTS` message, never coarser than float16, but by polyline.
+    """Encode weights for a `WEIGHTS` message, never coarser than float16, except by polyline.
 
-    `coding` may be as in the manifest, all else as by default.
+    `coding` may be a name of the manifest, with defaults for all else.
 
     Raises:
         ValueError: a weight is not finite.
@@ -339,10 +339,10 @@ def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> P
 
 
 def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
-    """Weights of a model of `size` entries.
+    """Decode the weights of a model of `size` entries.
 
     Raises:
-        ContractError: wrong in any way, or not all of them.
+        ContractError: invalid, or not all of them.
     """
     part = decode_gradient(payload, size)
     if part.where is not None:
@@ -351,12 +351,11 @@ def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
 
 
 def encode_loss(loss: float) -> bytes:
-    """A loss as the payload of a `LOSS` message."""
     return _LOSS.pack(loss)
 
 
 def decode_loss(payload: Payload) -> float:
-    """A finite loss.
+    """Decode a finite loss.
 
     Raises:
         ContractError: wrong length, or not finite.

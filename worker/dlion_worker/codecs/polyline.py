@@ -1,16 +1,16 @@
-"""Polyline: values rounded to a number of decimals, then each one's difference to the one before.
+"""Polyline: values rounded to a number of decimals, encoded as differences.
 
-Called by `payload` and by policies that send weights this way. A difference is zig-zag coded
-(0, -1, 1, -2, ... as 0, 1, 2, 3, ...) and cut into groups of 5 bits, the lowest first; a sixth
-bit says whether another group follows. Groups are packed, four in three bytes: the published text
-form spends a printable character, 8 bits, on each, which a binary message need not. Neighbours of
-like size cost little; the number of bytes is known only after coding.
+Called by `payload` and by policies that send weights this way. A difference is zig-zag encoded (0,
+-1, 1, -2, ... as 0, 1, 2, 3, ...) and cut into groups of 5 bits, lowest first. A sixth bit is set
+if another group follows. Four groups are packed in three bytes; the published text form uses a
+printable character (8 bits) per group. Neighbours of similar size are short. The number of bytes is
+known only after encoding.
 
-Decoding accepts exactly what encoding writes, in one pass whose length the payload's own bounds.
+Decoding accepts exactly the output of encoding, in one pass bounded by the payload's length.
 
-Source: Google's encoded polyline algorithm, as FedAT codes its weights (Chai et al., SC 2021:
-round to d decimals, difference, zig-zag, 5-bit groups); binary packing and the bounds are ours.
-Legend: D values.
+Source: Google's encoded polyline algorithm, as FedAT codes its weights (Chai et al., SC 2021: round
+to d decimals, difference, zig-zag, 5-bit groups); binary packing and the bounds are ours. Legend: D
+values.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
     Payload = bytes | memoryview
 
-MOST_DECIMALS: Final = 9
-"""As many as float64 multiplies a float32 by without rounding, and more than float32 has."""
+MAX_DECIMALS: Final = 9
+"""A float32 times 10^9 is exact in float64, and this exceeds float32's precision."""
 
 _LARGEST_ROUNDED: Final = 2**52
-_MOST_GROUPS: Final = 11  # a difference of two of those, zig-zag coded, has at most 55 bits
+_MAX_GROUPS: Final = 11  # a difference of two of those, zig-zag coded, has at most 55 bits
 _BAD_LENGTH, _BAD_GROUPS, _TOO_LARGE, _BAD_PADDING = 1, 2, 3, 4
 _REASONS: Final = {
     _BAD_LENGTH: "its groups do not end with its bytes",
-    _BAD_GROUPS: f"a difference of more than {_MOST_GROUPS} groups, or with a needless one",
+    _BAD_GROUPS: f"a difference of more than {_MAX_GROUPS} groups, or with a redundant one",
     _TOO_LARGE: f"a value beyond {_LARGEST_ROUNDED} units of the last decimal",
     _BAD_PADDING: "bits set after its last group",
 }
 
 
 def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
-    """Every value, rounded to that many decimals (0 to `MOST_DECIMALS`), ties to even.
+    """Encode every value, rounded to that many decimals (0 to `MAX_DECIMALS`), ties to even.
 
-    What `decode_polyline` gives back differs by at most 10^-decimals / 2, and half a unit in the
-    last place of a float32.
+    Decoded values differ by at most 10^-decimals / 2, plus half a unit in the last place of a
+    float32.
 
     Raises:
         NotFiniteError: a value is not finite, or beyond 2^52 / 10^decimals.
@@ -72,17 +72,17 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
 
 
 def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.float32]:
-    """`size` values, all finite.
+    """Decode `size` values, all finite.
 
     Raises:
-        ContractError: anything that `encode_polyline` would not have written for so many values.
+        ContractError: not an output of `encode_polyline` for that many values.
         ValueError: decimals out of bounds.
     """
     scale = _scale(decimals)
-    if not _bytes_of(size) <= len(payload) <= most_polyline_bytes(size):
+    if not _bytes_of(size) <= len(payload) <= max_polyline_bytes(size):
         msg = (
             f"polyline of {len(payload)} bytes; allowed for {size} values: "
-            f"{_bytes_of(size)} to {most_polyline_bytes(size)}"
+            f"{_bytes_of(size)} to {max_polyline_bytes(size)}"
         )
         raise ContractError(msg)
     value_D = np.empty(size, np.float32)
@@ -92,18 +92,18 @@ def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.fl
     return value_D
 
 
-def most_polyline_bytes(size: int) -> int:
-    """The longest that so many values get.
+def max_polyline_bytes(size: int) -> int:
+    """Return the maximum length for that many values.
 
-    >>> most_polyline_bytes(1000)
+    >>> max_polyline_bytes(1000)
     8250
     """
-    return _bytes_of(size * _MOST_GROUPS)
+    return _bytes_of(size * _MAX_GROUPS)
 
 
 def _scale(decimals: int) -> float:
-    if not 0 <= decimals <= MOST_DECIMALS:
-        raise ValueError(f"polyline of {decimals} decimals; allowed: 0 to {MOST_DECIMALS}")
+    if not 0 <= decimals <= MAX_DECIMALS:
+        raise ValueError(f"polyline of {decimals} decimals; allowed: 0 to {MAX_DECIMALS}")
     return float(10**decimals)
 
 
@@ -118,7 +118,7 @@ def _zigzag(difference: Any) -> Any:
 
 @compiled(types.int64(read_only(types.float32), types.float64))
 def _count_groups(value_D: Any, scale: float) -> int:
-    """How many groups of 5 bits there will be; -1 where a value is not finite or too large."""
+    """Number of groups of 5 bits; -1 if a value is not finite or too large."""
     before, groups = np.int64(0), 0
     for i in range(value_D.size):
         scaled = np.float64(value_D[i]) * scale
@@ -161,7 +161,7 @@ def _write_groups(value_D: Any, scale: float, coded: Any) -> None:
 
 @compiled(types.int64(read_only(types.uint8), types.float64, types.float32[::1]))
 def _read_groups(coded: Any, scale: float, value_D: Any) -> int:
-    """Fills the values; 0, or the number of what is wrong with the payload."""
+    """Fill the values; return 0, or the number of the error."""
     before, bits, waiting, at = np.int64(0), np.uint64(0), np.uint64(0), 0
     for i in range(value_D.size):
         zigzag, shift, more = np.uint64(0), np.uint64(0), True
@@ -178,7 +178,7 @@ def _read_groups(coded: Any, scale: float, value_D: Any) -> int:
             waiting -= np.uint64(6)
             zigzag |= group << shift
             shift += np.uint64(5)
-            if more and shift == np.uint64(5 * _MOST_GROUPS):
+            if more and shift == np.uint64(5 * _MAX_GROUPS):
                 return _BAD_GROUPS
             if not more and group == np.uint64(0) and shift > np.uint64(5):
                 return _BAD_GROUPS

@@ -1,9 +1,9 @@
-"""Positions of kept entries as bytes: a bitmap, bytes within blocks, gaps in three spellings, or
-one run of entries.
+"""Positions of kept entries as bytes: a bitmap, places within blocks, three encodings of gaps, or
+one range.
 
-Called by `payload`. What a scheme takes at most follows from the number kept and D alone, so that
-a policy knows what a selection costs before it makes it; gaps may be smaller. Decoding
-accepts exactly what encoding writes: strictly rising positions below D.
+Called by `payload`. The maximum size of a scheme follows from the number kept and D alone, so a
+policy knows the cost of a selection in advance; gaps may be smaller. Decoding accepts exactly the
+output of encoding: strictly increasing positions below D.
 
 Legend: D entries of the flat vector, K kept.
 """
@@ -21,25 +21,25 @@ from dlion_worker.codecs import gap_codes, kernels
 from dlion_worker.codecs.gap_codes import SKIP
 
 BLOCK = 255
-"""Entries in a block, so that both a place in it and its count fit one byte."""
+"""Entries per block, so that both a place and a count fit one byte."""
 
 _BEGIN_BYTES = 4
 
 
 class Positions(IntEnum):
-    """How positions are coded; the numbers are the wire's."""
+    """Encoding of positions. The numbers are wire values."""
 
     ALL = 0  # every entry, in order: nothing is written
     BITMAP = 1  # one bit for each of D
     BLOCK = 2  # a count for each block of 255, then a byte for each kept entry
-    GAP = 3  # 16 bits for each kept entry: how many were left out before it
+    GAP = 3  # 16 bits per kept entry: number of entries left out before it
     VARINT = 4  # the same, in 7 bits or more
     RICE = 5  # the same, by Golomb-Rice codes
     RANGE = 6  # one run: where it begins, in 32 bits
 
 
 def positions_bytes(scheme: Positions, kept: int, size: int) -> int:
-    """Bytes that `kept` positions of `size` take; for `GAP`, `VARINT` and `RICE` at most.
+    """Return the bytes of `kept` positions of `size`; a maximum for `GAP`, `VARINT` and `RICE`.
 
     >>> [positions_bytes(scheme, 10, 1000) for scheme in Positions]
     [0, 125, 14, 20, 17, 12, 4]
@@ -63,9 +63,9 @@ def positions_bytes(scheme: Positions, kept: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class CodedPositions:
-    """Positions as they came, checked; they are looked up where values are added.
+    """Received and checked positions, decoded when values are added.
 
-    Varints and Golomb-Rice codes have become gaps of 16 bits.
+    Varints and Golomb-Rice codes are already converted to 16-bit gaps.
     """
 
     scheme: Positions
@@ -93,10 +93,10 @@ class CodedPositions:
 def check_positions(
     scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int
 ) -> CodedPositions:
-    """Positions by a scheme other than `ALL`, from bytes that are not trusted.
+    """Check untrusted positions of a scheme other than `ALL`.
 
     Raises:
-        ContractError: wrong length, wrong number, not strictly rising, or not below `size`.
+        ContractError: wrong length, wrong number, not strictly increasing, or not below `size`.
     """
     match scheme:
         case Positions.BITMAP:
@@ -113,7 +113,7 @@ def check_positions(
 
 
 def range_positions(begin: int) -> NDArray[np.uint8]:
-    """Where a run begins, as bytes."""
+    """Encode the begin of a range."""
     return np.array([begin], np.uint32).view(np.uint8)
 
 
@@ -134,7 +134,7 @@ def _as_gaps(
     if coded.size > most:
         msg = f"positions: {coded.size} bytes; allowed for {kept} of {size}: at most {most}"
         raise ContractError(msg)
-    of = gap_codes.of_rice if scheme is Positions.RICE else gap_codes.of_varints
+    of = gap_codes.gaps_from_rice if scheme is Positions.RICE else gap_codes.gaps_from_varints
     return of(coded, kept, size).view(np.uint8)
 
 
@@ -162,13 +162,13 @@ def _check_gaps(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     gap = coded.view(np.uint16)
     _require_count(int(np.count_nonzero(gap != SKIP)), kept)
     if gap[-1] == SKIP:
-        raise ContractError("gap positions: they end with a skip; allowed: a kept entry")
+        raise ContractError("gap positions: last gap is a skip; allowed: a kept entry")
     if (last := int(kernels.last_of_gaps(gap))) >= size:
         raise ContractError(f"gap positions: last one {last}; allowed: below {size}")
 
 
 def _of_blocks(coded: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Counts by block, and places."""
+    """Counts per block, and places."""
     block_count = -(-size // BLOCK)
     return coded[:block_count], coded[block_count:]
 
@@ -178,6 +178,6 @@ def _require_length(coded: NDArray[np.uint8], expected: int) -> None:
         raise ContractError(f"positions: {coded.size} bytes; allowed: exactly {expected}")
 
 
-def _require_count(found: int, kept: int) -> None:
-    if found != kept:
-        raise ContractError(f"positions: {found} entries; the header says {kept}")
+def _require_count(actual: int, kept: int) -> None:
+    if actual != kept:
+        raise ContractError(f"positions: {actual} entries; the header has {kept}")

@@ -1,18 +1,17 @@
-"""Values in 16, 8 and 4 bits: bfloat16 to the nearest, int8 and int4 by stochastic rounding.
+"""Values in 16, 8 and 4 bits: bfloat16 to nearest, int8 and int4 with stochastic rounding.
 
-Called by `coded_values`. int8 and int4 go in blocks of 256 values, each with a scale of its own (a
-bfloat16, 0.06 bits a value): gradients of different variables differ by orders of magnitude, and
-one scale for all would leave nothing of the small ones. A value becomes one of the two multiples of
-its block's scale beside it, the nearer one more often, so that its mean is the value itself.
+Called by `coded_values`. int8 and int4 use blocks of 256 values, each with its own scale (a
+bfloat16, 0.06 bits per value). Gradients of different variables differ by orders of magnitude, and
+a single scale would erase the small ones. A value becomes one of the two adjacent multiples of its
+block's scale, with probabilities such that its mean is the value itself.
 
-Chance is a counter-based generator (SplitMix64's finaliser over key + n), and the key a digest of
-the caller's seed and of the values: no state to keep or restore, the same message coded twice has
-the same bytes, another message or another seed other ones.
+Random numbers come from a counter-based generator (SplitMix64's finaliser over key + n). The key is
+a digest of the caller's seed and the values, so there is no state to restore. The same message
+always has the same bytes; another message or seed has others.
 
 Source: Alistarh et al., QSGD, NeurIPS 2017 (blocks, unbiased rounding), with the block's largest
 magnitude for the norm; Steele, Lea and Flood, Fast splittable pseudorandom number generators,
-OOPSLA 2014. Scales and keys are ours.
-Legend: K values, B blocks of them.
+OOPSLA 2014. Scales and keys are ours. Legend: K values, B blocks of them.
 """
 
 from __future__ import annotations
@@ -54,21 +53,20 @@ _LARGEST_SCALE: Final = {levels: _largest_scale(levels) for levels in (LEVELS_8,
 
 
 def blocks_of(count: int) -> int:
-    """B for so many values."""
     return -(-count // BLOCK)
 
 
-def bfloats(value_K: NDArray[np.float32], half_K: NDArray[np.uint16]) -> None:
-    """Writes bfloat16 bit patterns, to the nearest, ties to even, never infinity.
+def to_bfloat16(value_K: NDArray[np.float32], half_K: NDArray[np.uint16]) -> None:
+    """Write bfloat16 bit patterns, to nearest, ties to even, never infinity.
 
-    What `of_bfloats` gives back differs by at most max(2^-8 |v|, 2^-134); beyond the largest
-    bfloat16, 3.39e38, by at most 2^-7 |v|.
+    `from_bfloat16` restores values within max(2^-8 |v|, 2^-134); beyond the largest bfloat16,
+    3.39e38, within 2^-7 |v|.
     """
     _narrow(value_K.view(np.uint32), half_K)
 
 
-def check_bfloats(half_K: NDArray[np.uint16]) -> None:
-    """Passes bit patterns of finite values.
+def check_bfloat16(half_K: NDArray[np.uint16]) -> None:
+    """Check that bit patterns are finite values.
 
     Raises:
         ContractError: one is NaN or infinite.
@@ -77,8 +75,8 @@ def check_bfloats(half_K: NDArray[np.uint16]) -> None:
         raise ContractError("coded values: NaN or infinite bfloat16; allowed: finite numbers")
 
 
-def of_bfloats(half_K: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """float32 values of bfloat16 bit patterns, exactly."""
+def from_bfloat16(half_K: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the exact float32 values of bfloat16 bit patterns."""
     bits_K = half_K.astype(np.uint32)
     bits_K <<= np.uint32(16)
     return bits_K.view(np.float32)
@@ -91,11 +89,11 @@ def quantize(
     scale_B: NDArray[np.uint16],
     code_K: NDArray[np.int8],
 ) -> None:
-    """Writes scales (bits of bfloat16) and whole numbers within +-levels (127 or 7).
+    """Write scales (bits of bfloat16) and integers within +-levels (127 or 7).
 
-    What `of_quantized` gives back differs by less than a scale, which is at most
-    (1 + 2^-7) max|v of the block| / levels + 2^-133, and by nothing on the mean over seeds, to
-    2^-32 of a scale; values within 1 % of float32's largest may be rounded towards zero instead.
+    `dequantize` restores values within one scale, which is at most (1 + 2^-7) max|v of the block| /
+    levels + 2^-133. The mean error over seeds is zero, to 2^-32 of a scale. Values within 1 % of
+    float32's maximum may be rounded towards zero.
     """
     bits_K = value_K.view(np.uint32)
     key = _digest(bits_K, np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF))
@@ -103,7 +101,7 @@ def quantize(
 
 
 def check_scales(scale_B: NDArray[np.uint16], levels: int) -> None:
-    """Passes scales, none of whose multiples is infinite.
+    """Check that no multiple of a scale is infinite.
 
     Raises:
         ContractError: one is negative, NaN or too large.
@@ -114,33 +112,33 @@ def check_scales(scale_B: NDArray[np.uint16], levels: int) -> None:
 
 
 def check_codes(code_K: NDArray[np.int8], levels: int) -> None:
-    """Passes whole numbers within +-levels.
+    """Check that integers are within +-levels.
 
     Raises:
-        ContractError: the one number beyond, that the bits could also say.
+        ContractError: the one value beyond, which the bits can also represent.
     """
     if int(code_K.min()) < -levels:
         msg = f"coded values: {int(code_K.min())} times the scale; allowed: +-{levels}"
         raise ContractError(msg)
 
 
-def of_quantized(scale_B: NDArray[np.uint16], code_K: NDArray[np.int8]) -> NDArray[np.float32]:
-    """float32 values of scales and whole numbers, exactly."""
+def dequantize(scale_B: NDArray[np.uint16], code_K: NDArray[np.int8]) -> NDArray[np.float32]:
+    """Return the exact float32 values of scales and integers."""
     value_K = np.empty(code_K.size, np.float32)
     _multiply(scale_B, code_K.view(np.uint8), value_K)
     return value_K
 
 
 def pack_nibbles(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
-    """Whole numbers within +-7, two in a byte, the first in the low bits; 0 beside an odd last."""
+    """Pack integers within +-7, two per byte, the first in the low bits; pad an odd last with 0."""
     _pack(code_K.view(np.uint8), byte)
 
 
-def nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
-    """Whole numbers, -8 to 7, from two in a byte.
+def unpack_nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
+    """Unpack integers, -8 to 7, two per byte.
 
     Raises:
-        ContractError: bits set beside an odd last one.
+        ContractError: bits set in the padding of an odd last one.
     """
     if count % 2 and int(byte[-1]) >> 4:
         raise ContractError("coded values: bits set after the last int4; allowed: none")
@@ -164,7 +162,6 @@ def _narrow(bits_K: Any, half_K: Any) -> None:
 
 @compiled(types.uint64(_BITS, types.uint64))
 def _digest(bits_K: Any, seed: Any) -> Any:
-    """One number for all the values in their order, and the seed."""
     state = seed
     for i in range(bits_K.size):
         state = np.uint64(np.uint64(state ^ np.uint64(bits_K[i])) * _GOLDEN)
@@ -174,7 +171,6 @@ def _digest(bits_K: Any, seed: Any) -> Any:
 
 @inlined
 def _random(key: Any, counter: Any) -> Any:
-    """64 bits."""
     word = np.uint64(key + np.uint64(np.uint64(counter) + np.uint64(1)) * _GOLDEN)
     word = np.uint64((word ^ (word >> np.uint64(30))) * _MIX_1)
     word = np.uint64((word ^ (word >> np.uint64(27))) * _MIX_2)
@@ -188,7 +184,7 @@ def _float_of(top: Any) -> Any:
 
 @inlined
 def _scale_of(peak: Any, levels: int, largest: int) -> Any:
-    """The least bfloat16 of which `levels` reach the peak, as its bits; at most the largest."""
+    """Bits of the smallest bfloat16 of which `levels` reach the peak; at most the largest."""
     least = np.float32(np.float64(peak) / levels)
     top = np.int64(least.view(np.uint32) >> np.uint32(16))
     while top < largest and np.float64(_float_of(top)) * levels < peak:

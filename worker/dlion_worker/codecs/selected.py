@@ -1,7 +1,7 @@
-"""Some entries of a flat vector, told by a lowest magnitude for each variable, and their coding.
+"""Selected entries of a flat vector, given by a minimum magnitude per variable.
 
-Made by `policies.selection`, encoded by `payload`. A selection is no list of positions: those are
-found while the payload is written, in one pass over the vector.
+Built by `policies.magnitudes`, encoded by `payload`. There is no list of positions: they are
+determined when the payload is written, in one pass over the vector.
 
 Legend: D entries of the flat vector, K kept, L variables.
 """
@@ -23,11 +23,11 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedEntries:
     """The entries of `value_D` with |value| of at least their variable's cut.
 
-    `end_L`: where each variable ends, the last one at D. `cut_L`: bits of float32. `kept`: K.
-    `peak`: the largest magnitude of those kept. The vector is not to change meanwhile.
+    `end_L`: end of each variable, the last one is D. `cut_L`: bits of float32. `kept`: K. `peak`:
+    the largest magnitude kept. The vector must not change meanwhile.
     """
 
     value_D: NDArray[np.float32]
@@ -37,15 +37,15 @@ class Selected:
     peak: float
 
     def index_K(self) -> NDArray[np.intp]:  # noqa: N802 - an array of K
-        """Their positions, rising."""
+        """Return their positions, ascending."""
         cut_D = np.repeat(self.cut_L, np.diff(self.end_L, prepend=0))
         return np.flatnonzero((self.value_D.view(np.uint32) & _MAGNITUDE) >= cut_D)
 
     def gathered(self, scheme: Positions) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Their values, in order, and their positions by a scheme other than `ALL`.
+        """Return their values in order, and their positions in a scheme other than `ALL`.
 
         Raises:
-            ValueError: there are not as many as `kept` says.
+            ValueError: their number differs from `kept`.
         """
         kept, size = self.kept, self.value_D.size
         value_K = np.empty(kept, np.float32)
@@ -53,13 +53,17 @@ class Selected:
         vector = (self.value_D, self.value_D.view(np.uint32), self.end_L, self.cut_L)
         length = positions.size
         if scheme is Positions.BITMAP:
-            found = kernels.gather_bitmap(*vector, value_K, positions)
+            written = kernels.gather_bitmap(*vector, value_K, positions)
         elif scheme is Positions.BLOCK:
             blocks = -(-size // BLOCK)
-            found = kernels.gather_blocks(*vector, value_K, positions[:blocks], positions[blocks:])
+            written = kernels.gather_blocks(
+                *vector, value_K, positions[:blocks], positions[blocks:]
+            )
         else:
-            found, gaps = kernels.gather_gaps(*vector, value_K, positions.view(np.uint16))
+            written, gaps = kernels.gather_gaps(*vector, value_K, positions.view(np.uint16))
             length = 2 * gaps
-        if found != kept:
-            raise ValueError(f"selection of {kept} entries; found: {found}: the vector has changed")
+        if written != kept:
+            raise ValueError(
+                f"selection of {kept} entries; gathered: {written}: the vector has changed"
+            )
         return value_K, positions[:length]

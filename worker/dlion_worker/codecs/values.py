@@ -1,9 +1,9 @@
-"""Which value codecs there are; float32 as it is, float16 with one power-of-two scale per message.
+"""Value codecs; float32 unchanged, float16 with one power-of-two scale per message.
 
-Called by `coded_values`. Owns float16's rounding and its bound, and the check that what arrives is
-a number. Coarser ones: `quantized`, `polyline`.
-NumPy's own float16 casts run entry by entry on processors without AVX-512 (10 ms a million where
-subnormals occur, 3 ms at best), so both directions are done on the bit patterns (`kernels`).
+Called by `coded_values`. Defines float16's rounding and error bound, and the check for finite
+values. Coarser codecs: `quantized`, `polyline`. NumPy's float16 casts are scalar on processors
+without AVX-512 (10 ms per million with subnormals, 3 ms at best), so both directions work on bit
+patterns (`kernels`).
 
 Legend: K values.
 """
@@ -29,7 +29,7 @@ if sys.byteorder != "little":
     raise ImportError(msg)
 
 EXPONENT_LIMIT = 113
-"""float32's largest finite value is just below 2^128 = 2^15 * 2^113."""
+"""float32's maximum is just below 2^128 = 2^15 * 2^113."""
 
 _HALF_BIAS = 112  # float32's exponent bias less float16's: 127 - 15
 _HALF_INFINITY = 0x7C00
@@ -37,7 +37,7 @@ _LARGEST_BELOW_TOP = np.float32(32752)  # the largest float16 below 2^15
 
 
 class ValueCodec(StrEnum):
-    """How values travel; the manifest's `exchange.codec`."""
+    """Encoding of values; the manifest's `exchange.codec`."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -48,13 +48,14 @@ class ValueCodec(StrEnum):
 
     @property
     def bytes_each(self) -> int | None:
-        """Of a value, where each takes as many; for polyline at most. None: it depends."""
+        """Bytes per value if constant (a maximum for polyline); None: variable."""
         if self in (ValueCodec.INT8, ValueCodec.INT4):
             return None
         return 2 if self in (ValueCodec.FLOAT16, ValueCodec.BFLOAT16) else 4
 
     def bytes_of(self, count: int) -> int:
-        """Bytes of so many values; for polyline at most, since it gives way to float32.
+        """Return the bytes of that many values; for polyline a maximum, since it falls back to
+        float32.
 
         >>> [codec.bytes_of(257) for codec in ValueCodec]
         [1028, 514, 514, 261, 133, 1028]
@@ -71,11 +72,11 @@ class ValueCodec(StrEnum):
 
 
 class NotFiniteError(ValueError):
-    """Numbers that were to be sent are NaN or infinite, or too large for how they are coded."""
+    """Numbers to send are NaN, infinite, or too large for their codec."""
 
 
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:
-    """Passes finite values; called before anything is sent.
+    """Check values before they are sent.
 
     Raises:
         NotFiniteError: an entry is NaN or infinite. A retry gives the same.
@@ -90,7 +91,7 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
 
 
 def peak_of(value_K: NDArray[np.float32], what: str) -> float:
-    """The largest magnitude of values that are all finite; called before anything is sent.
+    """Return the largest magnitude of values to send.
 
     Raises:
         NotFiniteError: an entry is NaN or infinite. A retry gives the same.
@@ -102,7 +103,7 @@ def peak_of(value_K: NDArray[np.float32], what: str) -> float:
 
 
 def scale_exponent(peak: float) -> int:
-    """Power of two that brings the largest magnitude into [2^14, 2^15), far from overflow.
+    """Return the power of two that scales the largest magnitude to [2^14, 2^15), far from overflow.
 
     >>> scale_exponent(3.0)
     -13
@@ -112,14 +113,14 @@ def scale_exponent(peak: float) -> int:
     return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, math.frexp(peak)[1] - 15))
 
 
-def halves(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.uint16]) -> None:
-    """Writes float16 bit patterns of value / 2^exponent, to the nearest, ties away from zero.
+def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.uint16]) -> None:
+    """Write float16 bit patterns of value / 2^exponent, to nearest, ties away from zero.
 
-    A float16 times 2^-112 is a float32 whose exponent needs five bits, subnormals included, so
+    A float16 times 2^-112 is a float32 whose exponent fits five bits, subnormals included. So
     rounding is an addition and narrowing is a shift.
 
-    With `exponent` from `scale_exponent`, what comes back from `floats` differs by at most
-    max(2^-11 |v|, 2^-38 max|v|, 2^-137). Source: ours.
+    With `exponent` from `scale_exponent`, `from_float16` restores values within max(2^-11 |v|,
+    2^-38 max|v|, 2^-137). Source: ours.
     """
     # Rounding up to 2^15 would overflow float32 on the way back.
     limit = _LARGEST_BELOW_TOP if exponent == EXPONENT_LIMIT else np.float32(np.inf)
@@ -127,12 +128,12 @@ def halves(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.uint1
     kernels.narrow(value_K, scale, limit, bias, half_K)
 
 
-def check_halves(half_K: NDArray[np.uint16], exponent: int) -> None:
-    """Passes float16 bit patterns that `floats` gives finite values of.
+def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
+    """Check that `from_float16` gives finite values.
 
     Raises:
-        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both
-            together exceed a float32.
+        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both together
+            exceed a float32.
     """
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
         msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
@@ -140,19 +141,19 @@ def check_halves(half_K: NDArray[np.uint16], exponent: int) -> None:
     if int((half_K & np.uint16(0x7FFF)).max()) >= _HALF_INFINITY:
         raise ContractError("coded values: NaN or infinite float16; allowed: finite numbers")
     if exponent + 16 > 128 - 1:
-        check_floats(floats(half_K, exponent))
+        check_float32(from_float16(half_K, exponent))
 
 
-def floats(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:
-    """float32 values of float16 bit patterns times 2^exponent, exactly."""
+def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:
+    """Return the exact float32 values of float16 bit patterns times 2^exponent."""
     value_K = np.empty(half_K.size, np.float32)
     bias, scale = np.float32(math.ldexp(1.0, _HALF_BIAS)), np.float32(math.ldexp(1.0, exponent))
     kernels.widen(half_K, bias, scale, value_K)
     return value_K
 
 
-def check_floats(value_K: NDArray[np.float32]) -> None:
-    """Passes finite values.
+def check_float32(value_K: NDArray[np.float32]) -> None:
+    """Check for finite values.
 
     Raises:
         ContractError: one is NaN or infinite.

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt. Pure: chance is an argument."""
+"""Exponential backoff with jitter. Pure: randomness is an argument."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIRST_S = 0.2
-LONGEST_S = 5.0
+INITIAL_S = 0.2
+MAX_S = 5.0
 
 
 class Backoff:
-    """Doubling waits with jitter, so that the workers of a site do not all come back at once."""
+    """Doubling waits with jitter, so that the workers of a site do not retry together."""
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        """`chance` yields numbers in [0, 1)."""
-        self._chance = chance
-        self._next_s = FIRST_S
+    def __init__(self, random_fraction: Callable[[], float]) -> None:
+        """`random_fraction` returns numbers in [0, 1)."""
+        self._random_fraction = random_fraction
+        self._next_s = INITIAL_S
 
     def next_s(self) -> float:
         """Seconds to wait now: half to all of the current step, which then doubles up to 5 s."""
         step_s = self._next_s
-        self._next_s = min(LONGEST_S, 2 * step_s)
-        return step_s * (0.5 + 0.5 * self._chance())
+        self._next_s = min(MAX_S, 2 * step_s)
+        return step_s * (0.5 + 0.5 * self._random_fraction())
 
     def reset(self) -> None:
-        """An attempt succeeded: the next failure waits briefly again."""
-        self._next_s = FIRST_S
+        self._next_s = INITIAL_S

@@ -1,7 +1,6 @@
-"""A channel to the coordinator, and what a failed call on it means.
+"""gRPC channels to the coordinator, and the meaning of failed calls.
 
-Owns the channel's options and the reading of refusals. No call has a deadline that somebody would
-have to guess: keep-alive pings find a coordinator that is gone, in 15 s at most.
+No call has a fixed deadline: keep-alive pings detect an unreachable coordinator within 15 s.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Our own back-off decides when to try again; gRPC's must not hold a call back for minutes.
+    # Our own backoff decides when to retry; gRPC's must not delay a call for minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Bounds an attempt, too: so long may connection and handshake take, of a site that is far away.
+    # Also limits one attempt: connecting to a distant site and its handshake may take this long.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 
-class Access(Protocol):
-    """Where the coordinator is, and what proves it and the caller: of a worker's configuration
-    (`WorkerConfig`), or of a keeper's."""
+class CoordinatorAccess(Protocol):
+    """Address and credentials for the coordinator, from a `WorkerConfig` or a `KeeperConfig`."""
 
     @property
     def coordinator_address(self) -> str: ...
@@ -46,11 +44,11 @@ class Access(Protocol):
     def proof_dir(self) -> Path: ...
 
 
-def open_channel(config: Access) -> grpc.Channel:
+def open_channel(config: CoordinatorAccess) -> grpc.Channel:
     """A channel that trusts only the authority in the configuration's file.
 
     Raises:
-        OSError: that file cannot be read.
+        OSError: That file cannot be read.
     """
     if not config.authority_pem_path:
         return grpc.insecure_channel(config.coordinator_address, options=_OPTIONS)
@@ -62,24 +60,22 @@ def open_channel(config: Access) -> grpc.Channel:
 
 
 def coordination_stub(channel: grpc.Channel) -> coordination_pb2_grpc.CoordinationStub:
-    """The coordinator's calls on that channel."""
     return coordination_pb2_grpc.CoordinationStub(channel)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: stands in every request. The token is read anew each time (they are renewed)."""
+    """The caller's identity, part of every request. The token is read each time: it is renewed."""
 
     job: JobKey
     worker: WorkerIdentity | KeeperIdentity
     token_path: Path
 
     def token(self) -> str:
-        """The token as it stands in the file now."""
         return self.token_path.read_text(encoding="utf-8").strip()
 
     def wire_worker(self) -> coordination_pb2.Worker:
-        """This worker as the wire spells it; of a keeper only the site."""
+        """This worker as a wire message; for a keeper only the site."""
         if isinstance(self.worker, KeeperIdentity):
             return coordination_pb2.Worker(site=self.worker.site)
         return coordination_pb2.Worker(
@@ -91,8 +87,8 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A call that did not succeed. `reason` is None where the coordinator was not reached."""
+class CallFailure:
+    """A failed call. `reason` is None if the coordinator was not reached."""
 
     reason: RefusalReason | None
     message: str
@@ -100,20 +96,20 @@ class Failure:
 
     @property
     def passing(self) -> bool:
-        """Whether the same call may succeed later."""
+        """Whether a retry may succeed."""
         return self.reason is None or self.reason.passing
 
 
-def failure_of(error: Exception) -> Failure:
-    """What that error of a call (or of reading the token for it) means."""
+def failure_of(error: Exception) -> CallFailure:
+    """Classify an error of a call, or of reading the token for it."""
     if isinstance(error, OSError):
-        return Failure(None, f"token, authority or key not readable: {error}")
+        return CallFailure(None, f"token, authority or key not readable: {error}")
     if not isinstance(error, grpc.Call):
-        return Failure(None, str(error))
+        return CallFailure(None, str(error))
     metadata = {key: value for key, value in error.trailing_metadata() or () if key}
     known = str(metadata.get(KNOWN_INCARNATION_KEY, ""))
     message = f"{error.code().name}: {error.details() or ''}"
-    return Failure(
+    return CallFailure(
         _reason(str(metadata.get(REASON_KEY, ""))), message, int(known) if known.isdigit() else None
     )
 
@@ -121,5 +117,5 @@ def failure_of(error: Exception) -> Failure:
 def _reason(text: str) -> RefusalReason | None:
     try:
         return RefusalReason(text)
-    except ValueError:  # none given, or one of a later version: try again
+    except ValueError:  # none, or one of a later version: retry
         return None

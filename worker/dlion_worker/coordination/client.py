@@ -1,7 +1,7 @@
-"""The worker's one object for its coordinator. Parts: signing, join streams, report sender.
+"""A worker's connection to its coordinator: certificates, join streams and report sender.
 
-Nothing here blocks training: calls queue, threads send and retry. With the coordinator away the
-worker goes on with the membership it has, kept on disk for the next process.
+Nothing here blocks training: calls queue, threads send and retry. While the coordinator is
+unreachable the worker keeps its membership, which is also saved for the next process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dlion_api.errors import ContractError, DLionError
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import RefusalReason
-from dlion_worker.coordination.channel import Caller, Failure, coordination_stub, open_channel
-from dlion_worker.coordination.joining import Announcement, JoinStream
-from dlion_worker.coordination.kept import (
-    Kept,
-    keep_membership,
-    kept_membership,
-    merged,
-    note_known_incarnation,
+from dlion_worker.coordination.channel import Caller, CallFailure, coordination_stub, open_channel
+from dlion_worker.coordination.join_stream import Announcement, JoinStream
+from dlion_worker.coordination.report_sender import ReportSender
+from dlion_worker.coordination.saved_state import (
+    SavedMembership,
+    load_membership,
+    merge_memberships,
+    raise_incarnation,
+    save_membership,
 )
-from dlion_worker.coordination.reporting import ReportSender
 from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""How long the end of a worker waits for a coordinator to take its last records."""
+"""How long a worker that ends waits for the coordinator to accept its last records."""
 
 
 class CoordinationClient:
-    """This incarnation of this worker, as its coordinator knows it."""
+    """This incarnation of this worker, as a client of its coordinator."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class CoordinationClient:
         spec_hash: str,
         incarnation: int,
     ) -> None:
-        """Reads the kept membership; opens no connection yet.
+        """Load the saved membership; open no connection yet.
 
         Raises:
-            OSError: the authority's file cannot be read.
+            OSError: The authority's file cannot be read.
         """
         self._config = config
         self._worker = worker
@@ -68,16 +68,16 @@ class CoordinationClient:
         self._spec_hash = spec_hash
         self._incarnation = incarnation
         self._lock = threading.Lock()
-        kept = kept_membership(config.state_dir, job)
-        self._membership = kept.membership if kept else None
+        saved = load_membership(config.state_dir, job)
+        self._membership = saved.membership if saved else None
         self._start_s = _first_finite(
-            config.start_time_monotonic_s, kept.start_time_monotonic_s if kept else None
+            config.start_time_monotonic_s, saved.start_time_monotonic_s if saved else None
         )
-        self._placing = threading.Lock()
-        self._unplaced: list[ProgressRecord] = []
-        """Given to `report` before anybody said when the run began."""
+        self._clock_lock = threading.Lock()
+        self._pending_records: list[ProgressRecord] = []
+        """Records given to `report` before the start of the run was known."""
         self._created_s = time.monotonic()
-        self._times_count_from_s = self.start_time_monotonic_s()
+        self._clock_origin_s = self.start_time_monotonic_s()
         self._stop_reason: str | None = None
         self._error: DLionError | None = None
         self._closing = False
@@ -86,14 +86,14 @@ class CoordinationClient:
         self._on_membership: Callable[[Membership], None] = _ignore
         self._on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None
         self._channels = [open_channel(config)]
-        """The newest one is used; those before it are closed once that stands."""
+        """The newest one is in use; older ones are closed once it works."""
         self._stub = coordination_stub(self._channels[0])
         self._sender = ReportSender(
             self._stub,
             self._caller,
             incarnation,
-            on_stop=self._note_stop,
-            on_failure=self._note_failure,
+            on_stop=self._set_stop_reason,
+            on_failure=self._handle_failure,
         )
 
     def sign(
@@ -105,7 +105,7 @@ class CoordinationClient:
         stopped: Callable[[], bool] = lambda: False,
         wait_s: float | None = None,
     ) -> SignedCertificate:
-        """A certificate for that request; see `request_certificate` for waiting and errors."""
+        """Request a certificate; see `request_certificate` for waiting and errors."""
         return request_certificate(
             self._config,
             job=self._caller.job,
@@ -124,12 +124,11 @@ class CoordinationClient:
         on_membership: Callable[[Membership], None],
         on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None,
     ) -> None:
-        """Joins in the background and stays joined; call again to announce other addresses.
+        """Join in the background and stay joined; call again to announce other addresses.
 
-        `on_membership` is called for every change, from another thread, one call at a time, first
-        with the kept membership if there is one; `on_bundles` likewise with the authorities by
-        which sites are known, before a membership that comes with them. Neither must block nor
-        raise.
+        Another thread calls `on_membership` for every change, one call at a time, first with the
+        saved membership if there is one. `on_bundles` likewise receives the sites' authorities,
+        before the membership that comes with them. Neither may block or raise.
         """
         announcement = Announcement(
             self._caller,
@@ -150,36 +149,38 @@ class CoordinationClient:
         self._announce(announcement)
 
     def renew_connection(self) -> None:
-        """Goes over to a new connection, on which the coordinator shows its certificate of now. The
-        worker stays joined: what is on the old one ends when it has joined on the new one.
+        """Move to a new connection, which shows the coordinator's current certificate.
+
+        The worker stays joined: streams on the old connection end after it has joined on the new
+        one.
 
         Raises:
-            OSError: the authority's file cannot be read.
+            OSError: The authority's file cannot be read.
         """
         channel = open_channel(self._config)
         with self._lock:
             self._channels.append(channel)
             self._stub = coordination_stub(channel)
-            self._sender.go_on_with(self._stub)
+            self._sender.use_stub(self._stub)
             announcement = self._announcement
         if announcement is not None:
             self._announce(announcement)
 
     def _announce(self, announcement: Announcement) -> None:
-        """Joins by a stream of its own, on the newest connection."""
+        """Join with a new stream, on the newest connection."""
         with self._lock:
             earlier, channels = list(self._streams), self._channels[:-1]
 
             def take(update: coordination_pb2.MembershipUpdate) -> None:
                 self._retire(earlier, channels)
-                self._take(update)
+                self._handle_update(update)
 
             stream = JoinStream(
                 self._stub,
                 announcement,
                 known_version=self._known_version,
                 on_update=take,
-                on_failure=self._note_failure,
+                on_failure=self._handle_failure,
             )
             self._streams.append(stream)
         for each in earlier:
@@ -187,7 +188,7 @@ class CoordinationClient:
         stream.start()
 
     def _retire(self, streams: list[JoinStream], channels: list[grpc.Channel]) -> None:
-        """A later stream has joined: these are ended. Runs in that one's thread."""
+        """Close streams and channels after a later stream has joined, in that stream's thread."""
         with self._lock:
             self._streams = [each for each in self._streams if each not in streams]
             self._channels = [each for each in self._channels if each not in channels]
@@ -197,55 +198,55 @@ class CoordinationClient:
             channels.pop().close()
 
     def report(self, records: Iterable[ProgressRecord]) -> None:
-        """Queues records and returns; what waits too long gives way, steps and links first.
+        """Queue records and return; when the queue is full, steps and links are dropped first.
 
-        Their times count from what `start_time_monotonic_s` was when this client was made. They
-        are sent by the run's clock, as it is known when they come: a new worker waits for the
-        coordinator's first word.
+        Times in records count from `start_time_monotonic_s` as it was when this client was made.
+        They are sent relative to the run's start, so a new worker waits for the first update of the
+        coordinator.
 
         Raises:
-            ContractError: a record cannot be sent (`dlion_api.records`): a defect of the caller.
+            ContractError: A record cannot be sent (`dlion_api.records`): a defect of the caller.
         """
-        with self._placing:
+        with self._clock_lock:
             if self._start_s is None and self._membership is None:
-                self._unplaced += records
+                self._pending_records += records
             else:
-                self._sender.put(map(self._placed, records))
+                self._sender.put(map(self._on_run_clock, records))
 
     def membership(self) -> Membership | None:
-        """The last membership known: the coordinator's, or the kept one until it speaks."""
+        """The last known membership: the coordinator's, or the saved one until there is an
+        update."""
         return self._membership
 
     def stop_reason(self) -> str | None:
-        """Why the coordinator wants the run ended; None while it does not."""
+        """Why the coordinator asks the run to stop; None if it does not."""
         return self._stop_reason
 
     def failure(self) -> DLionError | None:
-        """Why the coordinator refuses this incarnation for good; None while it does not."""
+        """Why the coordinator rejects this incarnation permanently; None if it does not."""
         return self._error
 
     def connected(self) -> bool:
-        """Whether the join stream stands just now."""
         return any(stream.connected for stream in self._streams)
 
     def start_time_monotonic_s(self) -> float:
-        """`time.monotonic()` at which the run began, as the runner says; else the coordinator.
+        """`time.monotonic()` at the start of the run, according to the runner or the coordinator.
 
-        Until either has spoken: when this client was made.
+        Until either is known: when this client was made.
         """
         return self._created_s if self._start_s is None else self._start_s
 
     def finish(self, flush_s: float = FLUSH_S) -> bool:
-        """Leaves in order: last records, "finished", end. True if the coordinator took them all."""
+        """Leave: send the last records and "finished". True if the coordinator accepted all."""
         return self._close(flush_s, finished=True)
 
     def close(self, flush_s: float = FLUSH_S) -> bool:
-        """Ends without leaving the run (a restart follows): the coordinator sees it lost."""
+        """Close without leaving the run (a restart follows): the coordinator reports it lost."""
         return self._close(flush_s, finished=False)
 
     def _close(self, flush_s: float, *, finished: bool) -> bool:
         self._closing = True
-        self._place_unplaced()
+        self._send_pending()
         taken = self._sender.close(flush_s=flush_s, finished=finished)
         with self._lock:
             streams, channels = list(self._streams), list(self._channels)
@@ -258,70 +259,73 @@ class CoordinationClient:
     def _known_version(self) -> int:
         return 0 if self._membership is None else self._membership.version
 
-    def _take(self, update: coordination_pb2.MembershipUpdate) -> None:
-        """Runs in the join threads."""
+    def _handle_update(self, update: coordination_pb2.MembershipUpdate) -> None:
+        """Handle an update; runs in the join threads."""
         with self._lock:
             if math.isfinite(update.elapsed_s) and self._config.start_time_monotonic_s is None:
-                # An update may lie here for long before this process comes to it; never too short.
-                self._note_start(time.monotonic() - update.elapsed_s)
+                # An update may wait before this process reads it: the time can be too long, never
+                # too short.
+                self._set_start(time.monotonic() - update.elapsed_s)
             if update.stop_reason:
-                self._note_stop(update.stop_reason)
+                self._set_stop_reason(update.stop_reason)
             if update.site_bundles_pem and self._on_bundles is not None:
-                told = update.site_bundles_pem.items()
-                self._on_bundles({SiteName(site): bytes(pem) for site, pem in told})
+                bundles = update.site_bundles_pem.items()
+                self._on_bundles({SiteName(site): bytes(pem) for site, pem in bundles})
             received = _membership(self._caller.job, update)
             if received.version < self._known_version():
-                return  # of a stream that has been superseded
-            membership = merged(self._membership, received)
+                return  # from a superseded stream
+            membership = merge_memberships(self._membership, received)
             if membership == self._membership:
                 return
             self._membership = membership
-            self._keep(membership)
+            self._save(membership)
             self._on_membership(membership)
 
-    def _note_start(self, began_s: float) -> None:
-        with self._placing:
-            self._start_s = began_s if self._start_s is None else min(self._start_s, began_s)
-        self._place_unplaced()
+    def _set_start(self, start_s: float) -> None:
+        with self._clock_lock:
+            self._start_s = start_s if self._start_s is None else min(self._start_s, start_s)
+        self._send_pending()
 
-    def _place_unplaced(self) -> None:
-        with self._placing:
-            unplaced, self._unplaced = self._unplaced, []
-            self._sender.put(map(self._placed, unplaced))
+    def _send_pending(self) -> None:
+        with self._clock_lock:
+            records, self._pending_records = self._pending_records, []
+            self._sender.put(map(self._on_run_clock, records))
 
-    def _placed(self, record: ProgressRecord) -> ProgressRecord:
-        """That record by the run's clock."""
-        later_s = self._times_count_from_s - self.start_time_monotonic_s()
+    def _on_run_clock(self, record: ProgressRecord) -> ProgressRecord:
+        """The record with its time relative to the run's start."""
+        later_s = self._clock_origin_s - self.start_time_monotonic_s()
         return replace(record, time_s=record.time_s + later_s) if later_s else record
 
-    def _keep(self, membership: Membership) -> None:
+    def _save(self, membership: Membership) -> None:
         try:
-            keep_membership(self._config.state_dir, Kept(membership, self.start_time_monotonic_s()))
+            save_membership(
+                self._config.state_dir, SavedMembership(membership, self.start_time_monotonic_s())
+            )
         except OSError as error:
-            _LOG.warning("membership %d not kept on disk: %s", membership.version, error)
+            _LOG.warning("membership %d not saved: %s", membership.version, error)
 
-    def _note_stop(self, reason: str) -> None:
+    def _set_stop_reason(self, reason: str) -> None:
         if self._stop_reason is None:
             self._stop_reason = reason
 
-    def _note_failure(self, failure: Failure) -> None:
-        """The refusal is for good: this process cannot go on under this incarnation."""
+    def _handle_failure(self, failure: CallFailure) -> None:
+        """Handle a permanent rejection: this incarnation cannot continue."""
         if self._closing:
-            return  # it goes anyway; "has finished" is what it hears last, if it asks once more
+            return  # it ends anyway; the coordinator answers late requests with "has finished"
         never_admitted = not self._admitted()
         if failure.reason is RefusalReason.OLD_INCARNATION and never_admitted:
-            # Not a ghost but a worker whose counter was lost: the next start passes.
-            self._note_incarnation(failure.known_incarnation or 0)
+            # This worker was not replaced, but lost its counter: the next start succeeds.
+            self._save_incarnation(failure.known_incarnation or 0)
         self._error = ContractError(
             f"{self._worker.name}, incarnation {self._incarnation}: {failure.message}"
         )
         _LOG.error("%s", self._error)
 
-    def _note_incarnation(self, known: int) -> None:
+    def _save_incarnation(self, known: int) -> None:
         try:
-            note_known_incarnation(self._config.state_dir, known)
+            raise_incarnation(self._config.state_dir, known)
         except OSError as error:
-            _LOG.warning("incarnation %d not kept on disk: %s", known, error)
+            _LOG.warning("incarnation %d not saved: %s", known, error)
 
     def _admitted(self) -> bool:
         member = self._membership.member(self._worker.rank) if self._membership else None
@@ -352,4 +356,4 @@ def _first_finite(*moments: float | None) -> float | None:
 
 
 def _ignore(membership: Membership) -> None:
-    """Nobody has joined yet."""
+    """The default before `join`."""

@@ -1,7 +1,7 @@
-"""Records that wait for the coordinator, within a bound. Pure: no thread, no clock.
+"""A bounded queue of records for the coordinator. Pure: no thread, no clock.
 
-While the coordinator is away, what can be spared gives way oldest first: steps, links and
-directives. Evaluations and events do not; that some records were dropped becomes an event itself.
+When full, it drops the oldest steps, links and directives; an event reports how many. Evaluations
+and events are kept.
 """
 
 from __future__ import annotations
@@ -14,32 +14,30 @@ from dlion_api.reasons import EventReason
 from dlion_api.records import record_to_json
 from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 
-MAX_SPARABLE_BYTES = 8 * 1024 * 1024
+MAX_DROPPABLE_BYTES = 8 * 1024 * 1024
 """Of steps, links and directives: about half an hour of one worker with three peers."""
-MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Of evaluations and events. Memory is bounded, come what may: beyond it the oldest give way."""
+MAX_RETAINED_BYTES = 64 * 1024 * 1024
+"""Of evaluations and events; beyond it the oldest are dropped, so that memory stays bounded."""
 
 _ENVELOPE_BYTES = 16 * 1024
-"""Room in a report for its token and the framing of its records."""
+"""Space in a report for its token and the framing of its records."""
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _QueuedRecord:
     number: int
     record: ProgressRecord
     text: str
 
 
-class _Bounded:
-    """One line of records with its size in bytes."""
-
+class _BoundedQueue:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedRecord] = deque()
         self._bytes = 0
 
-    def put(self, waiting: _Waiting) -> list[_Waiting]:
-        """Appends, and yields what had to give way."""
+    def put(self, waiting: _QueuedRecord) -> list[_QueuedRecord]:
+        """Append; return the records dropped for it."""
         self._waiting.append(waiting)
         self._bytes += len(waiting.text)
         dropped = []
@@ -47,73 +45,73 @@ class _Bounded:
             dropped.append(self.take())
         return dropped
 
-    def take(self) -> _Waiting:
+    def take(self) -> _QueuedRecord:
         waiting = self._waiting.popleft()
         self._bytes -= len(waiting.text)
         return waiting
 
-    def first(self) -> _Waiting | None:
+    def first(self) -> _QueuedRecord | None:
         return self._waiting[0] if self._waiting else None
 
 
 class RecordQueue:
-    """Records in the order they came, over both lines."""
+    """Records in order of arrival, over both queues."""
 
     def __init__(
         self,
         *,
-        max_sparable_bytes: int = MAX_SPARABLE_BYTES,
-        max_kept_bytes: int = MAX_KEPT_BYTES,
+        max_droppable_bytes: int = MAX_DROPPABLE_BYTES,
+        max_retained_bytes: int = MAX_RETAINED_BYTES,
     ) -> None:
-        self._sparable = _Bounded(max_sparable_bytes)
-        self._kept = _Bounded(max_kept_bytes)
+        self._droppable = _BoundedQueue(max_droppable_bytes)
+        self._retained = _BoundedQueue(max_retained_bytes)
         self._count = 0
         self._dropped_count = 0
         self._last_dropped: ProgressRecord | None = None
 
     def put(self, record: ProgressRecord) -> None:
-        """Takes one record.
+        """Add one record.
 
         Raises:
-            ContractError: a value in it cannot be sent (`dlion_api.records`).
+            ContractError: It contains a value that cannot be sent (`dlion_api.records`).
         """
         text = record_to_json(record)
-        kept = isinstance(record, EvaluationRecord | EventRecord)
-        line = self._kept if kept else self._sparable
-        for dropped in line.put(_Waiting(self._count, record, text)):
+        is_retained = isinstance(record, EvaluationRecord | EventRecord)
+        queue = self._retained if is_retained else self._droppable
+        for dropped in queue.put(_QueuedRecord(self._count, record, text)):
             self._dropped_count += 1
             self._last_dropped = dropped.record
         self._count += 1
 
     def take_batch(self) -> list[str]:
-        """The oldest records as JSON, as many as one report may carry; empty: nothing waits."""
+        """The oldest records as JSON, as many as one report may carry; empty if none are queued."""
         texts: list[str] = []
-        room_bytes = MAX_REPORT_BYTES - _ENVELOPE_BYTES
-        notice = self._notice()
-        if notice:
-            texts.append(notice)
+        free_bytes = MAX_REPORT_BYTES - _ENVELOPE_BYTES
+        dropped_event = self._dropped_event()
+        if dropped_event:
+            texts.append(dropped_event)
         while len(texts) < MAX_RECORDS_PER_REPORT:
-            line = self._line_with_the_oldest()
-            first = line.first() if line else None
-            if line is None or first is None or len(first.text) + 8 > room_bytes:
+            queue = self._queue_with_oldest()
+            first = queue.first() if queue else None
+            if queue is None or first is None or len(first.text) + 8 > free_bytes:
                 break
-            texts.append(line.take().text)
-            room_bytes -= len(first.text) + 8  # a field's tag and length
+            texts.append(queue.take().text)
+            free_bytes -= len(first.text) + 8  # a field's tag and length
         return texts
 
     def __bool__(self) -> bool:
-        return self._line_with_the_oldest() is not None or self._last_dropped is not None
+        return self._queue_with_oldest() is not None or self._last_dropped is not None
 
-    def _line_with_the_oldest(self) -> _Bounded | None:
-        lines = [line for line in (self._sparable, self._kept) if line.first()]
-        return min(lines, key=_first_number, default=None)
+    def _queue_with_oldest(self) -> _BoundedQueue | None:
+        queues = [queue for queue in (self._droppable, self._retained) if queue.first()]
+        return min(queues, key=_first_number, default=None)
 
-    def _notice(self) -> str | None:
+    def _dropped_event(self) -> str | None:
         last = self._last_dropped
         if last is None:
             return None
         iteration = last.iteration
-        message = f"{self._dropped_count} records gave way while the coordinator was not reachable"
+        message = f"{self._dropped_count} records dropped while the coordinator was unreachable"
         self._last_dropped = None
         self._dropped_count = 0
         return record_to_json(
@@ -128,6 +126,6 @@ class RecordQueue:
         )
 
 
-def _first_number(line: _Bounded) -> int:
-    first = line.first()
+def _first_number(queue: _BoundedQueue) -> int:
+    first = queue.first()
     return first.number if first else -1

@@ -1,7 +1,7 @@
-"""A certificate from the coordinator for a key that stays where it was made.
+"""Requests a certificate from the coordinator; the private key stays where it was made.
 
-Called at the start of a trainer, sidecar or keeper, and again when a certificate has lived two
-thirds of its life. Does not make keys (`dlion_worker.credentials`).
+A trainer, sidecar or keeper calls this at its start and when its certificate is due for renewal.
+`dlion_worker.credentials` makes the keys.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
 from dlion_api.wire import coordination_pb2
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import (
-    Access,
     Caller,
-    Failure,
+    CallFailure,
+    CoordinatorAccess,
     coordination_stub,
     failure_of,
     open_channel,
 )
-from dlion_worker.coordination.proving import proof_of
+from dlion_worker.coordination.pod_proof import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ _SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class SignedCertificate:
-    """What the coordinator gave: this worker's chain, and the CA of every site of the run."""
+    """The signed chain, and the CA bundle of every site of the run."""
 
     chain_pem: bytes
     site_bundles_pem: Mapping[SiteName, bytes]
 
 
 def request_certificate(
-    config: Access,
+    config: CoordinatorAccess,
     *,
     job: JobKey,
     worker: WorkerIdentity | KeeperIdentity,
@@ -55,14 +55,14 @@ def request_certificate(
     stopped: Callable[[], bool] = lambda: False,
     wait_s: float | None = None,
 ) -> SignedCertificate:
-    """The signed certificate; waits for a coordinator that is away, trying with back-off.
+    """Request a certificate; if the coordinator is unreachable, retry with backoff.
 
     `addresses` are the IP addresses that the worker will serve on, for the record. `stopped` is
-    asked ten times a second; `wait_s` None waits as long as it takes.
+    checked ten times a second. `wait_s` None means no time limit.
 
     Raises:
-        UnavailableError: stopped, or `wait_s` passed, without a certificate; a retry may help.
-        ContractError: the coordinator refuses the request for good.
+        UnavailableError: Stopped or timed out without a certificate; a retry may help.
+        ContractError: The coordinator rejects the request permanently.
     """
     caller = Caller(job, worker, Path(config.token_path))
     deadline_s = None if wait_s is None else time.monotonic() + wait_s
@@ -85,14 +85,14 @@ def request_certificate(
 
 
 def _attempt(
-    config: Access,
+    config: CoordinatorAccess,
     caller: Caller,
     csr_pem: bytes,
     role: Role,
     addresses: Sequence[str],
     stopped: Callable[[], bool],
     deadline_s: float | None,
-) -> SignedCertificate | Failure:
+) -> SignedCertificate | CallFailure:
     try:
         request = coordination_pb2.SignRequest(
             token=caller.token(),
@@ -101,7 +101,7 @@ def _attempt(
             role=role,
             csr_pem=csr_pem,
             addresses=addresses,
-            proof=proof_of(config.proof_dir, job=caller.job, use=role, csr_pem=csr_pem),
+            proof=make_pod_proof(config.proof_dir, job=caller.job, use=role, csr_pem=csr_pem),
         )
         with open_channel(config) as channel:
             stub = coordination_stub(channel)
@@ -113,7 +113,7 @@ def _attempt(
                     late = deadline_s is not None and time.monotonic() > deadline_s
                     if stopped() or late:
                         call.cancel()
-                        return Failure(None, "the coordinator did not answer")
+                        return CallFailure(None, "the coordinator did not answer")
     except (grpc.RpcError, OSError) as error:
         return failure_of(error)
 

@@ -1,17 +1,17 @@
-"""Environments: which machines and links a run is to have, read by the local runner and simulator.
+"""Environments: the machines and links of a run, for the local runner and the simulator.
 
-What goes in: the environment file's model and loading, the plan it comes to for a job's workers,
-the published environments (`files/`). What stays out: imposing it (`dlion_worker.local`).
+Contains the file's model and loading, its plan for a job's workers, and the published environments
+(`files/`). `dlion_worker.local` emulates a plan.
 """
 
-from dlion_worker.environments.as_one import as_one_machine
+from dlion_worker.environments.aggregate_machine import single_machine_document
 from dlion_worker.environments.loading import environment_names, load_environment
 from dlion_worker.environments.model import Environment
 from dlion_worker.environments.plan import (
     BYTES_PER_MBIT,
     Absence,
-    Change,
     Conditions,
+    ConditionsChange,
     Pipe,
     Plan,
     Straggler,
@@ -22,15 +22,15 @@ from dlion_worker.environments.plan import (
 __all__ = [
     "BYTES_PER_MBIT",
     "Absence",
-    "Change",
     "Conditions",
+    "ConditionsChange",
     "Environment",
     "Pipe",
     "Plan",
     "Straggler",
     "WorkerConditions",
-    "as_one_machine",
     "environment_names",
     "load_environment",
+    "single_machine_document",
     "unlimited_plan",
 ]

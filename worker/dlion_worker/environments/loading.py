@@ -1,7 +1,7 @@
-"""Finding and reading environment files: by name among the published ones, or by path.
+"""Finds and reads environment files: published ones by name, others by path.
 
-The published files live beside this module, in `files/`, so that they are there when DLion is
-installed; `environments/` at the root of the repository is a link to that folder.
+The published files are beside this module, in `files/`, so that they are installed with DLion.
+`environments/` at the root of the repository links to that folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError
 from dlion_worker.environments.model import Environment
-from dlion_worker.yaml_text import MOST_BYTES, read_texts, the_only
+from dlion_worker.yaml_text import MAX_BYTES, parse_documents, single_document
 
 FILES = Path(__file__).parent / "files"
 
@@ -23,9 +23,9 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name_or_path: str | Path) -> Environment:
-    """The environment of that name, or in that file (anything with a `/` or ending in .yaml).
+    """Load a published environment by name, or a file (with a `/` or ending in .yaml).
 
-    Raises: SpecError with every problem of the file, or the names that there are.
+    Raises SpecError with every problem of the file, or the known names.
     """
     text = str(name_or_path)
     if "/" not in text and not text.endswith((".yaml", ".yml")):
@@ -43,12 +43,12 @@ def load_environment(name_or_path: str | Path) -> Environment:
         path, source = Path(name_or_path), text
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror}") from error
-    document = the_only(read_texts(data, source=text), source=text)
-    found = parse(Environment, document.value, source=text, lines=document.lines)
-    return replace(found, lines=document.lines, file=source)
+    document = single_document(parse_documents(data, source=text), source=text)
+    environment = parse(Environment, document.value, source=text, lines=document.lines)
+    return replace(environment, lines=document.lines, file=source)
 
 
 def _unreadable(path: Path, reason: str) -> SpecError:

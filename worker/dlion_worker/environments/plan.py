@@ -1,7 +1,7 @@
-"""What an environment comes to for the workers of one job: quotas, rates, latencies, changes.
+"""An environment applied to a job's workers: quotas, rates, latencies, changes.
 
-Read by the local runner, which imposes it on real processes, and by the simulator, which applies
-it to virtual time. Holds values only: no file, no process and no clock is touched here.
+The local runner emulates it with real processes; the simulator applies it in virtual time. Contains
+values only.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_worker.environments.loss import tcp_bytes_per_s
+from dlion_worker.environments.packet_loss import tcp_bytes_per_s
 
 BYTES_PER_MBIT = 125_000
 
 
 @dataclass(frozen=True)
 class Pipe:
-    """A rate that all traffic between one worker and `peers`, in one direction, shares.
+    """A rate shared by all traffic between a worker and `peers` in one direction.
 
-    A frame passes *every* pipe it belongs to: those of the sender's uplink that name the receiver
+    A frame passes *every* pipe it belongs to: those of the sender's uplink that name the receiver,
     and those of the receiver's downlink that name the sender.
     """
 
@@ -29,23 +29,23 @@ class Pipe:
 
 @dataclass(frozen=True)
 class WorkerConditions:
-    """What one worker has at one time. No quota or no pipe: as much as the machine gives."""
+    """One worker's conditions at one time. Without quota or pipes it is not limited."""
 
     rank: Rank
     quota_cores: float | None = None
     uplink: tuple[Pipe, ...] = ()
     downlink: tuple[Pipe, ...] = ()
     latency_s: Mapping[Rank, float] = field(default_factory=dict)
-    """One way, to each peer that has any."""
+    """One-way latency to each peer that has any."""
     cut_peers: frozenset[Rank] = frozenset()
-    """Peers to and from which nothing passes: neither an answer nor an error."""
+    """Peers to and from which all packets are dropped silently."""
     loss_fraction: Mapping[Rank, float] = field(default_factory=dict)
-    """Of the packets to each peer that any are lost to."""
+    """Fraction of packets lost, for each peer with loss."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all workers have at one time, by rank."""
+    """All workers' conditions at one time, by rank."""
 
     workers: tuple[WorkerConditions, ...]
 
@@ -54,10 +54,7 @@ class Conditions:
         return self.workers[rank]
 
     def link_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
-        """The most that one link can carry while no other carries anything; inf where unlimited.
-
-        0 while the link is cut.
-        """
+        """Maximum rate of one link while all others are idle; inf if unlimited, 0 if cut."""
         if receiver in self.workers[sender].cut_peers:
             return 0.0
         pipes = [
@@ -68,15 +65,15 @@ class Conditions:
         return min(shaped, self.loss_bytes_per_s(sender, receiver))
 
     def loss_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
-        """Payload that packet loss leaves of one link, whatever its rates; inf: nothing is lost."""
+        """Maximum payload rate of one link under its packet loss; inf without loss."""
         there, back = self.workers[sender], self.workers[receiver]
         round_trip_s = there.latency_s.get(receiver, 0.0) + back.latency_s.get(sender, 0.0)
         return tcp_bytes_per_s(there.loss_fraction.get(receiver, 0.0), round_trip_s)
 
 
 @dataclass(frozen=True)
-class Change:
-    """The conditions, whole, from `time_s` after the start of the run on."""
+class ConditionsChange:
+    """The complete conditions from `time_s` after the start on."""
 
     time_s: float
     conditions: Conditions
@@ -84,7 +81,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Workers whose steps take `slowdown` times their core seconds, each with that chance."""
+    """Workers whose steps take `slowdown` times their core seconds with probability `chance`."""
 
     ranks: frozenset[Rank]
     slowdown: float
@@ -95,7 +92,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Absence:
-    """A worker that is not there. No `leaves_s`: from the start on; no `comes_s`: to the end."""
+    """A worker's absence. Without `leaves_s` from the start, without `comes_s` to the end."""
 
     rank: Rank
     leaves_s: float | None = None
@@ -104,10 +101,10 @@ class Absence:
 
 @dataclass(frozen=True)
 class Plan:
-    """An environment applied to a job's workers on a machine of so many cores.
+    """An environment applied to a job's workers on a given machine.
 
-    The *shape* of the pipes (which peers share one) stays as it is at the start: a change gives
-    other rates, latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
+    The *shape* of the pipes (which peers share one) never changes: a change sets other rates,
+    latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
     """
 
     environment: str
@@ -117,16 +114,16 @@ class Plan:
     samples_per_s_per_core: float
     """For virtual time: what one relative unit (`quota_cores / core_scale` of them) computes."""
     initial: Conditions
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ConditionsChange, ...] = ()
     stragglers: tuple[Straggler, ...] = ()
     absences: tuple[Absence, ...] = ()
     """In order of worker and time; those of one worker do not overlap."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
-    """For virtual time: what the first probe of a link (sender, receiver) finds, where that is
-    known to be another rate than the link has alone."""
+    """For virtual time: result of the first probe of a link (sender, receiver), if it is known to
+    differ from the link's rate."""
 
     def at(self, time_s: float) -> Conditions:
-        """The conditions that hold `time_s` after the start of the run."""
+        """The conditions `time_s` after the start of the run."""
         current = self.initial
         for change in self.changes:
             if change.time_s <= time_s:
@@ -144,7 +141,7 @@ class Plan:
 
     @property
     def changes_links(self) -> bool:
-        """Whether any link has another rate or cut later than at the start."""
+        """Whether any link's rate or cut changes during the run."""
         return any(
             (now.uplink, now.downlink, now.cut_peers)
             != (then.uplink, then.downlink, then.cut_peers)
@@ -154,7 +151,7 @@ class Plan:
 
     @property
     def asks_for_latency(self) -> bool:
-        """Whether any link is to be slower than the machine's own by a latency."""
+        """Whether any link has a latency at any time."""
         return any(
             any(worker.latency_s.values())
             for conditions in (self.initial, *(change.conditions for change in self.changes))
@@ -168,7 +165,7 @@ class Plan:
 
 
 def unlimited_plan(workers: tuple[WorkerIdentity, ...]) -> Plan:
-    """A plan that imposes nothing: what `dlion run` without `--environment` uses."""
+    """A plan without limits, for `dlion run` without `--environment`."""
     return Plan(
         environment="",
         workers=workers,

@@ -1,7 +1,4 @@
-"""From an environment file and a job's workers to a plan: all arithmetic, all contradictions.
-
-Called by `Environment` alone.
-"""
+"""Computes the plan of an environment for a job's workers, and all mismatches between the two."""
 
 from __future__ import annotations
 
@@ -12,24 +9,24 @@ from typing import TYPE_CHECKING
 from dlion_api.document import line_of
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_worker.environments.contradictions import contradictions_in_time
-from dlion_worker.environments.happenings import (
+from dlion_worker.environments.packet_loss import combined_fraction
+from dlion_worker.environments.plan import (
+    BYTES_PER_MBIT,
+    Conditions,
+    ConditionsChange,
+    Pipe,
+    Plan,
+    WorkerConditions,
+)
+from dlion_worker.environments.scheduled_events import (
     absences_of,
     late_problems,
     simulator_only_problems,
     stragglers_of,
     times_of,
 )
-from dlion_worker.environments.loss import combined_fraction
-from dlion_worker.environments.plan import (
-    BYTES_PER_MBIT,
-    Change,
-    Conditions,
-    Pipe,
-    Plan,
-    WorkerConditions,
-)
-from dlion_worker.environments.times import Times
+from dlion_worker.environments.times import TimeResolver
+from dlion_worker.environments.validation import run_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,16 +35,16 @@ if TYPE_CHECKING:
     from dlion_worker.environments.model import Environment, EnvironmentChange, EnvironmentLink
 
 MACHINE_FRACTION = 0.8
-"""Of the machine's cores, for all trainers' quotas: the rest is for the coordinator, the relay and
-whatever else the machine does. Source: ours."""
+"""Fraction of the machine's cores for all trainers' quotas. The rest is for the coordinator, the
+relay and other processes. Source: ours."""
 SIDECAR_CORES = 0.02
-"""Per worker, kept out of that: what a sidecar may use (and what the issue holds it to)."""
-LEAST_QUOTA_CORES = 0.02
-"""What the kernel's controller takes at the least with our period (`local.quotas`)."""
+"""Reserved for each worker's sidecar, whose limit this is."""
+MIN_QUOTA_CORES = 0.02
+"""Minimum of the kernel's controller with our period (`local.quotas`)."""
 
 
 @dataclass(frozen=True)
-class _State:
+class _EnvironmentState:
     """The file's values at one time, per rank."""
 
     cores: tuple[float, ...]
@@ -56,7 +53,7 @@ class _State:
     between_mbit_per_s: float | None
     loss_percent: tuple[float, ...]
     latency_ms: tuple[float, float]
-    """Inside sites, between sites; as the next."""
+    """(Inside sites, between sites); also for `site_loss_percent`."""
     site_loss_percent: tuple[float, float]
     cut_workers: frozenset[int] = frozenset()
     cut_sites: frozenset[str] = frozenset()
@@ -70,20 +67,20 @@ def plan_environment(
     duration_s: float | None,
     source: str,
 ) -> Plan:
-    """The plan; `machine_cores` None: for virtual time, in which a relative unit is a core.
+    """Compute the plan. With `machine_cores` None, a relative unit is a core of virtual time.
 
-    Raises: SpecError with every contradiction, naming environment and job.
+    Raises SpecError with every problem, naming environment and job.
     """
-    times = Times(duration_s)
+    times = TimeResolver(duration_s)
     problems = [
         *_count_problems(environment, workers, source),
         *_fraction_problems(environment, times, source),
-        *contradictions_in_time(environment, lambda _: True, times),
+        *run_problems(environment, lambda _: True, times),
     ]
     if machine_cores is not None:
         problems += simulator_only_problems(environment)
     if problems:
-        raise _wrong(environment, problems)
+        raise _spec_error(environment, problems)
     states = _states(environment)
     scale = 1.0
     if machine_cores is not None:
@@ -101,20 +98,20 @@ def plan_environment(
         core_scale=scale,
         samples_per_s_per_core=environment.samples_per_s_per_core,
         initial=timeline[0][1],
-        changes=tuple(Change(time_s, conditions) for time_s, conditions in timeline[1:]),
+        changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
         stragglers=stragglers_of(environment, times),
         absences=absences_of(environment, times),
     )
 
 
 def check_start(environment: Environment, job: Job, source: str) -> None:
-    """Raises: SpecError where the run would not begin without those who come late."""
+    """Raises SpecError if the run would wait for workers that come late."""
     if problems := list(late_problems(environment, job, source)):
-        raise _wrong(environment, problems)
+        raise _spec_error(environment, problems)
 
 
-def _wrong(environment: Environment, problems: list[Problem]) -> SpecError:
-    """The problems with the lines of the file, as far as those are known."""
+def _spec_error(environment: Environment, problems: list[Problem]) -> SpecError:
+    """The problems with their lines in the file, if known."""
     lines = environment.lines
     placed = [replace(problem, line=line_of(problem.path, lines)) for problem in problems]
     return SpecError(placed, source=environment.file or f"environment {environment.name}")
@@ -144,8 +141,10 @@ def _count_problems(
         )
 
 
-def _fraction_problems(environment: Environment, times: Times, source: str) -> Iterable[Problem]:
-    """Fractions of a run whose length is not known."""
+def _fraction_problems(
+    environment: Environment, times: TimeResolver, source: str
+) -> Iterable[Problem]:
+    """Fractions of a run of unknown length."""
     if times.duration_s is not None:
         return
     for path, at in times_of(environment):
@@ -159,10 +158,10 @@ def _fraction_problems(environment: Environment, times: Times, source: str) -> I
             )
 
 
-def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _State]]:
+def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _EnvironmentState]]:
     machines = [m for machine in environment.workers for m in [machine] * machine.count]
     inside, between = environment.inside_sites, environment.between_sites
-    start = _State(
+    start = _EnvironmentState(
         cores=tuple(machine.cores for machine in machines),
         uplink_mbit_per_s=tuple(m.uplink_mbit_per_s or m.mbit_per_s for m in machines),
         downlink_mbit_per_s=tuple(m.downlink_mbit_per_s or m.mbit_per_s for m in machines),
@@ -177,13 +176,15 @@ def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _S
             0.0 if between is None else between.loss_percent,
         ),
     )
-    states: list[tuple[EnvironmentChange | None, _State]] = [(None, start)]
+    states: list[tuple[EnvironmentChange | None, _EnvironmentState]] = [(None, start)]
     for change in environment.changes:
         states.append((change, _changed(states[-1][1], change, start)))
     return states
 
 
-def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
+def _changed(
+    state: _EnvironmentState, change: EnvironmentChange, start: _EnvironmentState
+) -> _EnvironmentState:
     if change.permutation is not None:
         state = replace(
             state,
@@ -204,8 +205,8 @@ def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
     losses = (change.inside_sites_loss_percent, change.between_sites_loss_percent)
     state = replace(
         state,
-        latency_ms=_named(latencies, state.latency_ms),
-        site_loss_percent=_named(losses, state.site_loss_percent),
+        latency_ms=_updated(latencies, state.latency_ms),
+        site_loss_percent=_updated(losses, state.site_loss_percent),
     )
     if change.cut_workers is not None:
         state = replace(state, cut_workers=frozenset(change.cut_workers))
@@ -216,36 +217,43 @@ def _changed(state: _State, change: EnvironmentChange, start: _State) -> _State:
     return state
 
 
-def _named(new: tuple[float | None, float | None], old: tuple[float, float]) -> tuple[float, float]:
-    """The new values where they are given."""
+def _updated(
+    new: tuple[float | None, float | None], old: tuple[float, float]
+) -> tuple[float, float]:
+    """The new values, or the old ones where no new value is given."""
     inside, between = new
     return (old[0] if inside is None else inside, old[1] if between is None else between)
 
 
-def _core_scale(environment: Environment, states: list[_State], machine_cores: float) -> float:
+def _core_scale(
+    environment: Environment, states: list[_EnvironmentState], machine_cores: float
+) -> float:
     most = max(sum(state.cores) for state in states)
     least = min(min(state.cores) for state in states)
     scale = environment.core_scale
     if scale is None:
         usable = MACHINE_FRACTION * machine_cores - SIDECAR_CORES * environment.worker_count
         scale = usable / most
-    if scale * least < LEAST_QUOTA_CORES:
+    if scale * least < MIN_QUOTA_CORES:
         problem = Problem(
             path="coreScale",
             message=f"environment {environment.name} leaves its smallest worker less CPU than a "
             f"quota can hold, on this machine of {machine_cores:g} cores",
             value=f"{least:g} units of {scale:.4g} cores",
-            allowed=f"at least {LEAST_QUOTA_CORES:g} cores: coreScale of "
-            f"{LEAST_QUOTA_CORES / least:.4g} or more",
+            allowed=f"at least {MIN_QUOTA_CORES:g} cores: coreScale of "
+            f"{MIN_QUOTA_CORES / least:.4g} or more",
             advice="Use a larger machine, fewer workers, or give coreScale (quotas that together "
             "are more than the machine has are not kept).",
         )
-        raise _wrong(environment, [problem])
+        raise _spec_error(environment, [problem])
     return scale
 
 
 def _conditions(
-    environment: Environment, workers: tuple[WorkerIdentity, ...], state: _State, scale: float
+    environment: Environment,
+    workers: tuple[WorkerIdentity, ...],
+    state: _EnvironmentState,
+    scale: float,
 ) -> Conditions:
     env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
     sites: list[str] = env_sites or [worker.site for worker in workers]
@@ -268,7 +276,7 @@ def _conditions(
 
 
 def _pipes(
-    environment: Environment, state: _State, sites: list[str], k: int, own: float | None
+    environment: Environment, state: _EnvironmentState, sites: list[str], k: int, own: float | None
 ) -> tuple[Pipe, ...]:
     peers = [j for j in range(len(sites)) if j != k]
     near = [j for j in peers if sites[j] == sites[k]]
@@ -287,7 +295,7 @@ def _pipes(
     )
 
 
-def _latencies(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
+def _latencies(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
     latencies = {}
     for j, site in enumerate(sites):
         latency_ms = state.latency_ms[site != sites[k]]
@@ -296,7 +304,7 @@ def _latencies(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
     return latencies
 
 
-def _losses(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
+def _losses(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
     losses = {}
     for j, site in enumerate(sites):
         on_the_way = state.site_loss_percent[site != sites[k]]
@@ -306,7 +314,7 @@ def _losses(state: _State, sites: list[str], k: int) -> dict[Rank, float]:
     return losses
 
 
-def _is_cut(state: _State, sites: list[str], k: int, j: int) -> bool:
+def _is_cut(state: _EnvironmentState, sites: list[str], k: int, j: int) -> bool:
     if k in state.cut_workers or j in state.cut_workers:
         return True
     ends, homes = {k, j}, {sites[k], sites[j]}

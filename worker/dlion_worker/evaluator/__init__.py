@@ -1,10 +1,9 @@
-"""Evaluation beside a local run, outside every worker's quota.
+"""Evaluates replicas of a local run in one process, outside every worker's quota.
 
-What goes in: the folder through which trainers hand over snapshots of their weights, and the one
-process that evaluates them. What stays out: when an evaluation is due, and the final one (the
-trainer's). On a machine of its own a worker evaluates in a thread instead: nobody else has its
-weights.
+Trainers pass snapshots of their weights through a folder. The trainer decides when to evaluate, and
+makes the final evaluation itself. On several machines each worker evaluates in a thread instead,
+because only it has its weights.
 """
 
-RECORDS = "records.jsonl"
-"""In the folder of snapshots: a line for each evaluation."""
+RECORDS_FILE = "records.jsonl"
+"""In the folder of snapshots: one line per evaluation."""

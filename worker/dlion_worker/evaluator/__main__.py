@@ -1,7 +1,7 @@
 """`python -m dlion_worker.evaluator --config FILE --snapshots DIR`: one per local run.
 
-Evaluates every snapshot that trainers put into DIR and appends a record for each to
-DIR/records.jsonl, where the runner reads them. Ends on SIGTERM.
+Evaluates every snapshot in DIR and appends a record to DIR/records.jsonl, which the runner reads.
+Ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dlion_api.progress import EvaluationRecord
 from dlion_api.records import record_to_json
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
-from dlion_worker.evaluator import RECORDS
-from dlion_worker.evaluator.handover import Replica, take_up
+from dlion_worker.evaluator import RECORDS_FILE
+from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots
 from dlion_worker.training import datasets, programs, threads
-from dlion_worker.training.evaluation import Evaluated, Evaluator
+from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator
 from dlion_worker.training.model import FlatModel
 
 _LOG = logging.getLogger("dlion_worker.evaluator")
 
 POLL_S = 0.25
 NICENESS = 5
-"""Whatever trains goes first."""
+"""Training processes have priority."""
 
 
 def main() -> int:
-    """Runs until it is told to end; the exit code."""
+    """Run until a signal; return the exit code."""
     parser = argparse.ArgumentParser(prog="dlion_worker.evaluator", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="any worker's configuration")
-    parser.add_argument("--snapshots", type=Path, required=True, help="where snapshots are put")
+    parser.add_argument("--snapshots", type=Path, required=True, help="folder of the snapshots")
     arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -83,22 +83,22 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
         on_result=_unexpected,
         on_error=_unexpected,
     )
-    with (folder / RECORDS).open("a", encoding="utf-8", buffering=1) as records:
+    with (folder / RECORDS_FILE).open("a", encoding="utf-8", buffering=1) as records:
         while not ended.wait(POLL_S):
-            for replica in take_up(folder):
+            for replica in take_snapshots(folder):
                 snapshot = model.snapshot_of(replica.weights_D, replica.model_state_S)
-                result = evaluator.evaluate_some(None, snapshot=snapshot)
+                result = evaluator.evaluate_subset(None, snapshot=snapshot)
                 records.write(record_to_json(_record(replica, result)) + "\n")
                 if ended.is_set():
                     return
 
 
 def _unexpected(what: object) -> None:
-    """Nothing is submitted to a thread here."""
-    _LOG.error("an evaluation that nobody asked for: %r", what)
+    """Not called: nothing is submitted to the evaluator's thread here."""
+    _LOG.error("unexpected evaluation: %r", what)
 
 
-def _record(replica: Replica, result: Evaluated) -> EvaluationRecord:
+def _record(replica: ReplicaSnapshot, result: EvaluatedSnapshot) -> EvaluationRecord:
     return EvaluationRecord(
         time_s=replica.time_s,
         rank=replica.rank,

@@ -1,35 +1,34 @@
-"""The links between peers: gRPC streams with mutual TLS, and the state machines that run them.
+"""Links between workers: gRPC streams with mutual TLS, and the state machines behind them.
 
-What goes in: everything between a coded message and the peer's coded message. The state machines
-do no I/O: `framing` (chunks and checks), `window` (budgets, what gives way), `handshake` (when a
-link is up), `deadline` (how long silence is usual). The skin over them knows gRPC: `service`
-(incoming streams), `client` (outgoing streams), `exchange` (the thread that holds both).
-What stays out: what is in a payload (`codecs`), what a message means (`policies`).
+Without I/O: `framing` (chunks and checks), `send_queue`, `handshake` (when a link is up),
+`deadline` (adaptive timeouts). With gRPC: `service` (incoming streams), `client` (outgoing
+streams), `exchange` (the thread that runs both). Payload formats belong to `codecs`, the meaning of
+messages to `policies`.
 """
 
 from dlion_worker.exchange.events import (
     ExchangeEvent,
+    LinkCounters,
     LinkDown,
-    LinkState,
     LinkUp,
     Refused,
     StatePulled,
+    StateRequest,
     StateSnapshot,
-    StateWanted,
 )
-from dlion_worker.exchange.exchange import Exchange, ExchangeConfig
-from dlion_worker.exchange.window import QueueRule
+from dlion_worker.exchange.exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.exchange.send_queue import QueueRule
 
 __all__ = [
-    "Exchange",
-    "ExchangeConfig",
     "ExchangeEvent",
+    "LinkCounters",
     "LinkDown",
-    "LinkState",
     "LinkUp",
+    "PeerExchange",
+    "PeerExchangeConfig",
     "QueueRule",
     "Refused",
     "StatePulled",
+    "StateRequest",
     "StateSnapshot",
-    "StateWanted",
 ]

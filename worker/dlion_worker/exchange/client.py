@@ -1,9 +1,7 @@
-"""Outgoing streams: dialling peers, again and again, and pulling their state.
+"""Outgoing streams: connect and reconnect to peers, and pull their states.
 
-Called by `exchange`, on its loop. Each connection has a channel of its own, so that it trusts only
-the authority of the site that it dials, and goes by the certificate of the moment. Waits between
-attempts grow, with chance in them, so that workers that lost each other at once do not come back
-at once.
+Each connection has its own channel, which trusts only the authority of the peer's site. Retries
+back off with jitter, so that workers that lost contact together do not reconnect together.
 """
 
 from __future__ import annotations
@@ -23,24 +21,24 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, PullStateRequest
+from dlion_worker.call_errors import ClosedHandshakes, refusal_of
 from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.exchange.deadline import HEARTBEAT_S, ArrivalDeadline
-from dlion_worker.exchange.events import StateSnapshot, StateWanted
+from dlion_worker.exchange.events import StateRequest, StateSnapshot
 from dlion_worker.exchange.framing import MAX_FRAME_BYTES
-from dlion_worker.exchange.links import Link, Self
-from dlion_worker.exchange.proving import Proven, Proving, Verdict
+from dlion_worker.exchange.links import LocalPeer, PeerLink
+from dlion_worker.exchange.reauthentication import ConnectionTrust, Reauthentication, TrustVerdict
 from dlion_worker.exchange.service import SERVICE
-from dlion_worker.exchange.transfer import Assembly
-from dlion_worker.peer_proof import PeerProof
-from dlion_worker.refused_calls import Handshakes, refusal_of
+from dlion_worker.exchange.state_transfer import StateAssembler
+from dlion_worker.peer_certificate import PeerCertificate
 
 logger = logging.getLogger(__name__)
 
-FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 3.0
+INITIAL_WAIT_S = 0.05
+MAX_WAIT_S = 3.0
 WAIT_GROWTH = 1.6
-STANDS_WITHIN_S = 10.0
-"""A new connection to a peer that is linked; after that another one is tried."""
+CONNECT_TIMEOUT_S = 10.0
+"""Time limit for a replacement connection to a linked peer; then another one is tried."""
 
 LinkMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
 PullMethod = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
@@ -54,18 +52,18 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     ("grpc.http2.max_frame_size", 2**20),  # a chunk in one piece
     ("grpc.enable_retries", 0),
-    # A channel dials once: `Dialler` makes a new one for each attempt, and a closed channel would
-    # otherwise go on dialling until the last exception that knows it is forgotten.
+    # A channel connects once: `PeerConnector` makes a new one per attempt. Otherwise a closed
+    # channel keeps reconnecting until the last exception that references it is freed.
     ("grpc.initial_reconnect_backoff_ms", 3_600_000),
     ("grpc.max_reconnect_backoff_ms", 3_600_000),
 ]
 
 
 def open_channel(
-    address: str, peer: WorkerIdentity, me: Self, credentials: WorkerCredentials
+    address: str, peer: WorkerIdentity, local: LocalPeer, credentials: WorkerCredentials
 ) -> grpc.aio.Channel:
-    """A channel that will speak to that worker alone."""
-    name = peer.dns_name(me.job)
+    """A channel that accepts only that worker as its server."""
+    name = peer.dns_name(local.job)
     options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *credentials.target_options(name)]
     channel = credentials.channel(peer.site)
     if channel is None:
@@ -73,63 +71,59 @@ def open_channel(
     return grpc.aio.secure_channel(address, channel, options)
 
 
-class Connection:
-    """One call on a channel of its own."""
-
-    def __init__(self, channel: grpc.aio.Channel, proven: Proven) -> None:
+class StreamConnection:
+    def __init__(self, channel: grpc.aio.Channel, trust: ConnectionTrust) -> None:
         self._channel = channel
-        self.proven = proven
+        self.trust = trust
         method: LinkMethod = channel.stream_stream(f"/{SERVICE}/Link")
         self.call = method()
 
     async def close(self) -> None:
-        """Ends both."""
         self.call.cancel()
         await self._channel.close()
 
 
 class OutgoingStream:
-    """One stream to a peer, from dialling to its end, over one connection after another.
+    """One stream to a peer, which can move from connection to connection.
 
-    It goes over between two frames: the last one on the old connection says so, and the peer reads
-    on from the new one. Nothing is lost, doubled or out of order, and the link stays up.
+    It moves between two frames: the last one on the old connection is marked, and the peer reads on
+    from the new one. No message is lost, duplicated or reordered.
     """
 
-    def __init__(self, link: Link, connection: Connection) -> None:
+    def __init__(self, link: PeerLink, connection: StreamConnection) -> None:
         self._link = link
         self._reading = self._writing = connection
-        self._standing: Connection | None = None
-        """What the stream is to go over to."""
-        self._gone_over = asyncio.Event()
+        self._next_connection: StreamConnection | None = None
+        """The connection to move to."""
+        self._migrated = asyncio.Event()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.opened = False
         self.last_sent_s = time.monotonic()
         self.deadline = ArrivalDeadline(self.last_sent_s)
 
     @property
-    def proven(self) -> Proven:
-        """By what the peer is believed where frames are written now."""
-        return self._writing.proven
+    def trust(self) -> ConnectionTrust:
+        """The trust that the connection written to now is based on."""
+        return self._writing.trust
 
     def end(self, reason: str) -> None:
-        """Closes the stream, soon."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
     async def run(self) -> None:
-        """Keeps the stream until it ends; `close` is to follow.
+        """Run the stream until it ends; call `close` afterwards.
 
         Raises:
             grpc.aio.AioRpcError: The peer or the network ended it.
-            UnavailableError: We did.
-            ContractError: The peer's acknowledgements are nonsense.
+            UnavailableError: We ended it.
+            ContractError: The peer sent invalid acknowledgements.
         """
-        self._link.outgoing_began(self)
+        self._link.outgoing_started(self)
         read = asyncio.create_task(self._read())
         write = asyncio.create_task(self._write())
         try:
             await asyncio.wait((read, write, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            # Writing to a call that has ended only says that it has; reading says why.
+            # A write to an ended call only fails; the read knows the reason.
             if write.done() and not isinstance(write.exception(), _CALL_ENDED):
                 write.result()
             await asyncio.wait((read, self._ended), return_when=asyncio.FIRST_COMPLETED)
@@ -141,18 +135,18 @@ class OutgoingStream:
             for task in (read, write):
                 task.cancel()
             await asyncio.gather(read, write, return_exceptions=True)
-            del read, write, task  # or the exception keeps them, and they keep it
+            # otherwise the exception and these references keep each other alive
+            del read, write, task
 
-    async def go_over(self, connection: Connection) -> None:
-        """Goes on over that connection, which stands, and closes the one before."""
-        self._standing = connection
-        self._gone_over.clear()
+    async def migrate(self, connection: StreamConnection) -> None:
+        """Move to that open connection and close the old one."""
+        self._next_connection = connection
+        self._migrated.clear()
         self._link.wake.set()
-        await self._gone_over.wait()
+        await self._migrated.wait()
 
     async def close(self) -> None:
-        """Ends its connections; it goes over to none any more."""
-        for connection in {self._reading, self._writing, self._standing or self._writing}:
+        for connection in {self._reading, self._writing, self._next_connection or self._writing}:
             await connection.close()
 
     async def _read(self) -> None:
@@ -166,17 +160,18 @@ class OutgoingStream:
                 self._link.acknowledged(_acknowledgement(data), now_s)
             if self._reading is self._writing:
                 return
-            # All that we sent there has arrived: acknowledgements go on where our frames do.
+            # Everything sent on the old connection has arrived: read acknowledgements where we
+            # write.
             await self._reading.close()
             self._reading = self._writing
             self._link.remade_count += 1
-            self._gone_over.set()
+            self._migrated.set()
 
     async def _write(self) -> None:
         while True:
-            if self._standing is not None:
-                before, self._writing = self._writing, self._standing
-                self._standing = None
+            if self._next_connection is not None:
+                before, self._writing = self._writing, self._next_connection
+                self._next_connection = None
                 await before.call.write(Frame(last=True).SerializeToString())
                 await before.call.done_writing()
             now_s = time.monotonic()
@@ -189,63 +184,65 @@ class OutgoingStream:
                 await self._writing.call.write(data)
 
 
-class Dialler:
-    """Keeps a stream to one peer for as long as the peer is a member."""
+class PeerConnector:
+    """Keeps a stream to one peer while the peer is a member."""
 
     def __init__(
-        self, link: Link, me: Self, credentials: WorkerCredentials, chance: random.Random
+        self, link: PeerLink, local: LocalPeer, credentials: WorkerCredentials, rng: random.Random
     ) -> None:
         self._link = link
-        self._me = me
+        self._local = local
         self._credentials = credentials
-        self._chance = chance
+        self._rng = rng
         self._last_report = ""
-        self._handshakes = Handshakes()
+        self._handshakes = ClosedHandshakes()
         self._renewed = asyncio.Event()
-        self._proving = Proving(credentials, link.peer)
+        self._reauthentication = Reauthentication(credentials, link.peer)
         self.stream: OutgoingStream | None = None
 
     def renew(self) -> None:
-        """The stream that stands is to go over to a connection with the newest certificate."""
+        """Move the stream to a connection with the newest certificate."""
         self._renewed.set()
 
-    def have_proven(self, shown: PeerProof | None, now_s: float) -> None:
-        """Has the peer prove itself anew where it is to, and ends a stream on which it has not.
-        `shown`: by what it has proved itself on its own stream."""
+    def check_trust(self, inbound_proof: PeerCertificate | None, now_s: float) -> None:
+        """Start a reauthentication if one is due, and end the stream if the peer failed it.
+
+        `inbound_proof` is what the peer proved on its own stream, if it has one.
+        """
         if (stream := self.stream) is None:
             return
-        verdict = self._proving.judge(stream.proven, shown, now_s)
-        if verdict is Verdict.RENEW:
+        verdict = self._reauthentication.evaluate(stream.trust, inbound_proof, now_s)
+        if verdict is TrustVerdict.RENEW:
             self.renew()
-        elif verdict is not Verdict.HOLDS:
+        elif verdict is not TrustVerdict.VALID:
             stream.end(f"{self._link.peer.name} {verdict.value}")
 
     async def run(self, *, after: asyncio.Task[None] | None = None) -> None:
-        """Dials for ever; cancel it to stop. `after`: an earlier call, which is to end before."""
+        """Connect again and again until cancelled. `after`: an earlier task that must end first."""
         if after is not None:
             await asyncio.wait({after})
-        wait_s = FIRST_WAIT_S
+        wait_s = INITIAL_WAIT_S
         while True:
             self._link.redial.clear()
             dialling = self._link.target and not self._link.quarantined
             if dialling and await self._dial(self._link.target):
-                wait_s = FIRST_WAIT_S
+                wait_s = INITIAL_WAIT_S
             try:
                 await asyncio.wait_for(self._link.redial.wait(), self._jittered(wait_s))
             except TimeoutError:
-                wait_s = min(wait_s * WAIT_GROWTH, LONGEST_WAIT_S)
+                wait_s = min(wait_s * WAIT_GROWTH, MAX_WAIT_S)
 
     def _jittered(self, wait_s: float) -> float:
-        return wait_s * self._chance.uniform(0.5, 1.5)
+        return wait_s * self._rng.uniform(0.5, 1.5)
 
     async def _dial(self, address: str) -> bool:
-        """Holds one stream until it ends; whether it ever was open."""
+        """Run one stream until it ends; return whether it was ever open."""
         stream = None
         reason = "closed"
         try:
             self._renewed.clear()
             stream = self.stream = OutgoingStream(self._link, self._connection(address))
-            renewing = asyncio.create_task(self._keep_renewed(stream, address))
+            renewing = asyncio.create_task(self._migrate_on_renewal(stream, address))
             try:
                 await stream.run()
             finally:
@@ -253,115 +250,117 @@ class Dialler:
                 await asyncio.wait({renewing})
                 await stream.close()
         except grpc.aio.AioRpcError as error:
-            reason = self._judge(error, address)
+            reason = self._describe_error(error, address)
         except UnknownAuthorityError as error:
             reason = str(error)
-            self._tell(PeerRefusal.UNKNOWN_AUTHORITY, reason, address)
+            self._report_refusal(PeerRefusal.UNKNOWN_AUTHORITY, reason, address)
         except UnavailableError as error:
             reason = str(error)
         except ContractError as error:
             reason = str(error)
-            self._link.offended(reason)
+            self._link.record_violation(reason)
         finally:
             self.stream = None
             self._link.outgoing_ended(reason)
         opened = stream is not None and stream.opened
         if opened:
-            self._last_report, self._handshakes = "", Handshakes()
+            self._last_report, self._handshakes = "", ClosedHandshakes()
         return opened
 
-    def _connection(self, address: str) -> Connection:
-        proven = self._proving.now()  # before: the channel may then trust newer ones, never older
-        channel = open_channel(address, self._link.peer, self._me, self._credentials)
-        return Connection(channel, proven)
+    def _connection(self, address: str) -> StreamConnection:
+        trust = (
+            self._reauthentication.current_trust()
+        )  # read first: the channel may then trust newer bundles, never older ones
+        channel = open_channel(address, self._link.peer, self._local, self._credentials)
+        return StreamConnection(channel, trust)
 
-    async def _keep_renewed(self, stream: OutgoingStream, address: str) -> None:
-        """Takes that stream over to a new connection whenever it is told to; cancel it to stop.
+    async def _migrate_on_renewal(self, stream: OutgoingStream, address: str) -> None:
+        """Move the stream to a new connection on request, until cancelled.
 
-        The new one stands before the old one is closed. As long as it does not, the old one goes
-        on: its peer let it in (and `have_proven` ends it where that was too long ago).
+        The old connection stays in use until the new one is open, because its peer has been
+        authenticated (`check_trust` limits for how long).
         """
-        wait_s = FIRST_WAIT_S
+        wait_s = INITIAL_WAIT_S
         while True:
             await self._renewed.wait()
             self._renewed.clear()
-            connection = await self._standing(address)
+            connection = await self._next_connection(address)
             if connection is not None:
-                await stream.go_over(connection)
-                wait_s = FIRST_WAIT_S
+                await stream.migrate(connection)
+                wait_s = INITIAL_WAIT_S
                 continue
             self._renewed.set()
             await asyncio.sleep(self._jittered(wait_s))
-            wait_s = min(wait_s * WAIT_GROWTH, LONGEST_WAIT_S)
+            wait_s = min(wait_s * WAIT_GROWTH, MAX_WAIT_S)
 
-    async def _standing(self, address: str) -> Connection | None:
-        """A connection on which the peer waits for the stream to go over; None: not to be had."""
-        connection: Connection | None = None
-        stands = False
+    async def _next_connection(self, address: str) -> StreamConnection | None:
+        """A connection on which the peer is ready to continue the stream, or None."""
+        connection: StreamConnection | None = None
+        is_open = False
         try:
             connection = self._connection(address)
-            async with asyncio.timeout(STANDS_WITHIN_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 with contextlib.suppress(grpc.aio.UsageError, asyncio.InvalidStateError):
-                    await connection.call.write(self._link.continuing_hello())
-                # Of a call that has ended, reading says why.
-                stands = await connection.call.read() is not grpc.aio.EOF
+                    await connection.call.write(self._link.migration_hello())
+                # If the call has ended, the read raises the reason.
+                is_open = await connection.call.read() is not grpc.aio.EOF
         except grpc.aio.AioRpcError as error:
-            self._judge(error, address)
+            self._describe_error(error, address)
         except (ContractError, UnavailableError, TimeoutError) as error:
             logger.info("new connection to %s at %s: %r", self._link.peer.name, address, error)
         finally:
-            if connection is not None and not stands:
+            if connection is not None and not is_open:
                 await connection.close()
-        return connection if stands else None
+        return connection if is_open else None
 
-    def _judge(self, error: grpc.aio.AioRpcError, address: str) -> str:
-        """Why the stream ended, in words; what no retry will mend is reported, once."""
+    def _describe_error(self, error: grpc.aio.AioRpcError, address: str) -> str:
+        """Why the stream ended. Report once what a retry alone does not solve."""
         details = error.details() or error.code().name
         kind = refusal_of(error)
-        who = self._link.peer.spiffe_id(self._me.job)
+        peer_id = self._link.peer.spiffe_id(self._local.job)
         if kind is PeerRefusal.UNPROVEN:
-            details = f"what answers at {address} cannot prove that it is {who}: {details}"
-        if not self._handshakes.is_told(kind, time.monotonic()):
+            details = f"what answers at {address} cannot prove that it is {peer_id}: {details}"
+        if not self._handshakes.should_report(kind, time.monotonic()):
             kind = None
         elif kind is PeerRefusal.NOT_BELIEVED:
             details = (
-                f"what answers at {address} for {who} closes every handshake (it does not believe"
+                f"what answers at {address} for {peer_id} closes every handshake (it does not trust"
                 f" this worker, or is a proxy with nothing behind it): {details}"
             )
-        self._tell(kind, details, address)
+        self._report_refusal(kind, details, address)
         return details
 
-    def _tell(self, kind: PeerRefusal | None, words: str, address: str) -> None:
-        """Reports it, unless it is what was reported last; None: a retry may do."""
-        if words == self._last_report:
+    def _report_refusal(self, kind: PeerRefusal | None, text: str, address: str) -> None:
+        """Log and report a problem unless it was the last one reported. `kind` None: retry."""
+        if text == self._last_report:
             return
-        self._last_report = words
+        self._last_report = text
         level = logging.INFO if kind is None else logging.WARNING
-        logger.log(level, "link to %s at %s: %s", self._link.peer.name, address, words)
+        logger.log(level, "link to %s at %s: %s", self._link.peer.name, address, text)
         if kind is not None:
-            self._link.refused(kind, words)
+            self._link.peer_refused(kind, text)
 
-    async def pull(self, wanted: StateWanted, *, max_state_bytes: int) -> StateSnapshot:
-        """The peer's state, for as long as it keeps coming.
+    async def pull(self, wanted: StateRequest, *, max_state_bytes: int) -> StateSnapshot:
+        """Pull the peer's state, for as long as it keeps arriving.
 
         Raises:
-            UnavailableError: The peer cannot be reached, or fell silent; another may do.
-            ContractError: What came is not a state.
+            UnavailableError: The peer is unreachable or went silent; another peer may work.
+            ContractError: The data received is not a state.
         """
         request = PullStateRequest(
-            run=str(self._me.job),
-            rank=self._me.identity.rank,
-            incarnation=self._me.incarnation,
+            run=str(self._local.job),
+            rank=self._local.identity.rank,
+            incarnation=self._local.incarnation,
             weights_only=wanted.weights_only,
             at_least=wanted.at_least,
         )
         if not self._link.target:
             raise UnavailableError(f"{self._link.peer.name} has no address yet")
-        channel = open_channel(self._link.target, self._link.peer, self._me, self._credentials)
+        channel = open_channel(self._link.target, self._link.peer, self._local, self._credentials)
         try:
             method: PullMethod = channel.unary_stream(f"/{SERVICE}/PullState")
             call = method(request.SerializeToString())
-            return await _take_state(call, Assembly(max_state_bytes))
+            return await _take_state(call, StateAssembler(max_state_bytes))
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"state of {self._link.peer.name}: {error.details()}") from error
         finally:
@@ -369,7 +368,7 @@ class Dialler:
 
 
 async def _take_state(
-    call: grpc.aio.UnaryStreamCall[bytes, bytes], assembly: Assembly
+    call: grpc.aio.UnaryStreamCall[bytes, bytes], assembly: StateAssembler
 ) -> StateSnapshot:
     deadline = ArrivalDeadline(time.monotonic(), HEARTBEAT_S)
     while True:
@@ -378,10 +377,10 @@ async def _take_state(
                 data = await call.read()
         except TimeoutError as error:
             raise UnavailableError(
-                f"the peer's state stopped coming: {deadline.describe(time.monotonic())}"
+                f"the peer's state stopped arriving: {deadline.describe(time.monotonic())}"
             ) from error
         if data is grpc.aio.EOF:
-            raise ContractError("the peer's state ended before it was whole")
+            raise ContractError("the peer's state ended before it was complete")
         assert isinstance(data, bytes)
         deadline.arrived(time.monotonic())
         snapshot = assembly.feed(data)

@@ -1,8 +1,7 @@
-"""CPU seconds that the exchange costs in this process: its own thread and gRPC's.
+"""CPU seconds that the exchange uses in this process: its own thread and gRPC's.
 
-Called by `exchange`. gRPC does its network work, encryption included, partly in threads of its own:
-about two fifths of the whole. Where the system does not say what a thread is (other than Linux),
-only our own thread counts.
+gRPC does about two fifths of its network work in threads of its own. Systems other than Linux do
+not identify them; only our own thread counts there.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
 _GRPC_PREFIXES = ("event_engine", "grpc_", "resolver-execut", "lifeguard", "timer_manager")
-"""What gRPC's core calls its threads, as far as the kernel keeps a name (15 characters)."""
+"""Name prefixes of gRPC core's threads, as the kernel stores them (15 characters)."""
 
 _POLLER = "_poll_wrapper"
 """The Python thread in which gRPC's asyncio layer waits for completions."""
 
 
-class ExchangeCpu:
-    """A meter over threads that come and go; call it from one thread.
+class ExchangeCpuMeter:
+    """Sums the CPU time of threads that start and end; call it from one thread only.
 
-    What a thread is, is read once: to read it every time took a millisecond with forty threads,
-    and a weak worker's steps are not much longer.
+    Each thread is identified once: doing it on every call took a millisecond with forty threads.
     """
 
     def __init__(self, thread: threading.Thread) -> None:
         self._thread = thread
         self._is_ours: dict[int, bool] = {}
-        self._seen_s: dict[int, float] = {}
-        self._gone_s = 0.0
+        self._last_s: dict[int, float] = {}
+        self._ended_s = 0.0
 
     def seconds(self) -> float:
-        """CPU seconds so far; never less than before, even when a thread has ended."""
+        """CPU seconds so far. Never decreases, even when a thread ends."""
         now_s = {}
         for task in self._ours():
             spent_s = _spent_s(task)
@@ -41,13 +39,13 @@ class ExchangeCpu:
                 now_s[task] = spent_s
         if not now_s and self._thread.ident is not None and self._thread.is_alive():
             return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-        for task, before_s in self._seen_s.items():
+        for task, before_s in self._last_s.items():
             if now_s.get(task, 0.0) < before_s:
-                # Ended, or another thread under the same number: look again what that one is.
-                self._gone_s += before_s
+                # Ended, or another thread reuses the number: identify it again.
+                self._ended_s += before_s
                 self._is_ours.pop(task, None)
-        self._seen_s = now_s
-        return self._gone_s + sum(now_s.values())
+        self._last_s = now_s
+        return self._ended_s + sum(now_s.values())
 
     def _ours(self) -> list[int]:
         tasks = _tasks()
@@ -82,7 +80,7 @@ def _name(task: int) -> str:
 
 
 def _spent_s(task: int) -> float | None:
-    """A thread's CPU clock (`pthread_getcpuclockid` in C); None where it has just ended."""
+    """A thread's CPU clock (`pthread_getcpuclockid` in C); None if it has just ended."""
     try:
         return time.clock_gettime((~task << 3) | 6)
     except OSError:

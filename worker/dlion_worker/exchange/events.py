@@ -1,7 +1,4 @@
-"""What the exchange tells its caller, and the snapshots it hands out.
-
-Called by `exchange.Exchange`, and read by the trainer. Holds no behaviour.
-"""
+"""Events and snapshots that the exchange passes to the trainer. No behaviour."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from dlion_worker.policies.interface import MessageArrived
 
 @dataclass(frozen=True)
 class LinkUp:
-    """The link to a peer carries messages in both directions, from now on.
+    """The link to a peer carries messages in both directions from now on.
 
-    `iteration` is the last one that the peer had finished when it said so, in the hello that
-    opened the link: nothing it sent before will come any more.
+    `iteration` is the peer's last finished one when it sent the hello that opened the link. Nothing
+    that the peer sent before will arrive any more.
     """
 
     peer: Rank
@@ -27,7 +24,7 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
-    """The link to a peer is gone: what was queued or under way on it is lost, both ways."""
+    """The link to a peer is down: messages queued or in flight are lost, in both directions."""
 
     peer: Rank
     incarnation: int
@@ -36,10 +33,9 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class Refused:
-    """Something was refused: a stream, a message, or (`outgoing`) one of ours by the peer.
+    """A stream or message was rejected, or (`outgoing`) a peer rejected one of ours.
 
-    `peer` is None where the sender could not be told (it failed to prove who it is); `reason` is
-    words for people.
+    `peer` is None if the sender could not prove its identity. `reason` is for people.
     """
 
     peer: Rank | None
@@ -50,7 +46,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class StatePulled:
-    """A peer has taken this worker's state, whole."""
+    """A peer has received this worker's whole state."""
 
     peer: Rank
     weights_only: bool
@@ -60,20 +56,17 @@ ExchangeEvent = MessageArrived | LinkUp | LinkDown | Refused | StatePulled
 
 
 @dataclass(frozen=True)
-class StateWanted:
-    """What a peer asks for."""
-
+class StateRequest:
     weights_only: bool = False
     at_least: int = 0
-    """The iteration whose update it is to hold: until then it is waited for."""
+    """Wait until the state includes the update of this iteration."""
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
     """A worker's whole state, for a peer that rejoins or averages at the end of the run.
 
-    `payload` is opaque here (weights, and with them whatever the trainer adds); on arrival it is
-    untrusted.
+    `payload` is opaque here: weights and what the trainer adds. A received one is untrusted.
     """
 
     iteration: int
@@ -82,27 +75,27 @@ class StateSnapshot:
 
 
 @dataclass(frozen=True)
-class LinkState:
-    """One link's counters, since the exchange began (they survive reconnections).
+class LinkCounters:
+    """Counters of one link since the exchange started; they survive reconnections.
 
-    Bytes are payload bytes, but for the two `wire_` ones: whole frames as handed to gRPC, without
-    TLS and TCP headers. `unacknowledged_bytes` never exceeds `window_bytes`: two budgets.
+    All are payload bytes, except the two `wire_` ones: whole frames as passed to gRPC, without TLS
+    and TCP headers. `unacknowledged_bytes` never exceeds `window_bytes` (two budgets).
     """
 
     connected: bool
     incarnation: int
     queued_bytes: int
-    """Not yet handed to the network, started or not."""
+    """Not yet passed to the network, whether started or not."""
     unacknowledged_bytes: int
     window_bytes: int
     sent_total: int
     acknowledged_total: int
     received_total: int
     dropped_messages: int
-    """Gave way to newer ones, or were sent while the link was down."""
+    """Superseded by newer ones, or sent while the link was down."""
     wire_sent_bytes: int
     wire_received_bytes: int
     remade_count: int = 0
-    """How often our stream has gone over to a new connection, without a break."""
+    """How often the outgoing stream has moved to a new connection without interruption."""
     problem: str = ""
-    """What keeps the link from being up, for people; empty: nothing does."""
+    """Why the link is not up, for people; empty if it is."""

@@ -1,12 +1,7 @@
-"""Messages cut into checksummed chunks, and put together again from chunks that nobody trusts.
+"""Cut messages into checksummed chunks, and reassemble them from untrusted ones. No I/O.
 
-Called by `window` (cutting) and by `service` (putting together). A state machine without I/O:
-serialised frames in, messages and acknowledgements out, time as an argument. Does not know links,
-budgets or certificates.
-
-Two messages may be on their way at once, one per lane: bulk (`WEIGHTS`) and everything else, so
-that a gradient need not wait for four megabytes of weights. Within a lane messages keep their
-order.
+Two messages may be in flight at once, one per lane: bulk (weights) and everything else, so that a
+gradient does not wait for megabytes of weights. A lane preserves the order of its messages.
 """
 
 from __future__ import annotations
@@ -26,18 +21,20 @@ PROTOCOL = 2
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 640 * 1024
 CHUNKS_PER_MESSAGE = 3
-"""What chunk sizes aim at: all but the first chunk of a message measure the link, and each costs
-the loops of both sides about half a millisecond. With two, a drop to a quarter of the rate showed
-after four or five iterations instead of three (benchmarks/link.py). The exchange's loop takes 7.5
-ms of CPU an iteration with two, 8.6 with three, 9.7 with four, of 128 ms for the gradient
-(benchmarks/exchange_cost.py)."""
+"""The target number of chunks per message.
+
+All chunks but the first measure the link, and each costs about half a millisecond on both sides.
+With two, a drop to a quarter of the rate showed after four or five iterations instead of three
+(benchmarks/link.py). The loop's CPU time per iteration is 7.5 ms with two, 8.6 with three and 9.7
+with four, of 128 ms for the gradient (benchmarks/exchange_cost.py).
+"""
 
 MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 4096
 MAX_SMALL_BYTES = 4096
-"""Largest payload of a message that is neither a gradient nor weights, nor says what these hold."""
+"""Maximum payload of small messages: all but gradients, weights and their descriptions."""
 
-MAX_REACH_BYTES = 16 * 2**20
-"""Largest payload of a `REACH`: what two thousand workers say that are all linked with all."""
+MAX_LINK_STATE_BYTES = 16 * 2**20
+"""Maximum payload of a `REACH` message: enough for two thousand fully connected workers."""
 
 _EMPTY = frozenset(
     {
@@ -51,20 +48,23 @@ _BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
 _LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
 _KINDS = {kind.value: kind for kind in MessageKind}
 _MAX_ITERATION = 2**53
-_MOST = {"iteration": _MAX_ITERATION, "local_batch_size": 2**32 - 1, "weights_version": 2**64 - 1}
+_MAX_VALUES = {
+    "iteration": _MAX_ITERATION,
+    "local_batch_size": 2**32 - 1,
+    "weights_version": 2**64 - 1,
+}
 
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
-"""Protobuf's wire types that a frame is made of."""
+"""The Protobuf wire types used in a frame."""
 
-_LONGEST_SHIFT = 56
-"""Of a varint's last byte but one: numbers have 64 bits, whatever a hostile peer makes of them."""
+_MAX_VARINT_SHIFT = 56
+"""Shift of the last byte but one of a 64-bit varint; longer ones are rejected."""
 
 _PAYLOAD_KEY = bytes([Frame.PAYLOAD_FIELD_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
 def _varint(number: int) -> bytes:
-    """Protobuf's form of a length."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -73,12 +73,14 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def cut_payload(data: bytes) -> tuple[bytes, memoryview | None]:
-    """A serialised frame without its payload, and the payload where it stands last, as it does in
-    frames of ours: protobuf would copy it twice. None: it does not, or these bytes are no frame.
+def split_payload(data: bytes) -> tuple[bytes, memoryview | None]:
+    """Split a serialised frame into all but its payload, and the payload.
+
+    Works if the payload is the last field, as in our frames, and saves two copies by protobuf. The
+    payload is None if it is elsewhere or the bytes are not a frame.
     """
     if len(data) > MAX_FRAME_BYTES:
-        return data, None  # to be refused by whoever parses it, as whatever is no frame
+        return data, None  # the parser rejects it, like any other bytes that are not a frame
     at = 0
     try:
         while at < len(data):
@@ -94,14 +96,14 @@ def cut_payload(data: bytes) -> tuple[bytes, memoryview | None]:
             else:
                 break
     except IndexError:
-        pass  # it ends too early, or a number never ends
+        pass  # it is cut short, or a varint has no end
     return data, None
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while (byte := data[at]) > 0x7F:
-        if shift > _LONGEST_SHIFT:
+        if shift > _MAX_VARINT_SHIFT:
             raise IndexError(at)
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
@@ -109,40 +111,38 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Lane(IntEnum):
-    """Which order a message keeps."""
+    """Messages of one lane arrive in order."""
 
     ORDERED = 0
     BULK = 1
 
 
-def untouched(size_bytes: int) -> memoryview:
-    """Room for so many bytes, all of which are to be written before any is read.
+def uninitialized_buffer(size_bytes: int) -> memoryview:
+    """An uninitialised buffer; every byte must be written before it is read.
 
-    Nothing is written here, not even zeros: of much room the kernel gives a page when that is first
-    written to, so that whoever announces a long message costs the receiver what really comes of it.
+    The kernel allocates a page on the first write. A peer that announces a long message therefore
+    costs the receiver only the memory for what really arrives.
     """
     return np.empty(size_bytes, np.uint8).data
 
 
 def lane_of(kind: MessageKind) -> Lane:
-    """The lane that messages of that kind travel in."""
     return Lane.BULK if kind in _BULK else Lane.ORDERED
 
 
 def allowed_bytes(kind: MessageKind, max_message_bytes: int) -> int:
-    """The largest payload of a message of that kind."""
     if kind in _EMPTY:
         return 0
     if kind is MessageKind.REACH:
-        return MAX_REACH_BYTES
+        return MAX_LINK_STATE_BYTES
     return max_message_bytes if kind in _LARGE else MAX_SMALL_BYTES
 
 
 def check_outgoing(message: Message, max_message_bytes: int) -> None:
-    """Passes if the peer's `Reassembler` would take it.
+    """Check that the peer's `Reassembler` would accept the message.
 
     Raises:
-        ContractError: It would not; better known here, by whoever made the message.
+        ContractError: It would not; the sender learns this before anything is sent.
     """
     allowed = allowed_bytes(message.kind, max_message_bytes)
     size = memoryview(message.payload).nbytes
@@ -153,7 +153,7 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
             " all entries in one message, a larger bound in dlion_worker.policies.message_sizes"
         )
     for name in ("iteration", "local_batch_size", "weights_version"):
-        number, most = getattr(message, name), _MOST[name]
+        number, most = getattr(message, name), _MAX_VALUES[name]
         if not 0 <= number <= most:
             raise ContractError(
                 f"{message.kind.name} message: {name} {number}; allowed: 0 to {most}"
@@ -161,18 +161,17 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
 
 
 def chunk_bytes(total_bytes: int, limit_bytes: int) -> int:
-    """Bytes per chunk of a message: a third of it, within bounds that keep CPU and delay low.
+    """Bytes per chunk: a third of the message, within bounds that limit CPU use and delay.
 
     A frame costs about half a millisecond of CPU whatever its size (benchmarks/exchange.py).
-    `limit_bytes` is what the window allows and the link carries in a while; it wins over the lower
-    bound.
+    `limit_bytes` comes from the window and the link's rate; it overrides the lower bound.
     """
     wanted = -(-total_bytes // CHUNKS_PER_MESSAGE)
     return max(1, min(max(MIN_CHUNK_BYTES, wanted), MAX_CHUNK_BYTES, limit_bytes))
 
 
 class OutgoingMessage:
-    """One message waiting to be cut into frames, or being cut."""
+    """One queued message and how much of it is already in frames."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -182,29 +181,30 @@ class OutgoingMessage:
 
     @property
     def started(self) -> bool:
-        """Whether a frame of it has left: it can give way no more."""
+        """Whether a frame of it has been sent: it can no longer be superseded."""
         return self._number > 0
 
     @property
     def remaining_bytes(self) -> int:
-        """Payload bytes that no frame carries yet."""
+        """Payload bytes that are not in a frame yet."""
         return len(self._payload) - self._sent_bytes
 
     @property
     def done(self) -> bool:
-        """Whether every byte (and the header) is in a frame."""
+        """Whether the header and every byte are in frames."""
         return self.started and self.remaining_bytes == 0
 
     def begin(self, number: int) -> None:
-        """Gives it its number in the epoch, before its first frame."""
+        """Set its number in the epoch, before its first frame."""
         self._number = number
 
     def next_chunk_bytes(self, limit_bytes: int) -> int:
-        """Payload bytes of its next frame, where the window allows chunks of `limit_bytes`."""
+        """Payload bytes of its next frame; `limit_bytes` is the maximum chunk size."""
         return min(self.remaining_bytes, chunk_bytes(len(self._payload), limit_bytes))
 
     def next_frame(self, size_bytes: int, *, back_to_back: bool) -> bytes:
-        """The next frame, serialised, with `size_bytes` of payload (no more than remain)."""
+        """The next frame, serialised, with `size_bytes` of payload (at most the remaining
+        bytes)."""
         first = not self._sent_bytes
         payload = self._payload[self._sent_bytes : self._sent_bytes + size_bytes]
         frame = Frame(
@@ -216,8 +216,8 @@ class OutgoingMessage:
         if first:
             frame.header.CopyFrom(self._header())
         self._sent_bytes += len(payload)
-        # A message's fields may stand in any order: the payload is put behind the others by hand,
-        # and so copied once instead of three times.
+        # Protobuf allows fields in any order. Appending the payload by hand copies it once instead
+        # of three times.
         return b"".join((frame.SerializeToString(), _PAYLOAD_KEY, _varint(len(payload)), payload))
 
     def _header(self) -> Header:
@@ -232,7 +232,7 @@ class OutgoingMessage:
 
 
 @dataclass
-class _Incoming:
+class _PartialMessage:
     header: Header
     kind: MessageKind
     buffer: memoryview
@@ -249,21 +249,21 @@ class _Incoming:
 
 
 class Reassembler:
-    """Puts one epoch's chunks together; holds at most one message per lane."""
+    """Reassembles one epoch's chunks; holds at most one message per lane."""
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
         self._last_number = 0
-        self._open: dict[Lane, _Incoming] = {}
+        self._open: dict[Lane, _PartialMessage] = {}
 
     def feed(self, frame: Frame, payload: bytes | memoryview) -> Message | None:
-        """Takes one frame; the message that it completes, if it does.
+        """Add one frame; return the message that it completes, if any.
 
-        `payload` is the frame's: protobuf copies it each time that it is asked for.
+        `payload` is the frame's: protobuf copies it on each access.
 
         Raises:
-            ContractError: The frame breaks the protocol; nothing after it on this stream can be
-                trusted to be what its sender meant, so the stream has to end.
+            ContractError: The frame breaks the protocol. Nothing after it can be trusted, so the
+                stream must end.
         """
         if frame.HasField("header"):
             self._begin(frame.header, frame.message)
@@ -288,11 +288,11 @@ class Reassembler:
         del self._open[lane_of(incoming.kind)]
         return incoming.message()
 
-    def _find(self, number: int) -> _Incoming:
+    def _find(self, number: int) -> _PartialMessage:
         for incoming in self._open.values():
             if incoming.header.message == number:
                 return incoming
-        raise ContractError(f"chunk of message {number}, which no header has opened")
+        raise ContractError(f"chunk of message {number}, which has no header")
 
     def _begin(self, header: Header, number: int) -> None:
         kind = _KINDS.get(header.kind)
@@ -314,16 +314,16 @@ class Reassembler:
             raise ContractError(f"iteration {header.iteration}; allowed: up to {_MAX_ITERATION}")
         lane = lane_of(kind)
         if lane in self._open:
-            raise ContractError(f"message {number} begins before the one before it is whole")
+            raise ContractError(f"message {number} starts before the previous one is complete")
         self._last_number = number
-        self._open[lane] = _Incoming(header, kind, untouched(header.total_bytes))
+        self._open[lane] = _PartialMessage(header, kind, uninitialized_buffer(header.total_bytes))
 
 
-class Inbox:
-    """One incoming stream: frames in, messages out, and the counters that go back to the sender.
+class StreamReceiver:
+    """One incoming stream: frames in, messages and acknowledgement counters out.
 
-    The link's rate is measured here, where bytes arrive: over each frame that followed the one
-    before it back to back, its bytes and the time since the one before.
+    Measures the link's rate at arrival: the bytes of each frame that was sent back to back, and the
+    time since the frame before it.
     """
 
     def __init__(self, max_message_bytes: int, incarnation: int) -> None:
@@ -342,10 +342,10 @@ class Inbox:
         self._last_arrival_s: float | None = None
 
     def parse(self, data: bytes) -> Frame:
-        """The frame in these bytes.
+        """Parse a frame.
 
         Raises:
-            ContractError: They are not a frame, or one of a size or shape not allowed.
+            ContractError: The bytes are not a frame, or not one of an allowed size and shape.
         """
         if len(data) > MAX_FRAME_BYTES:
             raise ContractError(f"frame of {len(data)} bytes; allowed: {MAX_FRAME_BYTES}")
@@ -356,20 +356,20 @@ class Inbox:
         if frame.HasField("hello") and (frame.HasField("header") or frame.message):
             raise ContractError("a hello shares its frame with a message")
         if frame.last and (frame.HasField("hello") or frame.HasField("header") or frame.message):
-            raise ContractError("a stream's last frame carries something")
+            raise ContractError("a stream's last frame is not empty")
         return frame
 
-    def greeted(self, hello: Hello) -> None:
-        """Begins a new epoch: counters at zero, half a message forgotten."""
+    def hello_received(self, hello: Hello) -> None:
+        """Start a new epoch: reset the counters, discard incomplete messages."""
         if hello.epoch <= self._epoch:
             raise ContractError(f"hello of epoch {hello.epoch} after epoch {self._epoch}")
         self._reset()
         self._epoch = hello.epoch
 
     def feed(self, frame: Frame, now_s: float, payload: memoryview | None = None) -> Message | None:
-        """Takes one frame after the hello; the message it completes, if any.
+        """Add one frame after the hello; return the message that it completes, if any.
 
-        `payload`: the frame's, where it was cut off before the frame was parsed (`cut_payload`).
+        `payload` is the frame's, if `split_payload` has cut it off.
         """
         if not self._epoch:
             raise ContractError("the first frame of a stream is not a hello")
@@ -389,7 +389,6 @@ class Inbox:
         return self._reassembler.feed(frame, payload)
 
     def acknowledgement(self) -> Acknowledgement:
-        """What has arrived so far in this epoch."""
         return Acknowledgement(
             epoch=self._epoch,
             incarnation=self._incarnation,

@@ -1,18 +1,17 @@
-"""When a link is up: both of its streams open, between the same two incarnations.
+"""When a link is up: both of its streams are open, between the same two incarnations.
 
-Called by `links`. A state machine without I/O, one per peer: what happened to either stream in,
-what is to be done about it out.
+A state machine without I/O, one per peer: stream events in, actions for `links` out.
 
-    outbound: the stream that we dialled, open once the peer has acknowledged our hello
-    inbound:  the stream that the peer dialled, fresh once its hello has come *since the link was
-              last down*
+    outbound: the stream that we opened; open once the peer has acknowledged our hello
+    inbound:  the stream that the peer opened; valid if its hello came *after the link was last
+    down*
 
-A link that breaks in one direction breaks in both: what was queued is lost, and the direction that
-still stands says hello again, so that neither side takes a remnant for news.
+A link that breaks in one direction breaks in both: queued messages are lost. The direction that
+survives repeats its hello, so that neither side takes old messages for new ones.
 
-The hello's iteration is the sender's when it said hello. Until its policy hears that the link is
-up it may finish more steps and send them to nobody; so a policy whose member joins says `PROGRESS`
-first of all.
+The hello carries the sender's iteration at that moment. The sender may finish more steps before its
+policy learns that the link is up, and it sends these to no one. A policy therefore sends `PROGRESS`
+first when a member joins.
 """
 
 from __future__ import annotations
@@ -25,34 +24,32 @@ from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_worker.exchange.events import LinkDown, LinkUp
 
 
-class Action(Enum):
-    """What the skin has to do besides telling the trainer."""
+class HandshakeAction(Enum):
+    """What to do besides emitting events."""
 
-    FORGET = "Forget"  # what is queued for the peer is lost
-    GREET = "Greet"  # say hello again on the outbound stream, if there is one
-    REDIAL = "Redial"  # the outbound stream leads to an incarnation that is no more
+    CLEAR_QUEUE = "ClearQueue"  # messages queued for the peer are lost
+    SEND_HELLO = "SendHello"  # repeat the hello on the outbound stream, if there is one
+    RECONNECT = "Reconnect"  # the outbound stream leads to a replaced incarnation
 
 
-Outcome = list[LinkUp | LinkDown | Action]
+HandshakeActions = list[LinkUp | LinkDown | HandshakeAction]
 
 
 @dataclass
 class Handshake:
-    """One peer's link."""
-
     peer: Rank
     outbound: int | None = None
-    """The incarnation at the other end of the stream that we dialled."""
+    """The peer's incarnation on the stream that we opened."""
     inbound: int | None = None
-    """The incarnation that has said hello to us."""
+    """The incarnation that sent us its hello."""
     up: int | None = None
     """The incarnation that the link is up with."""
     newest: int = 0
-    """The newest incarnation of the peer that we know of; an older one is a ghost."""
+    """The newest known incarnation of the peer; older ones have been replaced."""
     iteration: int = 0
 
-    def knows(self, incarnation: int) -> Outcome:
-        """The membership names this incarnation: links to an older one are no use."""
+    def learn_incarnation(self, incarnation: int) -> HandshakeActions:
+        """The membership reports this incarnation: links to older ones are obsolete."""
         if incarnation <= self.newest:
             return []
         self.newest = incarnation
@@ -60,28 +57,28 @@ class Handshake:
         self.inbound = None
         if self.outbound is not None:
             self.outbound = None
-            outcome.append(Action.REDIAL)
+            outcome.append(HandshakeAction.RECONNECT)
         return outcome
 
-    def outbound_opened(self, incarnation: int) -> Outcome:
+    def outbound_opened(self, incarnation: int) -> HandshakeActions:
         """The peer has acknowledged our hello."""
         if incarnation < self.newest:
-            return [Action.REDIAL]
-        outcome = self.knows(incarnation)
+            return [HandshakeAction.RECONNECT]
+        outcome = self.learn_incarnation(incarnation)
         self.outbound = incarnation
         return outcome + self._settle()
 
-    def outbound_closed(self, reason: str) -> Outcome:
-        """Our stream broke, or could not be opened: what the peer said so far is a remnant."""
+    def outbound_closed(self, reason: str) -> HandshakeActions:
+        """Our stream broke or could not be opened: the peer's hello is obsolete too."""
         self.outbound = None
         self.inbound = None
         return self._down(reason)
 
     def check(self, incarnation: int) -> None:
-        """Passes if that incarnation may say hello.
+        """Check that this incarnation may send a hello.
 
         Raises:
-            CallerError: It is a ghost, which has been replaced.
+            CallerError: It has been replaced.
         """
         if incarnation < self.newest:
             raise CallerError(
@@ -89,20 +86,20 @@ class Handshake:
                 f"incarnation {incarnation} of rank {self.peer} was replaced by {self.newest}",
             )
 
-    def greeted(
-        self, incarnation: int, iteration: int, *, new_stream: bool, heard: bool = False
-    ) -> Outcome:
-        """The peer said hello, on a new stream or again on the one it has.
+    def hello_received(
+        self, incarnation: int, iteration: int, *, new_stream: bool, has_messages: bool = False
+    ) -> HandshakeActions:
+        """The peer sent a hello, on a new stream or again on an existing one.
 
-        `heard`: messages have come on that stream since its last hello.
+        `has_messages`: messages have arrived on that stream since its last hello.
         """
         self.check(incarnation)
-        outcome = self.knows(incarnation)
+        outcome = self.learn_incarnation(incarnation)
         if self.up is not None and not new_stream:
-            # The peer answers our own new stream, late. It counts that as the beginning, and our
-            # outbound stream is what it counts from: nothing of ours is lost.
+            # The peer answers our new stream late. It counts from our outbound stream, so nothing
+            # of ours is lost.
             self.iteration = iteration
-            if not heard:
+            if not has_messages:
                 return outcome
             reopened = LinkDown(self.peer, self.up, "the peer opened the link again")
             return [*outcome, reopened, LinkUp(self.peer, self.up, iteration)]
@@ -110,23 +107,22 @@ class Handshake:
         self.inbound = incarnation
         self.iteration = iteration
         if new_stream:
-            # Whatever the peer had of ours, it forgot when it lost its own stream.
-            outcome.append(Action.GREET)
+            # The peer discarded our messages when it lost its own stream.
+            outcome.append(HandshakeAction.SEND_HELLO)
         return outcome + self._settle()
 
-    def inbound_closed(self, reason: str) -> Outcome:
-        """The peer's stream broke."""
+    def inbound_closed(self, reason: str) -> HandshakeActions:
         self.inbound = None
         return self._down(reason)
 
-    def _settle(self) -> Outcome:
+    def _settle(self) -> HandshakeActions:
         if self.up is not None or self.inbound is None or self.inbound != self.outbound:
             return []
         self.up = self.inbound
         return [LinkUp(self.peer, self.up, self.iteration)]
 
-    def _down(self, reason: str) -> Outcome:
+    def _down(self, reason: str) -> HandshakeActions:
         if self.up is None:
             return []
         incarnation, self.up = self.up, None
-        return [Action.FORGET, LinkDown(self.peer, incarnation, reason)]
+        return [HandshakeAction.CLEAR_QUEUE, LinkDown(self.peer, incarnation, reason)]

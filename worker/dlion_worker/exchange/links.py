@@ -1,8 +1,7 @@
-"""All links of one worker, as the exchange's loop holds them.
+"""All links of one worker; everything here runs on the exchange's loop.
 
-Called by `service` and `client` (what happened to a stream) and by `exchange` (what the trainer
-wants). Joins each peer's `Outbox` and `Handshake`; knows streams only by what it can do to them.
-Everything here runs on the exchange's loop.
+A link combines a peer's `SendQueue` and `Handshake`. `service` and `client` report what happened to
+a stream, `exchange` what the trainer wants.
 """
 
 from __future__ import annotations
@@ -18,31 +17,29 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, Rank, WorkerIdentity
 from dlion_api.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_worker.exchange.events import ExchangeEvent, LinkDown, LinkState, LinkUp, Refused
+from dlion_worker.exchange.events import ExchangeEvent, LinkCounters, LinkDown, LinkUp, Refused
 from dlion_worker.exchange.framing import PROTOCOL
-from dlion_worker.exchange.handshake import Action, Handshake, Outcome
-from dlion_worker.exchange.window import Outbox, QueueRule
+from dlion_worker.exchange.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_worker.exchange.send_queue import QueueRule, SendQueue
 from dlion_worker.policies.interface import Message, MessageArrived
 
 logger = logging.getLogger(__name__)
 
-OFFENCES = 3
-"""After so many broken promises an incarnation is refused for good."""
+MAX_VIOLATIONS = 3
+"""An incarnation with this many protocol violations is rejected from then on."""
 
 MAX_ADDRESS_LENGTH = 300
 
 
-class Stream(Protocol):
-    """What a link can do to one of its streams."""
+class LinkStream(Protocol):
+    """A stream, as far as a link needs it."""
 
-    def end(self, reason: str) -> None:
-        """Closes it, soon."""
-        ...
+    def end(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Self:
-    """Who we are, for hellos and certificates; `address` is filled in when the port is known."""
+class LocalPeer:
+    """This worker, for hellos and certificates."""
 
     job: JobKey
     identity: WorkerIdentity
@@ -53,170 +50,167 @@ class Self:
 
 
 @dataclass
-class Surroundings:
+class LinkContext:
     """What all links share."""
 
-    me: Self
+    local: LocalPeer
     emit: Callable[[ExchangeEvent], None]
     is_exposed: bool = False
-    """Whether other sites' peers dial another address than this site's."""
+    """Whether peers of other sites connect to another address than peers of this site."""
     address: str = ""
     iteration: int = 0
 
 
-class Link:
-    """One peer, both directions."""
-
-    def __init__(self, peer: WorkerIdentity, shared: Surroundings) -> None:
+class PeerLink:
+    def __init__(self, peer: WorkerIdentity, shared: LinkContext) -> None:
         self.peer = peer
         self._shared = shared
-        self.outbox = Outbox(shared.me.queue_rule, shared.me.max_queued_messages)
+        self.send_queue = SendQueue(shared.local.queue_rule, shared.local.max_queued_messages)
         self.handshake = Handshake(peer.rank)
         self.address = ""
-        self.override: str | None = None
+        self.dial_override: str | None = None
         self.wanted = False
-        """Whether streams to and from this peer are kept; else only states are pulled."""
+        """Whether to keep streams with this peer; if not, only states are pulled."""
         self.was_wanted = False
-        """Whether they are, or were before: what they carried counts."""
-        self.incoming: Stream | None = None
-        self.outgoing: Stream | None = None
+        """Whether streams are or were kept: their counters still count."""
+        self.incoming: LinkStream | None = None
+        self.outgoing: LinkStream | None = None
         self.received_total = 0
         self.wire_received_bytes = 0
         self.remade_count = 0
-        self._ended = "no answer yet"
-        self.wake = asyncio.Event()  # something may be sent
-        self.redial = asyncio.Event()  # the address may have changed: dial at once
+        self._last_error = "no answer yet"
+        self.wake = asyncio.Event()  # there may be something to send
+        self.redial = asyncio.Event()  # the address may have changed: reconnect at once
         self._changed = asyncio.Event()
         self._hello_due = False
-        self._offences: Counter[int] = Counter()  # by incarnation
+        self._violations: Counter[int] = Counter()  # by incarnation
         self._quarantined: int | None = None
 
     @property
     def rank(self) -> Rank:
-        """The peer's."""
         return self.peer.rank
 
     @property
     def target(self) -> str:
-        """Where to dial; empty: nowhere, as far as is known."""
-        return self.override or self.address
+        """Address to connect to; empty if unknown."""
+        return self.dial_override or self.address
 
     @property
     def wire_bytes(self) -> int:
-        """Sent and received so far."""
-        return self.outbox.wire_sent_bytes + self.wire_received_bytes
+        return self.send_queue.wire_sent_bytes + self.wire_received_bytes
 
-    # ---- what the trainer wants ----
+    # ---- called for the trainer ----
 
     def push(self, message: Message) -> None:
-        """Queues a message; on a link that is down it is lost, and counted."""
+        """Queue a message; if the link is down, drop and count it."""
         if self.handshake.up is None:
-            self.outbox.dropped_messages += 1
+            self.send_queue.dropped_messages += 1
             return
         try:
-            self.outbox.push(message)
+            self.send_queue.push(message)
         except UnavailableError as error:
             logger.warning("rank %d: %s", self.rank, error)
-            self.break_off(str(error))
+            self.close_streams(str(error))
         self.wake.set()
 
-    def known_as(self, incarnation: int, address: str) -> None:
-        """The membership says where the peer is now."""
+    def set_member(self, incarnation: int, address: str) -> None:
+        """Take the peer's incarnation and address from the membership."""
         if incarnation < self.handshake.newest:
             return
-        self.moved_to(address)
-        self.apply(self.handshake.knows(incarnation))
+        self.set_address(address)
+        self.apply(self.handshake.learn_incarnation(incarnation))
 
-    def moved_to(self, address: str) -> None:
-        """The peer takes streams there from now on."""
+    def set_address(self, address: str) -> None:
+        """Connect to this address from now on."""
         if address and address != self.address:
             self.address = address
             self.redial.set()
 
     def _quarantine(self, reason: str) -> None:
-        """Refuses the peer's present incarnation from now on."""
-        if self.quarantined:  # of it more had arrived by then
+        """Reject the peer's current incarnation from now on."""
+        if self.quarantined:  # already reported; more messages had been received by then
             return
         self._quarantined = self.handshake.newest
-        words = f"incarnation {self._quarantined} is quarantined: {reason}"
-        self._shared.emit(Refused(self.rank, words, kind=PeerRefusal.QUARANTINED))
-        self.break_off(words)
+        text = f"incarnation {self._quarantined} is quarantined: {reason}"
+        self._shared.emit(Refused(self.rank, text, kind=PeerRefusal.QUARANTINED))
+        self.close_streams(text)
 
     @property
     def quarantined(self) -> bool:
-        """Whether the newest incarnation of the peer is refused."""
+        """Whether the peer's newest incarnation is rejected."""
         return self._quarantined is not None and self.handshake.newest <= self._quarantined
 
-    def break_off(self, reason: str) -> None:
-        """Ends both streams; they are opened again unless the peer is quarantined."""
+    def close_streams(self, reason: str) -> None:
+        """End both streams; they are opened again unless the peer is quarantined."""
         for stream in (self.outgoing, self.incoming):
             if stream is not None:
                 stream.end(reason)
 
-    # ---- what happened to a stream ----
+    # ---- stream events ----
 
     def check_caller(self, incarnation: int) -> None:
-        """Passes if that incarnation of the peer may call.
+        """Check that this incarnation of the peer may call.
 
         Raises:
-            CallerError: It has been replaced, or is in quarantine.
+            CallerError: It has been replaced or is quarantined.
         """
         self.handshake.check(incarnation)
         if self._quarantined is not None and incarnation <= self._quarantined:
-            words = f"incarnation {incarnation} is in quarantine"
-            raise CallerError(PeerRefusal.QUARANTINED, words)
+            text = f"incarnation {incarnation} is in quarantine"
+            raise CallerError(PeerRefusal.QUARANTINED, text)
 
-    def admit(self, hello: Hello, stream: Stream) -> None:
-        """Takes the peer's new stream in place of an older one.
+    def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
+        """Use the peer's new stream instead of an older one.
 
         Raises:
-            CallerError: That incarnation has been replaced, or is in quarantine.
+            CallerError: That incarnation has been replaced or is quarantined.
         """
         self.check_caller(hello.incarnation)
         older, self.incoming = self.incoming, stream
         if older is not None:
             older.end("replaced by a newer stream")
-        if self._is_dialled_as_told:
-            self.moved_to(hello.address[:MAX_ADDRESS_LENGTH])
-        self.apply(self.handshake.greeted(hello.incarnation, hello.iteration, new_stream=True))
+        if self._uses_announced_address:
+            self.set_address(hello.address[:MAX_ADDRESS_LENGTH])
+        self.apply(
+            self.handshake.hello_received(hello.incarnation, hello.iteration, new_stream=True)
+        )
 
-    def greeted_again(self, hello: Hello, *, heard: bool) -> None:
-        """The peer begins anew on the stream it has."""
-        outcome = self.handshake.greeted(
-            hello.incarnation, hello.iteration, new_stream=False, heard=heard
+    def hello_repeated(self, hello: Hello, *, has_messages: bool) -> None:
+        """The peer restarts its epoch on the existing stream."""
+        outcome = self.handshake.hello_received(
+            hello.incarnation, hello.iteration, new_stream=False, has_messages=has_messages
         )
         self.apply(outcome)
 
-    def incoming_ended(self, stream: Stream, reason: str) -> None:
-        """That stream is gone; no news if a newer one has replaced it."""
+    def incoming_ended(self, stream: LinkStream, reason: str) -> None:
+        """A stream has ended; ignore it if a newer one has replaced it."""
         if self.incoming is stream:
             self.incoming = None
             self.apply(self.handshake.inbound_closed(reason))
 
-    def incoming_goes_on(self, stream: Stream) -> None:
-        """The peer's stream has gone over to that one, without a break."""
+    def incoming_migrated(self, stream: LinkStream) -> None:
+        """The peer's stream has moved to this one without interruption."""
         self.incoming = stream
         self._changed.set()
 
-    def outgoing_began(self, stream: Stream) -> None:
-        """We have dialled; the hello is the first frame that will leave."""
+    def outgoing_started(self, stream: LinkStream) -> None:
+        """A stream to the peer is opening; the hello is its first frame."""
         self.outgoing = stream
-        self._greet()
+        self._start_epoch()
 
     def outgoing_ended(self, reason: str) -> None:
-        """Our stream broke, or never came to be."""
-        self.outgoing, self._ended = None, reason
+        """The stream to the peer broke or could not be opened."""
+        self.outgoing, self._last_error = None, reason
         self.apply(self.handshake.outbound_closed(reason))
 
     def acknowledged(self, a: Acknowledgement, now_s: float) -> None:
-        """The peer says what it has."""
         if self.handshake.outbound is None:
             self.apply(self.handshake.outbound_opened(a.incarnation))
-        self.outbox.acknowledge(a, now_s)
+        self.send_queue.acknowledge(a, now_s)
         self.wake.set()
 
-    async def until_up(self, stream: Stream) -> bool:
-        """Waits for our own half of the link; false if the stream has become a remnant."""
+    async def wait_until_up(self, stream: LinkStream) -> bool:
+        """Wait until the link is up; return False if the stream is obsolete."""
         while self.incoming is stream and self.handshake.inbound is not None:
             if self.handshake.up is not None:
                 return True
@@ -225,52 +219,53 @@ class Link:
         return False
 
     def deliver(self, message: Message) -> None:
-        """Hands a whole message to the trainer."""
+        """Pass a complete message to the trainer."""
         self._shared.emit(MessageArrived(self.rank, message))
 
-    def offended(self, reason: str) -> None:
-        """The peer broke the protocol, or sent nonsense: counted, and too often is too often."""
+    def record_violation(self, reason: str) -> None:
+        """Report and count a protocol violation; quarantine the peer at `MAX_VIOLATIONS`."""
         self._shared.emit(Refused(self.rank, reason))
-        self._offences[self.handshake.newest] += 1
-        count = self._offences[self.handshake.newest]
-        if count >= OFFENCES:
-            self._quarantine(f"refused {count} times, the last time for: {reason}")
+        self._violations[self.handshake.newest] += 1
+        count = self._violations[self.handshake.newest]
+        if count >= MAX_VIOLATIONS:
+            self._quarantine(f"{count} violations, the last one: {reason}")
 
-    def unproven(self, error: CallerError) -> None:
-        """What the peer proved itself by holds no more: both streams end, and are opened again
-        where either side can prove itself anew."""
+    def trust_expired(self, error: CallerError) -> None:
+        """The peer's authentication is no longer valid: end both streams.
+
+        They are opened again once each side can prove its identity.
+        """
         self._shared.emit(Refused(self.rank, str(error), kind=error.kind))
-        self.break_off(str(error))
+        self.close_streams(str(error))
 
-    def refused(self, kind: PeerRefusal, reason: str) -> None:
-        """The peer will not have our stream, or does not prove itself: a retry alone changes
-        nothing."""
+    def peer_refused(self, kind: PeerRefusal, reason: str) -> None:
+        """Report that the peer rejects our stream or fails to authenticate: retrying alone does not
+        help."""
         self._shared.emit(Refused(self.rank, reason, outgoing=True, kind=kind))
 
-    # ---- what leaves ----
+    # ---- outgoing frames and state ----
 
     def next_frame(self, now_s: float) -> bytes | None:
-        """The next frame of our stream; None: wait for `wake`."""
+        """The next frame of the outgoing stream, or None: wait for `wake`."""
         if self._hello_due:
             self._hello_due = False
-            self.outbox.heartbeat()  # its acknowledgement tells the idle link's delay
+            self.send_queue.heartbeat()  # its acknowledgement measures the idle link's delay
             data = Frame(hello=self._hello()).SerializeToString()
-            self.outbox.wire_sent_bytes += len(data)
+            self.send_queue.wire_sent_bytes += len(data)
             return data
-        return self.outbox.next_frame(now_s)
+        return self.send_queue.next_frame(now_s)
 
-    def continuing_hello(self) -> bytes:
-        """The first frame on a new connection that our stream is to go over to."""
+    def migration_hello(self) -> bytes:
+        """The first frame on a new connection that the stream is to move to."""
         hello = self._hello()
         hello.continues = True
         data = Frame(hello=hello).SerializeToString()
-        self.outbox.wire_sent_bytes += len(data)
+        self.send_queue.wire_sent_bytes += len(data)
         return data
 
-    def state(self) -> LinkState:
-        """The link's counters."""
-        box = self.outbox
-        return LinkState(
+    def state(self) -> LinkCounters:
+        box = self.send_queue
+        return LinkCounters(
             connected=self.handshake.up is not None,
             incarnation=self.handshake.newest,
             queued_bytes=box.queued_bytes,
@@ -290,72 +285,71 @@ class Link:
         if self.handshake.up is not None:
             return ""
         if not self.target:
-            return "its address is not known"
+            return "its address is unknown"
         if self.handshake.outbound is not None:
-            return f"reached at {self.target}, and does not reach this worker"
-        return f"not reached at {self.target}: {self._ended}"
+            return f"reached at {self.target}, but it does not reach this worker"
+        return f"not reached at {self.target}: {self._last_error}"
 
-    def apply(self, outcome: Outcome) -> None:
-        """Does what the handshake asks for, in order."""
+    def apply(self, outcome: HandshakeActions) -> None:
         for item in outcome:
             if isinstance(item, LinkUp | LinkDown):
                 self._shared.emit(item)
-            elif item is Action.FORGET:
-                self.outbox.reset()
-            elif item is Action.GREET and self.outgoing is not None:
-                self._greet()
-            elif item is Action.REDIAL and self.outgoing is not None:
+            elif item is HandshakeAction.CLEAR_QUEUE:
+                self.send_queue.reset()
+            elif item is HandshakeAction.SEND_HELLO and self.outgoing is not None:
+                self._start_epoch()
+            elif item is HandshakeAction.RECONNECT and self.outgoing is not None:
                 self.outgoing.end("the peer has a newer incarnation")
         self._changed.set()
         self.wake.set()
 
-    def _greet(self) -> None:
-        self.outbox.reset()
+    def _start_epoch(self) -> None:
+        self.send_queue.reset()
         self._hello_due = True
         self.wake.set()
 
     def _hello(self) -> Hello:
-        me = self._shared.me
+        local = self._shared.local
         return Hello(
-            run=str(me.job),
-            rank=me.identity.rank,
-            incarnation=me.incarnation,
+            run=str(local.job),
+            rank=local.identity.rank,
+            incarnation=local.incarnation,
             protocol=PROTOCOL,
-            epoch=self.outbox.epoch,
+            epoch=self.send_queue.epoch,
             iteration=self._shared.iteration,
-            address=self._shared.address if self._is_dialled_as_told else "",
+            address=self._shared.address if self._uses_announced_address else "",
         )
 
     @property
-    def _is_dialled_as_told(self) -> bool:
-        """Whether peer and we dial what the other tells; else the membership has addresses."""
-        return not self._shared.is_exposed or self.peer.site == self._shared.me.identity.site
+    def _uses_announced_address(self) -> bool:
+        """Whether both sides connect to the addresses in hellos; if not, to those in the
+        membership."""
+        return not self._shared.is_exposed or self.peer.site == self._shared.local.identity.site
 
 
 @dataclass
-class Links:
-    """Every peer's link, by rank."""
+class PeerLinks:
+    """All links by rank."""
 
-    shared: Surroundings
-    by_rank: dict[Rank, Link] = field(default_factory=dict)
+    shared: LinkContext
+    by_rank: dict[Rank, PeerLink] = field(default_factory=dict)
 
-    def break_off(self, reason: str) -> None:
-        """Ends all of them; who is wanted is dialled anew."""
+    def close_streams(self, reason: str) -> None:
+        """End the streams of all links; wanted ones are opened again."""
         for link in self.by_rank.values():
-            link.break_off(reason)
+            link.close_streams(reason)
 
-    def claimed(self, run: str, rank: int) -> Link:
-        """The link of a caller that says it is that rank of that run.
+    def find_caller(self, run: str, rank: int) -> PeerLink:
+        """Find the link for the rank and run that a caller claims.
 
         Raises:
-            CallerError: Another run.
-            UnavailableError: Nobody by that rank has joined, as far as is known here; it may be
-                that our membership is late.
+            CallerError: The caller belongs to another run.
+            UnavailableError: The rank is unknown; our membership may be outdated.
         """
-        if run != str(self.shared.me.job):
-            words = f"run {run[:300]!r}; this worker takes part in {self.shared.me.job}"
-            raise CallerError(PeerRefusal.WRONG_RUN, words)
+        if run != str(self.shared.local.job):
+            text = f"run {run[:300]!r}; this worker takes part in {self.shared.local.job}"
+            raise CallerError(PeerRefusal.WRONG_RUN, text)
         link = self.by_rank.get(Rank(rank))
         if link is None:
-            raise UnavailableError(f"rank {rank} is not known here yet; try again")
+            raise UnavailableError(f"rank {rank} is not known here yet; retry later")
         return link

@@ -1,5 +1,5 @@
-"""What stands between `dlion run` and the machine: starts the processes, imposes the environment.
+"""Runs a job on this machine for `dlion run`: starts processes and emulates the environment.
 
-What goes in: starting and ending a run's processes, network namespaces, relays, quotas. What stays
-out: anything that a worker in a cluster would need too.
+Contains process control, network namespaces, relays and CPU quotas. Code that workers in a cluster
+need too does not belong here.
 """

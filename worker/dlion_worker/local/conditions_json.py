@@ -1,4 +1,4 @@
-"""Conditions as JSON, for the pipe between the runner and its relay. Knows no other form."""
+"""Link conditions as JSON, for the pipe between the runner and its relay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def links_to_json(conditions: Conditions) -> list[dict[str, Any]]:
-    """What a relay needs of the conditions, by rank: quotas are left out."""
+    """Links of the conditions, by rank; quotas are left out."""
     return [
         {
             "uplink": _pipes_to_json(worker.uplink),
@@ -25,7 +25,7 @@ def links_to_json(conditions: Conditions) -> list[dict[str, Any]]:
 
 
 def links_from_json(document: Sequence[Mapping[str, Any]]) -> Conditions:
-    """The conditions again, without quotas."""
+    """Parse conditions, without quotas."""
     return Conditions(
         tuple(
             WorkerConditions(

@@ -1,9 +1,10 @@
-"""Enters a network namespace and a control group, leaves a pid file, and becomes a command.
+"""Enters a network namespace and control groups, writes a pid file, and executes a command.
 
-`python -m dlion_worker.local.enter [--netns NAME] [--cgroup DIR]... [--pid-file FILE] -- CMD ...`,
-put before the command of a supervisor or a sidecar by `local.imposed`. It replaces itself by the
-command, so that signals and exit codes are the command's own. Imports the standard library only:
-it starts in a few hundredths of a second.
+`python -m dlion_worker.local.enter [--netns NAME] [--cgroup DIR]... [--pid-file FILE] -- CMD ...`
+
+`local.emulation` puts it before the command of a supervisor or sidecar. The command replaces this
+process, so signals and exit codes are the command's own. Imports only the standard library, to
+start quickly.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CLONE_NEWNET = 0x40000000
 def enter_network(name: str) -> None:
     """Move the calling *thread* into the named network namespace (`os.setns` came with 3.12).
 
-    Raises: OSError where there is no such namespace, or no right to enter it.
+    Raises OSError if there is no such namespace, or no permission to enter it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     with (NAMESPACES / name).open("rb") as handle:
@@ -35,7 +36,7 @@ def enter_network(name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Enter as the flags say, then become the command: returns only by an error."""
+    """Enter as the flags specify, then execute the command. Returns only by an error."""
     parser = argparse.ArgumentParser(prog="python -m dlion_worker.local.enter")
     parser.add_argument("--netns")
     parser.add_argument("--cgroup", action="append", default=[], type=Path)

@@ -1,7 +1,7 @@
-"""Doing something inside a network namespace, and calling `ip` and `tc`.
+"""Runs code inside a network namespace, and calls `ip` and `tc`.
 
-Used by `local.namespaces`, `local.shaping` and `local.measuring`. A socket opened inside a
-namespace stays there, whichever thread uses it later, so nothing has to be forked.
+A socket that was opened inside a namespace stays there, whichever thread uses it later. So no fork
+is needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _TOOL_TIMEOUT_S = 30
 
 
 def in_namespace(name: str | None, action: Callable[[], T]) -> T:
-    """What `action` returns when it runs in the named network namespace; None: where we are.
+    """Return what `action` returns inside the named network namespace; None: the current one.
 
-    It runs in a thread of its own, which ends with it: a namespace belongs to a thread. Raises
-    whatever `action` raises, and OSError where there is no such namespace.
+    Runs in a new thread, because a namespace belongs to a thread. Raises whatever `action` raises,
+    and OSError if there is no such namespace.
     """
     if name is None:
         return action()
@@ -49,9 +49,9 @@ def in_namespace(name: str | None, action: Callable[[], T]) -> T:
 def run_batch(
     tool: str, namespace: str | None, lines: Sequence[str], *, check: bool = True
 ) -> None:
-    """Give the lines to `ip` or `tc`, inside a namespace, in one process.
+    """Pass the lines to one `ip` or `tc` process, inside a namespace.
 
-    Without `check` every line is tried and what fails is passed over.
+    Without `check`, errors are ignored and all lines are executed.
     """
     if not lines:
         return
@@ -61,7 +61,7 @@ def run_batch(
 
 
 def run_tool(tool: str, *arguments: str, text: str = "", check: bool = True) -> str:
-    """What the tool prints. Raises: UnavailableError with what it was given and what it said."""
+    """Return the tool's output. Raises UnavailableError with its input and its error output."""
     done = subprocess.run(
         [tool, *arguments],
         input=text,

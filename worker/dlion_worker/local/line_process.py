@@ -1,8 +1,7 @@
-"""A process of ours that answers one JSON line on its standard input with one on its output.
+"""A child process that answers each JSON line on its standard input with one on its output.
 
-Used for the relay and the duty cycle. Its life hangs on the pipe: when whoever started it goes,
-even by SIGKILL, it reads the end of the file and puts things in order. It has a session of its
-own, so that Ctrl-C in the terminal reaches only the runner, which ends it when its time comes.
+Used for the relay and the duty cycle. The child cleans up at the end of its input, so also when its
+parent is killed. It has its own session, so that Ctrl-C in the terminal reaches only the runner.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ _END_TIMEOUT_S = 5.0
 
 
 class LineProcess:
-    """`python -m MODULE ARGUMENTS`, spoken to in lines. Safe to use from several threads."""
+    """Runs `python -m MODULE ARGUMENTS` and exchanges lines with it. Thread-safe."""
 
     def __init__(self, module: str, *arguments: str, errors_path: Path) -> None:
-        """Start the process; what it writes to its standard error goes to `errors_path`."""
+        """Start the process; its standard error goes to `errors_path`."""
         self._module = module
         self._errors_path = errors_path
         self._lock = threading.Lock()
@@ -46,8 +45,9 @@ class LineProcess:
         """Its process id."""
         return self._process.pid
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request. Raises: UnavailableError when the process has gone."""
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the answer. Raises UnavailableError if the process has
+        ended."""
         assert self._process.stdin is not None
         with self._lock:
             try:
@@ -58,7 +58,7 @@ class LineProcess:
             return self.read()
 
     def read(self) -> dict[str, Any]:
-        """The next line it says. Raises: UnavailableError when the process has gone."""
+        """Return the next line. Raises UnavailableError if the process has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -66,21 +66,21 @@ class LineProcess:
         return cast("dict[str, Any]", json.loads(line))
 
     def _gone(self) -> UnavailableError:
-        # It has closed its pipes: what is left of its end takes no time worth mentioning.
+        # It has closed its pipes, so it ends very soon.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
         text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
         return UnavailableError(
-            f"{self._module} (process {self.pid}) has ended; the last it said: "
+            f"{self._module} (process {self.pid}) has ended; its last output: "
             f"{text[-2000:] or 'nothing'}"
         )
 
     def ended(self) -> bool:
-        """Whether it has gone, though nobody closed it."""
+        """Whether it has ended before `close`."""
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End the process in order, and by force where it does not. Safe to call twice."""
+        """End the process, by force after a time-out. May be called twice."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

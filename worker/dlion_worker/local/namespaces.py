@@ -1,14 +1,13 @@
-"""One network namespace per worker, joined by a bridge, with htb rates: real TCP on real queues.
+"""One network namespace per worker, joined by a bridge, with htb rates.
 
-Layout of one run: a *hub* namespace holds a bridge; each worker's namespace is joined to it by a
-veth pair (`eth0` in the worker, `w<rank>` in the hub). A worker's uplink is shaped where it leaves
-`eth0`, its downlink where it leaves the hub towards the worker. One more veth pair leads from the
-hub into the runner's own namespace, so that workers reach the coordinator; that traffic is not
-shaped. Nothing else is put where the runner lives.
+Layout of one run: a *hub* namespace holds a bridge. A veth pair joins each worker's namespace to it
+(`eth0` in the worker, `w<rank>` in the hub). A worker's uplink is shaped at `eth0`, its downlink at
+the hub's end. One more, unshaped veth pair leads from the hub to the runner's namespace, so that
+workers reach the coordinator. Nothing else is added to the runner's namespace.
 
-Driven by `local.imposed`, through the `ip` and `tc` commands (`docs/environments.md` says why not
-netlink). Knows nothing of CPU or processes. There is no latency here: netem is missing from too
-many kernels; `local.measuring` records what was asked for in vain.
+Uses the `ip` and `tc` commands (`docs/environments.md` explains why not netlink). There is no
+latency: netem is missing from too many kernels. `local.measurement` records the latencies that were
+not emulated.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_api.names import Rank
 from dlion_worker.environments.plan import Conditions, Pipe, Plan
 from dlion_worker.local.in_namespace import in_namespace, run_batch, run_tool
-from dlion_worker.local.owners import Owner
-from dlion_worker.local.shaping import ShapedInterface, gso_bytes
+from dlion_worker.local.resource_owner import ResourceOwner
+from dlion_worker.local.traffic_shaping import ShapedInterface, gso_bytes
 
 log = logging.getLogger(__name__)
 
-MOST_WORKERS = 250
+MAX_WORKERS = 250
 _RUNNER_HOST = 254
-# The kernel's default may be BBR, which ignores losses and fills queues its own way. Where cubic is
-# not among net.ipv4.tcp_allowed_congestion_control, only reno may be chosen in a namespace; at
-# round trips this short the two do the same.
+# The kernel's default may be BBR, which ignores losses and fills queues differently. If cubic is
+# not in net.ipv4.tcp_allowed_congestion_control, a namespace can only choose reno; at such short
+# round trips both behave the same.
 CONGESTION_CONTROLS = ("cubic", "reno")
-# No neighbour discovery and no router solicitation among the counted bytes.
+# Keeps neighbour discovery and router solicitation out of the counted bytes.
 _IPV6_OFF = ("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6")
 
 
 def namespaces_unavailable() -> str:
-    """Why network namespaces cannot be used here, and how to get them; empty where they can."""
+    """Why network namespaces cannot be used, and what to do; empty if they can."""
     if os.geteuid() != 0:
         return "not root: run as root to get network namespaces"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -55,27 +54,27 @@ def namespaces_unavailable() -> str:
 
 @dataclass
 class NamespaceNetwork:
-    """The namespaces, bridge and rates of one run. `start` makes them, `close` removes them."""
+    """The namespaces, bridge and rates of one run, from `start` to `close`."""
 
     plan: Plan
-    owner: Owner = field(default_factory=Owner.of_this_process)
+    owner: ResourceOwner = field(default_factory=ResourceOwner.of_this_process)
     _shaped: dict[tuple[Rank, bool], ShapedInterface] = field(default_factory=dict)
     """By rank and whether it is the downlink."""
     _subnet: IPv4Network | None = None
     _prefix: str = ""
 
     def start(self) -> None:
-        """Make everything, after removing what crashed runs left behind.
+        """Create everything, after removing what crashed runs left.
 
-        Raises: UnavailableError with what the tool said; SpecError for too many workers.
+        Raises UnavailableError with the tool's error output, and SpecError for too many workers.
         """
-        if len(self.plan.workers) > MOST_WORKERS:
+        if len(self.plan.workers) > MAX_WORKERS:
             raise SpecError([
                 Problem(
                     path="spec.sites",
                     message="more workers than one machine's network namespaces are laid out for",
                     value=str(len(self.plan.workers)),
-                    allowed=f"at most {MOST_WORKERS}",
+                    allowed=f"at most {MAX_WORKERS}",
                     advice="Use fewer workers, or run unprivileged (through the relay).",
                 )
             ])  # fmt: skip
@@ -135,16 +134,12 @@ class NamespaceNetwork:
                 self._shaped[worker.rank, down] = interface
 
     def apply(self, conditions: Conditions) -> None:
-        """Put these rates and cuts in force; connections stay as they are."""
+        """Apply these rates and cuts; connections stay open."""
         for worker in conditions.workers:
             for down in (False, True):
                 interface = self._shaped[worker.rank, down]
                 interface.set_rates(worker.downlink if down else worker.uplink)
                 interface.set_cuts(worker.cut_peers)
-
-    def set_link_up(self, rank: Rank, up: bool) -> None:
-        """Take the worker's only cable out, or put it back: its coordinator is cut off as well."""
-        run_batch("ip", self.hub, [f"link set w{rank} {'up' if up else 'down'}"])
 
     @property
     def hub(self) -> str:
@@ -153,7 +148,7 @@ class NamespaceNetwork:
 
     @property
     def runner_interface(self) -> str:
-        """The only interface put where the runner lives; at most 15 characters."""
+        """The only interface in the runner's namespace; at most 15 characters."""
         return f"dl{os.getpid()}x{self._prefix.rpartition('-')[2]}"
 
     def namespace(self, rank: Rank) -> str:
@@ -175,11 +170,11 @@ class NamespaceNetwork:
     @property
     def _network(self) -> IPv4Network:
         if self._subnet is None:
-            raise UnavailableError("the namespaces are not there: start() comes first")
+            raise UnavailableError("the namespaces do not exist: call start() first")
         return self._subnet
 
     def exchange_port(self, rank: Rank) -> int:  # noqa: ARG002 (every worker has all ports)
-        """Any port: each worker has an address of its own."""
+        """Any port: each worker has its own address."""
         return 0
 
     def measuring_port(self, rank: Rank) -> int:  # noqa: ARG002 (the same)
@@ -187,7 +182,7 @@ class NamespaceNetwork:
         return 0
 
     def link_addresses(self, rank: Rank) -> dict[str, str]:  # noqa: ARG002 (nothing stands between)
-        """None: what a peer announces is what is dialled."""
+        """Empty: peers dial the announced addresses."""
         return {}
 
     def listener(self, rank: Rank) -> socket.socket:
@@ -197,24 +192,24 @@ class NamespaceNetwork:
         )
 
     def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket:
-        """A connection from worker to worker, to the port of the peer's `listener`."""
+        """A connection from `rank` to the port of the peer's `listener`."""
         return in_namespace(
             self.namespace(rank),
             lambda: socket.create_connection((self.host(peer), port), timeout=10),
         )
 
     def interface_bytes(self, rank: Rank) -> tuple[int, int]:
-        """Bytes that `eth0` of the worker has sent and received, headers included."""
+        """Bytes that the worker's `eth0` has sent and received, headers included."""
         text = run_tool("ip", "-n", self.namespace(rank), "-j", "-s", "link", "show", "eth0")
         stats = json.loads(text)[0]["stats64"]
         return int(stats["tx"]["bytes"]), int(stats["rx"]["bytes"])
 
     def failure(self) -> str:
-        """Empty: the kernel does not give up."""
+        """Empty: the kernel does not fail."""
         return ""
 
     def close(self) -> None:
-        """Remove everything of this run. Safe to call twice, and after a failed start."""
+        """Remove everything of this run. May be called twice, and after a failed start."""
         self._shaped.clear()
         if self._prefix:
             remove(self._prefix, self.runner_interface)
@@ -222,15 +217,14 @@ class NamespaceNetwork:
 
 
 def remove_stale() -> list[str]:
-    """Remove the namespaces of runs whose owner is no more; the prefixes that were removed.
+    """Remove the namespaces of runs whose owner has ended. Return the removed prefixes.
 
-    A namespace's name holds its owner's process id and start time, so that a later process that
-    happens to have the same id is not taken for the owner.
+    A name contains the owner's process id and start time, because process ids are reused.
     """
     prefixes = {
         name.rpartition("-")[0]
         for name in _namespaces()
-        if (owner := Owner.parse(name)) is not None and not owner.alive()
+        if (owner := ResourceOwner.parse(name)) is not None and not owner.alive()
     }
     for prefix in prefixes:
         log.warning("removing network namespaces of a run that has ended: %s-*", prefix)
@@ -239,18 +233,18 @@ def remove_stale() -> list[str]:
 
 
 def remove(prefix: str, runner_interface: str) -> None:
-    """Remove the namespaces of that prefix, and with them all that is in them."""
+    """Remove the namespaces of that prefix and their contents."""
     if runner_interface and Path(f"/sys/class/net/{runner_interface}").exists():
-        # At once: with its namespace alone it would go a little later, by the kernel's own time.
+        # Delete it now: the kernel removes it with a delay when its namespace goes.
         run_batch("ip", None, [f"link del {runner_interface}"], check=False)
     names = [name for name in _namespaces() if name.startswith(f"{prefix}-")]
     run_batch("ip", None, [f"netns del {name}" for name in names], check=False)
 
 
 def free_subnet() -> IPv4Network:
-    """A private /24 that no route of the runner's namespace overlaps with.
+    """A private /24 that overlaps with no route of the runner's namespace.
 
-    Raises: UnavailableError where there is none.
+    Raises UnavailableError if there is none.
     """
     taken = routed_networks()
     for candidate in ip_network("10.213.0.0/16").subnets(new_prefix=24):
@@ -264,7 +258,7 @@ def free_subnet() -> IPv4Network:
 
 
 def routed_networks() -> list[IPv4Network]:
-    """What the routes of the runner's namespace lead to, but for the default one."""
+    """Networks in the routes of the runner's namespace, without the default route."""
     routes = json.loads(run_tool("ip", "-j", "-4", "route", "show", "table", "all"))
     return [
         IPv4Network(route["dst"], strict=False)
@@ -286,7 +280,7 @@ def _turn_ipv6_off() -> None:
 
 
 def prepare_namespace() -> None:
-    """Turn IPv6 off and BBR too, for whatever starts in the namespace of the calling thread."""
+    """Disable IPv6 and BBR in the namespace of the calling thread."""
     _turn_ipv6_off()
     for name in CONGESTION_CONTROLS:
         try:

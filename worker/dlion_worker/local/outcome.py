@@ -1,4 +1,4 @@
-"""How a local run ended, as the runner saw its processes end. Reads logs, and nothing else."""
+"""The result of a local run, from the exit codes and logs of its processes."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from pathlib import Path
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_worker.local.last_words import last_words
-from dlion_worker.local.measuring import Comparison
+from dlion_worker.local.log_tail import last_error_in_log
+from dlion_worker.local.measurement import Comparison
 
 
 @dataclass(frozen=True)
-class Failure:
-    """How a worker ended for good before the run did."""
+class WorkerFailure:
+    """Why a worker ended permanently before the run did."""
 
     code: ExitCode
-    words: str
-    """The last error in its log; empty where there is none."""
+    message: str
+    """The last error in its log; empty if there is none."""
 
     def __str__(self) -> str:
-        return f"{self.code.name} ({int(self.code)}){': ' if self.words else ''}{self.words}"
+        return f"{self.code.name} ({int(self.code)}){': ' if self.message else ''}{self.message}"
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a local run ended."""
+    """The result of a local run."""
 
     exit_code: ExitCode
-    """OK: it ended in order, and what it comes to is to be judged."""
-    failed: dict[Rank, Failure]
+    """OK: it ended in order; `results.judgement` decides whether it succeeded."""
+    failed: dict[Rank, WorkerFailure]
     comparisons: tuple[Comparison, ...]
-    """What the environment asked for beside what came of it."""
+    """Requested and measured values of the environment."""
     problems: tuple[str, ...] = ()
-    """Why the run was given up, beside workers that failed."""
+    """Why the run was ended early, apart from failed workers."""
 
 
-def how_it_failed(code: int, log: Path) -> Failure:
-    """How a worker's supervisor ended, with what the worker said last.
+def read_failure(code: int, log: Path) -> WorkerFailure:
+    """The failure of a worker's supervisor, with the worker's last error.
 
-    A code that is none of ours is a crash: of it any last line tells more than none.
+    For an unknown exit code, a crash, any last line of the log is better than none.
     """
     if code in set(ExitCode):
-        return Failure(ExitCode(code), last_words(log))
-    said = last_words(log, any_line=True)
-    return Failure(ExitCode.FAILED, f"exit code {code}{': ' if said else ''}{said}")
+        return WorkerFailure(ExitCode(code), last_error_in_log(log))
+    message = last_error_in_log(log, any_line=True)
+    return WorkerFailure(ExitCode.FAILED, f"exit code {code}{': ' if message else ''}{message}")

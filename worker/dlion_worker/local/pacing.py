@@ -1,17 +1,14 @@
-"""When a chunk may pass a pipe: arithmetic on times that are given, without clock or socket.
-
-Used by `local.relay`.
-"""
+"""Computes when a chunk may pass a pipe, from given times. Used by `local.relay`."""
 
 from __future__ import annotations
 
 BURST_S = 0.03
-"""How much of its rate a pipe may catch up on after its relay woke up late. Over a second it can
-so be above its rate by that share of it, 3 %."""
+"""How much of its rate a pipe may catch up on after a late wake-up of the relay. Over a second it
+can exceed its rate by that share, 3 %."""
 
 
 class Pacer:
-    """A pipe of a rate, shared by whoever calls `reserve`, first come, first served."""
+    """A pipe with a rate; reservations are served in order."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
@@ -19,7 +16,7 @@ class Pacer:
         self.passed_bytes = 0
 
     def reserve(self, size_bytes: int, now_s: float) -> float:
-        """The time at which these bytes may pass; the pipe is taken until they have.
+        """Reserve the pipe for these bytes. Return the time at which they may pass.
 
         >>> pacer = Pacer(1000.0)
         >>> pacer.reserve(500, now_s=10.0) <= 10.0
@@ -33,7 +30,7 @@ class Pacer:
         return start_s
 
     def set_rate(self, bytes_per_s: float, now_s: float) -> None:
-        """Change the rate; what was reserved keeps its times' share of the new rate."""
+        """Change the rate; reserved bytes that still wait pass at the new rate."""
         waiting_bytes = max(0.0, self._free_at_s - now_s) * self.bytes_per_s
         self.bytes_per_s = bytes_per_s
         if waiting_bytes > 0:

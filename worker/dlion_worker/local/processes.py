@@ -1,8 +1,8 @@
-"""The child processes of `dlion run`: started with a log file each, ended together, none left.
+"""The child processes of `dlion run`: started with log files, and all ended together.
 
-Called by the local runner for supervisors, sidecars and relays. Every child is tethered: it dies
-with this process, even where that is killed. Every child leads a session of its own: a terminal's
-Ctrl-C reaches the runner alone, which then ends the run in order. Does not restart anything.
+Used for supervisors, sidecars and the evaluator. A child is killed when this process dies, even by
+SIGKILL. Each child has its own session, so that a terminal's Ctrl-C reaches only the runner.
+Nothing is restarted here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
-from dlion_worker.supervisor.tether import tethered
+from dlion_worker.supervisor.parent_death import bound_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _POLL_S = 0.02
-KILLED_WITHIN_S = 1.0
-"""How long the kernel may take to end a process after SIGKILL before we give up on it."""
+KILL_TIMEOUT_S = 1.0
+"""How long the kernel may take to end a process after SIGKILL."""
 
 
 class ProcessGroup:
-    """Named child processes with logs in `<results_dir>/logs`; a context that ends them all."""
+    """Context manager of named child processes with logs in `<results_dir>/logs`."""
 
     def __init__(self, results_dir: Path | str) -> None:
         self._logs = Path(results_dir) / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        # A tethered child dies with the *thread* that started it: this one outlives them all.
+        # A tethered child dies with the *thread* that started it, so this one lives until `close`.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dlion-start")
 
     def start(
@@ -45,18 +45,18 @@ class ProcessGroup:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        enter: Sequence[str] = (),
-        dies_by: int = signal.SIGKILL,
+        prefix: Sequence[str] = (),
+        parent_death_signal: int = signal.SIGKILL,
     ) -> int:
-        """Starts a child and yields its pid; its output goes to `log_path(name)`, appended.
+        """Start a child and return its pid; its output is appended to `log_path(name)`.
 
-        `env` is added to this process's environment. `enter` is put before the command (to enter
-        a namespace, say); it must *become* the command, not fork it. `dies_by`: the signal that
-        it gets when this process dies; after SIGTERM it has to end by itself. A name may be used
-        again once its child has ended.
+        `env` is added to this process's environment. `prefix` precedes the command, for example to
+        enter a namespace; it must *become* the command, not fork it. The child gets
+        `parent_death_signal` when this process dies; after SIGTERM it has to end by itself. A name
+        may be reused once its child has ended.
 
         Raises:
-            ValueError: the name is not fit for a file, or its child still runs.
+            ValueError: the name is not valid for a file, or its child still runs.
             OSError: the log cannot be written.
         """
         if not _NAME.fullmatch(name):
@@ -66,13 +66,18 @@ class ProcessGroup:
         environment = {**os.environ, **(env or {})}
         with self.log_path(name).open("ab") as log:
             return self._starter.submit(
-                self._spawn, name, tethered([*enter, *command], dies_by), environment, log
+                self._spawn,
+                name,
+                bound_to_parent([*prefix, *command], parent_death_signal),
+                environment,
+                log,
             ).result()
 
     def _spawn(
         self, name: str, command: Sequence[str], environment: dict[str, str], log: IO[bytes]
     ) -> int:
-        """In the starter's thread: a Ctrl-C in the caller cannot come between start and list."""
+        """Spawn the child in the starter's thread, where Ctrl-C cannot interrupt its
+        registration."""
         child = subprocess.Popen(
             command,
             env=environment,
@@ -85,25 +90,25 @@ class ProcessGroup:
         return child.pid
 
     def log_path(self, name: str) -> Path:
-        """Where that child's output stands."""
+        """Path of that child's output."""
         return self._logs / f"{name}.log"
 
     def poll(self) -> dict[str, int | None]:
-        """Every child's exit code, None while it runs, -n where signal n ended it."""
+        """Every child's exit code: None while it runs, -n if signal n ended it."""
         return {name: child.poll() for name, child in self._children.items()}
 
     def running(self) -> tuple[str, ...]:
-        """Names of the children that run."""
+        """Names of the running children."""
         return tuple(name for name, code in self.poll().items() if code is None)
 
     def send(self, name: str, number: int) -> None:
-        """Sends one child a signal; nothing happens if it has ended."""
+        """Send a signal to one child; ignored if it has ended."""
         self._children[name].send_signal(number)
 
     def terminate(self, grace_s: float = 5.0) -> tuple[str, ...]:
-        """Ends every child: SIGTERM, then SIGKILL for what still runs after `grace_s`.
+        """End every child: SIGTERM, then SIGKILL after `grace_s`.
 
-        Returns within `grace_s` plus a second, with the names of those that had to be killed.
+        Returns within `grace_s` plus a second, with the names of those that were killed.
         """
         for name in self.running():
             self._children[name].terminate()
@@ -111,11 +116,11 @@ class ProcessGroup:
         late = self.running()
         for name in late:
             self._kill(self._children[name])
-        self._wait(KILLED_WITHIN_S)
+        self._wait(KILL_TIMEOUT_S)
         return late
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Ends every child and the thread that started them; nothing can be started after."""
+        """End every child and the starter thread. No child can be started afterwards."""
         self.terminate(grace_s)
         self._starter.shutdown()
 
@@ -136,6 +141,6 @@ class ProcessGroup:
             time.sleep(_POLL_S)
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        # The child leads its session and is not reaped: the group is its own, and nobody else's.
+        # The child is a session leader and not yet reaped, so the group id is not reused.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

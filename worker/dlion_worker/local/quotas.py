@@ -1,8 +1,8 @@
-"""Hard CPU quotas by the kernel's own controller, cgroup v1 (`cpu.cfs_quota_us`) or v2 (`cpu.max`).
+"""Hard CPU quotas by cgroup v1 (`cpu.cfs_quota_us`) or v2 (`cpu.max`).
 
-Driven by `local.imposed`. A worker's group is made without a quota, below the control group this
-process is in; its processes enter it by `local.enter`; the quota is set and changed while they
-run. Shares and weights would prove nothing here: they let a worker have what the others leave.
+A worker's group is created without a quota, below this process's control group. `local.enter` moves
+its processes into it; the quota is set and changed while they run. Shares and weights would not do:
+they let a worker use what others leave.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
-from dlion_worker.local.owners import Owner
+from dlion_worker.local.resource_owner import ResourceOwner
 
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.05
-"""Half the kernel's default: the pauses of a throttled worker are shorter, and 0.02 core is still
-the least that the kernel takes (1 ms in each period)."""
-LEAST_QUOTA_CORES = 0.001 / PERIOD_S
+"""Half the kernel's default, for shorter pauses. 0.02 core stays the kernel's minimum (1 ms in each
+period)."""
+MIN_QUOTA_CORES = 0.001 / PERIOD_S
 SYS_CGROUP = Path("/sys/fs/cgroup")
 PROC_CGROUP = Path("/proc/self/cgroup")
 _REMOVE_TIMEOUT_S = 3.0
@@ -32,13 +32,13 @@ _REMOVE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class CpuController:
-    """A folder below which groups with CPU quotas can be made, and which version it speaks."""
+    """A folder in which groups with CPU quotas can be created, and its cgroup version."""
 
     version: int
     parent: Path
 
     def write_quota(self, group: Path, cores: float | None) -> None:
-        """Set the group's quota; None takes it off."""
+        """Set the group's quota; None removes it."""
         period_us = round(PERIOD_S * 1e6)
         quota_us = None if cores is None else max(1000, round(cores * period_us))
         if self.version == 2:
@@ -49,10 +49,10 @@ class CpuController:
         (group / "cpu.cfs_quota_us").write_text(str(-1 if quota_us is None else quota_us))
 
     def write_weight(self, group: Path, count: int) -> None:
-        """Let the group weigh as much as ten processes for each of `count`, against others.
+        """Give the group the weight of ten processes per worker.
 
-        All trainers together would weigh as one process outside any group, and on a busy machine
-        not come near their quotas.
+        With the default weight all trainers together would count as one process. They would not
+        reach their quotas on a busy machine.
         """
         if self.version == 2:
             (group / "cpu.weight").write_text(str(min(10_000, 1000 * count)))
@@ -60,7 +60,7 @@ class CpuController:
             (group / "cpu.shares").write_text(str(min(262_144, 10_240 * count)))
 
     def throttled_s(self, group: Path) -> float:
-        """How long the group has been held back, over all processors."""
+        """Seconds for which the group was throttled, over all processors."""
         stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         if self.version == 2:
             return int(stat["throttled_usec"]) / 1e6
@@ -75,9 +75,9 @@ class CpuController:
 
 
 def process_cpu_s(pid: int) -> float | None:
-    """CPU seconds of a process, all its threads, ended ones too; None when it has gone.
+    """CPU seconds of a process with all its threads; None if it has ended.
 
-    By the process's CPU clock (`clock_getcpuclockid` in C): one call, in nanoseconds, where
+    Reads the process's CPU clock (`clock_getcpuclockid` in C): one call, in nanoseconds.
     /proc/<pid>/stat counts in hundredths of a second.
     """
     try:
@@ -89,9 +89,9 @@ def process_cpu_s(pid: int) -> float | None:
 def find_controller(
     sys_cgroup: Path = SYS_CGROUP, proc_cgroup: Path = PROC_CGROUP
 ) -> CpuController:
-    """Where quotas can be set on this machine.
+    """Find where quotas can be set on this machine.
 
-    Raises: UnavailableError with the reason and what to do.
+    Raises UnavailableError with the reason and what to do.
     """
     memberships = {}
     for line in proc_cgroup.read_text().splitlines():
@@ -103,14 +103,14 @@ def find_controller(
     if "" in memberships and (sys_cgroup / "cgroup.controllers").exists():
         return _version_2(sys_cgroup, memberships[""])
     raise UnavailableError(
-        f"no cpu controller under {sys_cgroup}: quotas by control group are not to be had here"
+        f"no cpu controller under {sys_cgroup}: control groups cannot set quotas here"
     )
 
 
 def _version_1(sys_cgroup: Path, controllers: str, path: str) -> CpuController:
     mounts = [sys_cgroup / controllers, sys_cgroup / "cpu", sys_cgroup / "cpu,cpuacct"]
     for mount in mounts:
-        # In a container the path is that of the host, and the mount already is that folder.
+        # In a container the path is the host's, and the mount is already that folder.
         for parent in (mount / path.lstrip("/"), mount):
             if (parent / "cpu.cfs_quota_us").exists() or (parent / "cgroup.procs").exists():
                 if os.access(parent, os.W_OK):
@@ -120,9 +120,9 @@ def _version_1(sys_cgroup: Path, controllers: str, path: str) -> CpuController:
 
 
 def _version_2(sys_cgroup: Path, path: str) -> CpuController:
-    """The nearest group at or above ours that may hand the cpu controller to its children.
+    """The nearest group at or above this process's that may delegate the cpu controller.
 
-    A group that holds processes may not (but for the root), so that it is seldom our own.
+    A group that holds processes may not, except the root, so it is rarely this process's own.
     """
     own = sys_cgroup / path.lstrip("/")
     for parent in (own, *own.parents):
@@ -137,17 +137,17 @@ def _version_2(sys_cgroup: Path, path: str) -> CpuController:
             continue
         try:
             control.write_text("+cpu")
-        except OSError:  # it holds processes itself
+        except OSError:  # the group holds processes
             continue
         return CpuController(2, parent)
     raise UnavailableError(
-        f"no group from {own} upwards may hand out the cpu controller (cgroup v2): run as root, or "
+        f"no group from {own} upwards may delegate the cpu controller (cgroup v2): run as root, or "
         "under `systemd-run --user --scope -p Delegate=yes`"
     )
 
 
 def control_groups_unavailable() -> str:
-    """Why quotas cannot be set by control group here, and how to get them; empty where they can."""
+    """Why control groups cannot set quotas, and what to do; empty if they can."""
     try:
         find_controller()
     except (UnavailableError, OSError) as error:
@@ -160,15 +160,15 @@ class ControlGroupCpu:
     """One control group per worker, without a quota until `set_quota`."""
 
     ranks: Sequence[Rank]
-    owner: Owner = field(default_factory=Owner.of_this_process)
+    owner: ResourceOwner = field(default_factory=ResourceOwner.of_this_process)
     _controller: CpuController | None = None
     _folder: Path | None = None
-    _ended_s: dict[Rank, tuple[dict[str, float], float]] = field(default_factory=dict)
+    _process_cpu_s: dict[Rank, tuple[dict[str, float], float]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Make the groups, after removing what crashed runs left behind.
+        """Create the groups, after removing what crashed runs left.
 
-        Raises: UnavailableError where there is no writable cpu controller.
+        Raises UnavailableError if there is no writable cpu controller.
         """
         controller = find_controller()
         remove_stale(controller.parent)
@@ -183,15 +183,15 @@ class ControlGroupCpu:
 
     @property
     def controller(self) -> CpuController:
-        """What the groups were made with."""
+        """The controller of the groups."""
         if self._controller is None:
-            raise UnavailableError("the control groups are not there: start() comes first")
+            raise UnavailableError("the control groups do not exist: call start() first")
         return self._controller
 
     def group(self, rank: Rank) -> Path:
         """The worker's group."""
         if self._folder is None:
-            raise UnavailableError("the control groups are not there: start() comes first")
+            raise UnavailableError("the control groups do not exist: call start() first")
         return self._folder / f"w{rank}"
 
     def enter_arguments(self, rank: Rank) -> list[str]:
@@ -199,41 +199,41 @@ class ControlGroupCpu:
         return ["--cgroup", str(self.group(rank))]
 
     def set_quota(self, rank: Rank, cores: float | None) -> None:
-        """Hold the worker at so many cores from now on; None lets go."""
+        """Set the worker's quota in cores; None removes it."""
         self.controller.write_quota(self.group(rank), cores)
 
     def used_s(self, rank: Rank) -> float:
-        """CPU seconds of the worker's processes, those that have ended since the last call too
-        (version 1: up to their last reading)."""
+        """CPU seconds of the worker's processes, ended ones included (version 1: up to their last
+        reading)."""
         counted_s = self.controller.used_s(self.group(rank))
         if counted_s is not None:
             return counted_s
-        known, gone_s = self._ended_s.get(rank, ({}, 0.0))
+        known, gone_s = self._process_cpu_s.get(rank, ({}, 0.0))
         now = {pid: process_cpu_s(int(pid)) or 0.0 for pid in _pids(self.group(rank))}
         gone_s += sum(seconds for pid, seconds in known.items() if pid not in now)
-        self._ended_s[rank] = (now, gone_s)
+        self._process_cpu_s[rank] = (now, gone_s)
         return gone_s + sum(now.values())
 
     def throttled_s(self, rank: Rank) -> float:
-        """How long the worker has been held back."""
+        """Seconds for which the worker was throttled."""
         return self.controller.throttled_s(self.group(rank))
 
     def failure(self) -> str:
-        """Empty: the kernel does not give up."""
+        """Empty: the kernel does not fail."""
         return ""
 
     def close(self) -> None:
-        """Remove the groups. Processes still inside go back to the parent. Safe to call twice."""
+        """Remove the groups; remaining processes go to the parent. May be called twice."""
         if self._folder is not None and self._controller is not None:
             remove_groups(self._folder, self._controller.parent)
             self._folder = None
 
 
 def remove_stale(parent: Path) -> list[str]:
-    """Remove the groups of runs whose owner is no more; their names."""
+    """Remove the groups of runs whose owner has ended. Return their names."""
     removed = []
     for folder in parent.iterdir():
-        owner = Owner.parse(folder.name) if folder.is_dir() else None
+        owner = ResourceOwner.parse(folder.name) if folder.is_dir() else None
         if owner is not None and not owner.alive():
             log.warning("removing control groups of a run that has ended: %s", folder)
             remove_groups(folder, parent)
@@ -242,9 +242,9 @@ def remove_stale(parent: Path) -> list[str]:
 
 
 def remove_groups(folder: Path, parent: Path) -> None:
-    """Remove a run's groups; processes still inside are moved out, so without a quota.
+    """Remove a run's groups; remaining processes are moved out and lose their quota.
 
-    Raises: OSError where one stays busy for seconds.
+    Raises OSError if a group stays busy for seconds.
     """
     if not folder.exists():
         return
@@ -256,18 +256,18 @@ def remove_groups(folder: Path, parent: Path) -> None:
             try:
                 group.rmdir()
                 break
-            except FileNotFoundError:  # somebody else was quicker
+            except FileNotFoundError:  # removed by another process
                 break
             except OSError:
                 if time.monotonic() > give_up_s:
                     raise
-                time.sleep(0.02)  # an ended process leaves its group a little later
+                time.sleep(0.02)  # an ended process leaves its group with a delay
 
 
 def _pids(group: Path) -> list[str]:
     try:
         return (group / "cgroup.procs").read_text().split()
-    except OSError as error:  # it has gone, also between opening and reading
+    except OSError as error:  # it may vanish between opening and reading
         if error.errno not in (errno.ENOENT, errno.ENODEV):
             raise
         return []
@@ -276,5 +276,5 @@ def _pids(group: Path) -> list[str]:
 def _move(pid: str, parent: Path) -> None:
     try:
         (parent / "cgroup.procs").write_text(pid)
-    except OSError as error:  # it has ended, or (v2) the parent holds no processes: wait for it
+    except OSError as error:  # it has ended, or (v2) the parent may not hold processes
         log.debug("process %s stays: %s", pid, error)

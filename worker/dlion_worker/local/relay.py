@@ -1,13 +1,12 @@
-"""A process that stands between workers' sockets and paces what passes: links without root.
+"""A process that relays and paces the traffic between workers: link emulation without root.
 
-`python -m dlion_worker.local.relay --config FILE`, started by `local.relay_network`. For every
-pair of workers it listens on a port; what is dialled there is forwarded to the target's port.
-Bytes from worker i to worker j pass every pipe of i's uplink that names j and of j's downlink that
-names i, then wait for the latency. Buffers are small, so that back-pressure reaches the sender
-as on a real link. Requests come as JSON lines on standard input (`apply`, `counters`), answers go
-to standard output; the end of the input ends the process.
+Run as `python -m dlion_worker.local.relay --config FILE` by `local.relay_network`. For every pair
+of workers it listens on a port and forwards connections to the target's port. Bytes from worker i
+to j pass every pipe of i's uplink that names j and of j's downlink that names i, then wait for the
+latency. Buffers are small, so that back-pressure reaches the sender as on a real link.
 
-Paces bytes of the streams (not headers), knows nothing of what they mean.
+Requests are JSON lines on standard input, answers go to standard output; the process ends with its
+input. It paces stream bytes, without headers, and does not parse them.
 """
 
 from __future__ import annotations
@@ -37,18 +36,19 @@ log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 CHUNK_S = 0.004
-"""What a chunk takes at its link's rate: the grain of sharing between links."""
+"""Duration of a chunk at its link's rate: the granularity of sharing between links."""
 BUFFER_S = 0.05
-"""What each kernel buffer of the relay's may hold of its link's rate (the kernel doubles it)."""
+"""Size of each of the relay's kernel buffers, in time at the link's rate (the kernel doubles
+it)."""
 _CHUNK_BYTES = (1448, 65536)
 _BUFFER_BYTES = (16384, 1 << 20)
 _SEGMENT_BYTES = 4344
-"""Loopback's own 64 KiB segments would not fit into buffers this small."""
+"""Loopback's default 64 KiB segments would not fit into such small buffers."""
 
 
 @dataclass(frozen=True)
-class Link:
-    """Who dials whom, and where the relay listens for it."""
+class RelayedLink:
+    """A pair of workers and a purpose, for which the relay listens."""
 
     dialler: Rank
     target: Rank
@@ -56,8 +56,8 @@ class Link:
     target_port: int
 
 
-class Direction:
-    """All bytes from one worker to another: their pacers, latency and whether they pass."""
+class LinkDirection:
+    """Traffic from one worker to another: pacers, latency, and whether it is cut."""
 
     def __init__(self, pacers: list[Pacer]) -> None:
         self.pacers = pacers
@@ -76,8 +76,11 @@ class Direction:
         return int(min(high, max(low, self.bytes_per_s * BUFFER_S)))
 
     async def pace(self, size_bytes: int) -> None:
-        """Return when that many bytes may pass. Pipe by pipe: who waits for a busy downlink must
-        not hold the uplink's next turn."""
+        """Wait until that many bytes may pass.
+
+        Pipes are reserved one by one: waiting for a busy downlink must not block the uplink's next
+        turn.
+        """
         now_s = asyncio.get_running_loop().time
         for pacer in self.pacers:
             wait_s = pacer.reserve(size_bytes, now_s()) - now_s()
@@ -97,7 +100,7 @@ class Relay:
                 ]
         ranks = [worker.rank for worker in conditions.workers]
         self.directions = {
-            (sender, receiver): Direction(self._pacers_between(sender, receiver))
+            (sender, receiver): LinkDirection(self._pacers_between(sender, receiver))
             for sender in ranks
             for receiver in ranks
             if sender != receiver
@@ -112,7 +115,7 @@ class Relay:
         return up + down
 
     def apply(self, conditions: Conditions) -> None:
-        """Put these rates, latencies and cuts in force; connections stay."""
+        """Apply these rates, latencies and cuts; connections stay open."""
         now_s = asyncio.get_running_loop().time()
         for worker in conditions.workers:
             for down, pipes in ((False, worker.uplink), (True, worker.downlink)):
@@ -126,12 +129,12 @@ class Relay:
                 direction.open.set()
 
     def _choose_chunks(self) -> None:
-        """The same chunk for all links that share a pipe, directly or through others.
+        """Choose one chunk size for all links that share a pipe, directly or through others.
 
-        A pipe takes turns between links: with unequal chunks they would have unequal shares.
+        A pipe alternates between links: unequal chunks would give unequal shares.
         """
         slowest = {direction: direction.bytes_per_s for direction in self.directions.values()}
-        sharing: dict[Pacer, list[Direction]] = {}
+        sharing: dict[Pacer, list[LinkDirection]] = {}
         for direction in slowest:
             for pacer in direction.pacers:
                 sharing.setdefault(pacer, []).append(direction)
@@ -147,16 +150,16 @@ class Relay:
         for direction, rate in slowest.items():
             direction.chunk_bytes = int(min(high, max(low, rate * CHUNK_S)))
 
-    async def listen(self, link: Link) -> int:
-        """Take connections for that link; the port where the dialler finds it."""
-        listener = _socket(self.directions[link.dialler, link.target].buffer_bytes)
+    async def listen(self, link: RelayedLink) -> int:
+        """Accept connections for a link. Return the port to dial."""
+        listener = _new_socket(self.directions[link.dialler, link.target].buffer_bytes)
         listener.bind((HOST, 0))
         listener.listen(16)
         task = asyncio.create_task(self._accept(listener, link))
         self._connections.add(task)
         return int(listener.getsockname()[1])
 
-    async def _accept(self, listener: socket.socket, link: Link) -> None:
+    async def _accept(self, listener: socket.socket, link: RelayedLink) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
@@ -165,15 +168,15 @@ class Relay:
                 self._connections.add(task)
                 task.add_done_callback(self._connections.discard)
 
-    async def _connect(self, dialled: socket.socket, link: Link) -> None:
+    async def _connect(self, dialled: socket.socket, link: RelayedLink) -> None:
         there = self.directions[link.dialler, link.target]
         back = self.directions[link.target, link.dialler]
-        with dialled, _socket(back.buffer_bytes) as target:
+        with dialled, _new_socket(back.buffer_bytes) as target:
             dialled.setblocking(False)
-            await there.open.wait()  # a cut link answers no one
+            await there.open.wait()  # a cut link does not answer
             try:
                 await asyncio.get_running_loop().sock_connect(target, (HOST, link.target_port))
-            except OSError:  # the target does not listen (yet): the dialler sees a reset
+            except OSError:  # the target does not listen yet: the dialler gets a reset
                 return
             _set_buffers(dialled, sending=back.buffer_bytes)
             _set_buffers(target, sending=there.buffer_bytes)
@@ -183,7 +186,7 @@ class Relay:
             ]
             try:
                 await asyncio.gather(*pumps)
-            except OSError as error:  # one side has reset: end both, as a router would not
+            except OSError as error:  # one side has reset: end the other too
                 log.debug("link %d-%d ended: %s", link.dialler, link.target, error)
             finally:
                 for pump in pumps:
@@ -193,16 +196,16 @@ class Relay:
     async def _pump(
         self, source: socket.socket, sink: socket.socket, sender: Rank, receiver: Rank
     ) -> None:
-        """Carry bytes one way until the source ends, then end the sink's receiving side."""
+        """Copy bytes one way until the source ends, then shut down the sink's sending side."""
         loop = asyncio.get_running_loop()
         direction = self.directions[sender, receiver]
-        under_way = _DelayLine(direction, sink)
-        async with under_way:
+        delay_line = _DelayLine(direction, sink)
+        async with delay_line:
             while data := await loop.sock_recv(source, direction.chunk_bytes):
                 await direction.open.wait()
                 await direction.pace(len(data))
                 self.passed_bytes[sender, receiver] += len(data)
-                await under_way.send(data)
+                await delay_line.send(data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
 
@@ -215,14 +218,14 @@ class Relay:
 
 
 class _DelayLine:
-    """Chunks on their way to the sink, each due a latency after it was sent."""
+    """Delays chunks by the latency on their way to the sink."""
 
-    def __init__(self, direction: Direction, sink: socket.socket) -> None:
+    def __init__(self, direction: LinkDirection, sink: socket.socket) -> None:
         self._direction = direction
         self._sink = sink
         self._due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         self._held = 0
-        """Chunks that have not reached the sink, the one that is on its way included."""
+        """Chunks that have not reached the sink, the current one included."""
         self._fewer = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -239,7 +242,7 @@ class _DelayLine:
             self._fewer.clear()
             await self._fewer.wait()
         if self._task.done():
-            self._task.result()  # raises what ended it
+            self._task.result()  # raises its exception
         self._held += 1
         self._due.put_nowait((loop.time() + self._direction.latency_s, data))
 
@@ -274,7 +277,7 @@ def _set_rates(
         pacer.set_rate(pipe.bytes_per_s, now_s)
 
 
-def _socket(receive_bytes: int) -> socket.socket:
+def _new_socket(receive_bytes: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setblocking(False)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
@@ -288,23 +291,25 @@ def _set_buffers(connection: socket.socket, *, sending: int) -> None:
 
 
 async def serve(config: Mapping[str, Any]) -> None:
-    """Relay until standard input ends. The first line out tells the ports of the links."""
+    """Relay until standard input ends. The first output line holds the links' ports."""
     loop = asyncio.get_running_loop()
     relay = Relay(links_from_json(config["conditions"]))
     ports = [
         await relay.listen(
-            Link(Rank(link["dialler"]), Rank(link["target"]), link["purpose"], link["target_port"])
+            RelayedLink(
+                Rank(link["dialler"]), Rank(link["target"]), link["purpose"], link["target_port"]
+            )
         )
         for link in config["links"]
     ]
-    _say({"ports": ports})
+    _write_answer({"ports": ports})
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         request = json.loads(line)
         if "apply" in request:
             relay.apply(links_from_json(request["apply"]))
-        _say({
+        _write_answer({
             "passed_bytes": [
                 [sender, receiver, passed]
                 for (sender, receiver), passed in relay.passed_bytes.items()
@@ -313,7 +318,7 @@ async def serve(config: Mapping[str, Any]) -> None:
     await relay.close()
 
 
-def _say(answer: Mapping[str, Any]) -> None:
+def _write_answer(answer: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,4 @@
-"""The runner's side of the relay: which ports there are, what is asked of the relay process.
-
-Driven by `local.imposed`; holds also the network that shapes nothing.
-"""
+"""Client of the relay process, and the network without shaping."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclass
 class RelayNetwork:
-    """All workers on this machine's loopback, each pair's connections through one relay."""
+    """All workers on loopback, with all connections through one relay."""
 
     plan: Plan
     work_dir: Path
@@ -63,13 +60,13 @@ class RelayNetwork:
             addresses[f"{link['target']}/{link['purpose']}"] = f"{HOST}:{port}"
 
     def apply(self, conditions: Conditions) -> None:
-        """Put these rates, latencies and cuts in force; connections stay as they are."""
-        self._relay.ask({"apply": links_to_json(conditions)})
+        """Apply these rates, latencies and cuts; connections stay open."""
+        self._relay.call({"apply": links_to_json(conditions)})
 
     @property
     def _relay(self) -> LineProcess:
         if self._process is None:
-            raise UnavailableError("the relay is not there: start() comes first")
+            raise UnavailableError("the relay is not running: call start() first")
         return self._process
 
     @property
@@ -78,7 +75,7 @@ class RelayNetwork:
         return self._relay.pid
 
     def enter_arguments(self, rank: Rank) -> list[str]:  # noqa: ARG002 (nothing to enter)
-        """None: workers run where the runner does."""
+        """Empty: workers share the runner's namespace."""
         return []
 
     def host(self, rank: Rank) -> str:  # noqa: ARG002 (one for all)
@@ -86,53 +83,53 @@ class RelayNetwork:
         return HOST
 
     def coordinator_host(self) -> str:
-        """The loopback address: the coordinator is reached past the relay."""
+        """The loopback address: the coordinator is not behind the relay."""
         return HOST
 
     def exchange_port(self, rank: Rank) -> int:
-        """Where the relay will look for the worker's exchange."""
+        """Port to which the relay forwards exchange connections."""
         return self._ports[rank, "exchange"]
 
     def measuring_port(self, rank: Rank) -> int:
-        """Where the relay will look for the worker's sidecar."""
+        """Port to which the relay forwards probes."""
         return self._ports[rank, "measuring"]
 
     def link_addresses(self, rank: Rank) -> dict[str, str]:
-        """The relay's ports for what that worker dials."""
+        """The relay's ports for the peers of that worker."""
         return dict(self._addresses[rank])
 
     def listener(self, rank: Rank) -> socket.socket:
-        """A listening socket in the place of the worker's sidecar, for a measurement."""
+        """A listening socket in place of the worker's sidecar, for a measurement."""
         return socket.create_server((HOST, self.measuring_port(rank)))
 
     def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket:  # noqa: ARG002
-        """A connection from worker to worker, to the peer's `listener`."""
+        """A connection from `rank` to the peer's `listener`, through the relay."""
         host, _, relayed = self._addresses[rank][f"{peer}/measuring"].rpartition(":")
         return socket.create_connection((host, int(relayed)), timeout=10)
 
     def interface_bytes(self, rank: Rank) -> tuple[int, int]:
-        """Bytes of streams that the relay has let pass from and to the worker."""
-        passed = self._relay.ask({})["passed_bytes"]
+        """Stream bytes relayed from and to the worker."""
+        passed = self._relay.call({})["passed_bytes"]
         return (
             sum(size for sender, _, size in passed if sender == rank),
             sum(size for _, receiver, size in passed if receiver == rank),
         )
 
     def failure(self) -> str:
-        """What is wrong with the relay; empty where nothing is."""
+        """Why the relay does not work; empty if it does."""
         if self._process is not None and self._process.ended():
             return "the relay process has ended: see relay.log in the run's work folder"
         return ""
 
     def close(self) -> None:
-        """End the relay. Safe to call twice."""
+        """End the relay. May be called twice."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
 
 class UnshapedNetwork:
-    """All workers on this machine's loopback, nothing between them."""
+    """All workers on loopback, without shaping."""
 
     def start(self) -> None:
         """Nothing to start."""
@@ -173,7 +170,7 @@ class UnshapedNetwork:
         return socket.create_connection((HOST, port), timeout=10)
 
     def interface_bytes(self, rank: Rank) -> tuple[int, int]:  # noqa: ARG002 (not counted)
-        """Zero: nothing counts them."""
+        """Zero: traffic is not counted."""
         return (0, 0)
 
     def failure(self) -> str:
@@ -185,21 +182,21 @@ class UnshapedNetwork:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on and that the kernel gives to no outgoing connection.
+    """Ports that are free and outside the range of outgoing connections.
 
-    A port from `bind(0)` could be given away again before its worker has started.
+    A port from `bind(0)` could be reassigned before its worker starts.
     """
     lowest_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0])
     candidates = list(range(10_000, max(lowest_ephemeral, 20_000)))
     random.shuffle(candidates)
-    found: list[int] = []
+    ports: list[int] = []
     for port in candidates:
-        if len(found) == count:
-            return found
+        if len(ports) == count:
+            return ports
         with socket.socket() as probe:
             try:
                 probe.bind((HOST, port))
             except OSError:  # taken
                 continue
-        found.append(port)
+        ports.append(port)
     raise UnavailableError(f"there are no {count} free ports between 10000 and {lowest_ephemeral}")

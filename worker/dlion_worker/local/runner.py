@@ -1,8 +1,8 @@
-"""`dlion run` without its terminal: starts every worker's processes and sees them to their end.
+"""Runs every process of a local job from start to end.
 
-Called by the command line, which brings the coordinator (the operator's part) and says where
-records go. Owns the order: environment, coordinator, configurations, processes, quotas when a
-worker is ready, and, whatever happens, nothing left behind. Knows no terminal and no TensorFlow.
+Called by `dlion run`, which supplies the coordinator and handles the records. Order: environment,
+coordinator, configurations, processes, and a quota when a worker is ready. Everything is cleaned up
+in any case. Uses no terminal and no TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.worker_config import WorkerConfig
-from dlion_worker.coordination import forget_membership
-from dlion_worker.environments.change_words import change_in_words
-from dlion_worker.environments.plan import Change, Plan
-from dlion_worker.kept_credentials import forget_credentials
-from dlion_worker.local.companions import Companion, Companions
-from dlion_worker.local.coordinator import Coordinator
-from dlion_worker.local.evaluating import NAME, SharedEvaluator
-from dlion_worker.local.held_signals import HeldSignals
-from dlion_worker.local.imposed import ImposedEnvironment
-from dlion_worker.local.kernels import compile_kernels
-from dlion_worker.local.measuring import Comparison
-from dlion_worker.local.outcome import Failure, RunOutcome, how_it_failed
+from dlion_worker.coordination import delete_membership
+from dlion_worker.credential_store import delete_credentials
+from dlion_worker.environments.change_description import describe_change
+from dlion_worker.environments.plan import ConditionsChange, Plan
+from dlion_worker.local.auxiliary_processes import AuxiliaryProcess, AuxiliaryProcesses
+from dlion_worker.local.deferred_signals import DeferredSignals
+from dlion_worker.local.emulation import EmulatedEnvironment
+from dlion_worker.local.kernel_compilation import compile_kernels
+from dlion_worker.local.measurement import Comparison
+from dlion_worker.local.outcome import RunOutcome, WorkerFailure, read_failure
 from dlion_worker.local.processes import ProcessGroup
-from dlion_worker.local.restarts import Restarts
+from dlion_worker.local.restart_watcher import RestartWatcher
+from dlion_worker.local.run_coordinator import RunCoordinator
+from dlion_worker.local.shared_evaluator import NAME, SharedEvaluator
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-FOLDER_EVERY_S = 1.0
-"""So often it is looked whether the result folder is still there."""
+FOLDER_CHECK_INTERVAL_S = 1.0
+"""Interval between checks that the result folder still exists."""
 STOP_GRACE_S = 3.0
-"""From the first signal to the last SIGKILL: Ctrl-C ends everything within five seconds."""
-FINISH_WITHIN_S = 60.0
-"""What workers have to save what they trained when the run is given up."""
+"""Time from the first signal to the last SIGKILL: Ctrl-C ends everything within five seconds."""
+FINISH_TIMEOUT_S = 60.0
+"""Time that workers have to save their results when the run is ended early."""
 
-Findings = Callable[[tuple[Comparison, ...], tuple[str, ...]], None]
-"""Takes what the environment asked for beside what came of it, and notes on how it is imposed."""
+EnvironmentListener = Callable[[tuple[Comparison, ...], tuple[str, ...]], None]
+"""Receives requested and measured values, and notes on the backends."""
 
 
 class LocalRunner:
@@ -63,7 +63,7 @@ class LocalRunner:
         *,
         job: Job,
         plan: Plan,
-        coordinator: Coordinator,
+        coordinator: RunCoordinator,
         results_dir: Path,
         data_root: Path,
         on_record: Callable[[ProgressRecord], None],
@@ -72,13 +72,15 @@ class LocalRunner:
         elapsed_s: float = 0.0,
         privileged: bool | None = None,
         measure_links: bool = True,
-        on_environment: Findings | None = None,
+        on_environment: EnvironmentListener | None = None,
         check_folder: Callable[[], None] = lambda: None,
     ) -> None:
-        """`program_root`: where the manifest's own program is looked up (None: in the data root).
-        `elapsed_s`: how long the run that is resumed had gone on, by its records' clock.
-        `on_environment` is called when the environment stands and, however the run ends, when it
-        is taken away. `check_folder` raises StorageError where the result folder is gone.
+        """Set up a run; nothing is started yet.
+
+        `program_root` is the folder of the manifest's own program (None: the data root).
+        `elapsed_s` is the duration so far of a resumed run, on its records' clock. `on_environment`
+        is called when the environment is set up, and again at the end of the run. `check_folder`
+        raises StorageError if the result folder is missing.
         """
         self._job = job
         self._plan = plan
@@ -101,42 +103,42 @@ class LocalRunner:
         self._training_began_s: float | None = None
         self._running = {worker.rank for worker in job.workers()}
         self._comparisons: tuple[Comparison, ...] = ()
-        self._failed: dict[Rank, Failure] = {}
+        self._failed: dict[Rank, WorkerFailure] = {}
         self._fatal: ExitCode | None = None
 
     def record(self, record: ProgressRecord) -> None:
-        """Takes a record from the coordinator, on any thread."""
+        """Accept a record from the coordinator. Thread-safe."""
         self._records.put(record)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run cannot succeed any more."""
+        """Whether the run can no longer succeed."""
         return self._fatal is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether all workers have come to their end by themselves."""
+        """Whether all workers have ended by themselves."""
         return not self._running
 
     def run(self) -> RunOutcome:
-        """Runs to the end. On `KeyboardInterrupt` all is ended in order, then it is raised."""
+        """Run to the end. On `KeyboardInterrupt` clean up, then raise it."""
         compile_kernels()
-        with HeldSignals() as signals:
+        with DeferredSignals() as signals:
             work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
             take = self._coordinator.take
             self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, take)
             group = ProcessGroup(self._results_dir)
             self._began_s = time.monotonic()
-            self._companions = Companions(group, self._tell)
-            self._restarts = Restarts(self._tell)
-            environment = ImposedEnvironment(
+            self._auxiliaries = AuxiliaryProcesses(group, self._warn)
+            self._restarts = RestartWatcher(self._warn)
+            environment = EmulatedEnvironment(
                 self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
             )
             try:
-                with signals.let_through():
+                with signals.deliver():
                     environment.start()
                 try:
-                    with signals.let_through():
+                    with signals.deliver():
                         self._on_environment((), environment.notes)
                         if self._measure_links and self._plan.shapes_links:
                             environment.measure_links()
@@ -150,57 +152,63 @@ class LocalRunner:
             return self.outcome()
 
     def outcome(self) -> RunOutcome:
-        """How it ended, or what is known of that where it was interrupted."""
+        """The result, as far as it is known if the run was interrupted."""
         return RunOutcome(self._exit_code(), self._failed, self._comparisons, tuple(self._problems))
 
-    def _end(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
-        """Notes what came of the environment. Nobody is left; what they said last is recorded."""
-        with suppress(OSError):  # a full disk: processes are to end all the same
-            self._drain(environment)
+    def _end(self, environment: EmulatedEnvironment, group: ProcessGroup) -> None:
+        """Measure the environment, end all processes, and record their last messages."""
+        with suppress(OSError):  # the disk may be full; end the processes in any case
+            self._drain_records(environment)
         self._is_ending = True
-        self._comparisons = _measured(environment)
+        self._comparisons = _measure(environment)
         codes = group.poll()
         group.close(STOP_GRACE_S)
         environment.close()
         for worker in self._job.workers():
-            forget_credentials(self._state_dir(worker.rank))
-        self._drain(environment)
-        self._note_ends(group, codes)
+            delete_credentials(self._state_dir(worker.rank))
+        self._drain_records(environment)
+        self._record_exits(group, codes)
         if self._has_folder():
             self._on_environment(self._comparisons, environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
-    def _start(self, environment: ImposedEnvironment, group: ProcessGroup, work_dir: Path) -> None:
+    def _start(self, environment: EmulatedEnvironment, group: ProcessGroup, work_dir: Path) -> None:
         address = self._coordinator.start(environment.coordinator_host())
         for worker in self._job.workers():
             config_path = self._write_config(worker, environment, work_dir, address)
             if worker.rank == 0 and self._evaluator.folder is not None:
                 evaluate = partial(self._evaluator.start, group, config_path)
-                evaluator = Companion(NAME, EventReason.EVALUATOR_ENDED, evaluate)
-                self._companions.start(evaluator, time.monotonic())
+                evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
+                self._auxiliaries.start(evaluator, time.monotonic())
             sidecar = [sys.executable, "-m", "dlion_worker.sidecar", "--config", str(config_path)]
             supervisor = [
                 sys.executable, "-m", "dlion_worker.supervisor", "--config", str(config_path),
             ]  # fmt: skip
             rank = worker.rank
-            # What libraries and programs leave behind of temporary files goes with the run.
+            # Temporary files of libraries and programs are removed with the run.
             env = {"TMPDIR": str(work_dir)}
-            enter_sidecar = environment.sidecar_prefix(rank)
-            enter = environment.command_prefix(rank)
+            sidecar_prefix = environment.sidecar_prefix(rank)
+            prefix = environment.command_prefix(rank)
             name = f"sidecar-{rank}"
-            start = partial(group.start, name, sidecar, env=env, enter=enter_sidecar)
-            self._companions.start(
-                Companion(name, EventReason.SIDECAR_ENDED, start, rank), time.monotonic()
+            start = partial(group.start, name, sidecar, env=env, prefix=sidecar_prefix)
+            self._auxiliaries.start(
+                AuxiliaryProcess(name, EventReason.SIDECAR_ENDED, start, rank), time.monotonic()
             )
             self._restarts.watch(rank, group.log_path(f"worker-{rank}"))
-            # Where this process is killed the trainer still saves its checkpoint.
-            group.start(f"worker-{rank}", supervisor, env=env, enter=enter, dies_by=signal.SIGTERM)
+            # SIGTERM lets the trainer save its checkpoint if this process is killed.
+            group.start(
+                f"worker-{rank}",
+                supervisor,
+                env=env,
+                prefix=prefix,
+                parent_death_signal=signal.SIGTERM,
+            )
 
     def _write_config(
         self,
         worker: WorkerIdentity,
-        environment: ImposedEnvironment,
+        environment: EmulatedEnvironment,
         work_dir: Path,
         coordinator_address: str,
     ) -> Path:
@@ -215,8 +223,8 @@ class LocalRunner:
             (folder / "ca.pem").write_bytes(authority)
         state_dir = self._state_dir(rank)
         state_dir.mkdir(parents=True, exist_ok=True)
-        forget_membership(state_dir)
-        forget_credentials(state_dir)
+        delete_membership(state_dir)
+        delete_credentials(state_dir)
         config = WorkerConfig(
             job_document=self._job.to_document(),
             rank=rank,
@@ -246,35 +254,35 @@ class LocalRunner:
 
     # ---- watching ------------------------------------------------------------------------------
 
-    def _watch(self, environment: ImposedEnvironment, group: ProcessGroup) -> None:
+    def _watch(self, environment: EmulatedEnvironment, group: ProcessGroup) -> None:
         while self._running:
             self._evaluator.poll()
-            self._drain(environment)
+            self._drain_records(environment)
             self._restarts.poll()
-            self._look_for_the_folder(time.monotonic())
-            self._note_ends(group, group.poll())
+            self._check_folder_when_due(time.monotonic())
+            self._record_exits(group, group.poll())
             if broken := environment.failure():
-                self._tell(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
+                self._warn(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
                 raise UnavailableError(f"the environment has failed: {broken}")
             self._check_limits(self._running)
             if self._fatal is not None and self._training_began_s is None:
-                return  # nobody has trained: there is nothing to finish
+                return  # no worker has trained, so there is nothing to save
             if self._running and time.monotonic() > self._finish_by_s:
                 late = f"workers {', '.join(map(str, sorted(self._running)))}"
-                self._problems.append(f"{late} had not finished {FINISH_WITHIN_S:g} s later")
+                self._problems.append(f"{late} had not finished {FINISH_TIMEOUT_S:g} s later")
                 return
             time.sleep(POLL_S)
 
-    def _note_ends(self, group: ProcessGroup, codes: Mapping[str, int | None]) -> None:
+    def _record_exits(self, group: ProcessGroup, codes: Mapping[str, int | None]) -> None:
         for rank in sorted(self._running):
             if (code := codes.get(f"worker-{rank}")) is not None:
-                self._worker_ended(rank, code, group.log_path(f"worker-{rank}"))
+                self._on_worker_exit(rank, code, group.log_path(f"worker-{rank}"))
                 self._running.discard(rank)
 
-    def _look_for_the_folder(self, now_s: float) -> None:
-        """Raises: StorageError."""
+    def _check_folder_when_due(self, now_s: float) -> None:
+        """Raises StorageError."""
         if now_s >= self._folder_due_s:
-            self._folder_due_s = now_s + FOLDER_EVERY_S
+            self._folder_due_s = now_s + FOLDER_CHECK_INTERVAL_S
             self._check_folder()
 
     def _has_folder(self) -> bool:
@@ -285,9 +293,9 @@ class LocalRunner:
         return True
 
     def _check_limits(self, running: Collection[Rank]) -> None:
-        """Restarts what ended beside the workers, and gives the run up where it must end."""
+        """Restart auxiliary processes, and end the run at its deadline."""
         now_s = time.monotonic()
-        if lost := self._companions.poll(now_s, running):
+        if lost := self._auxiliaries.poll(now_s, running):
             self._give_up(ExitCode.UNAVAILABLE, lost)
         limit_s = self._job.spec.active_deadline_seconds
         if limit_s is not None and now_s - self._began_s > limit_s:
@@ -300,24 +308,24 @@ class LocalRunner:
             return
         self._fatal = code
         self._problems.append(problem)
-        self._finish_by_s = time.monotonic() + FINISH_WITHIN_S
+        self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
         self._coordinator.request_stop(problem)
 
-    def _worker_ended(self, rank: Rank, code: int, log: Path) -> None:
+    def _on_worker_exit(self, rank: Rank, code: int, log: Path) -> None:
         if code == ExitCode.OK:
-            # A worker that is being restarted just now would wait for peers that are gone.
+            # A worker that is restarting now would wait for peers that have ended.
             self._coordinator.request_stop(f"worker {rank} has finished")
             return
-        failure = how_it_failed(code, log)
+        failure = read_failure(code, log)
         self._failed[rank] = failure
-        self._tell(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
+        self._warn(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
         self._coordinator.lost(rank)
-        if self._fatal is None and (reason := self._why_over()):
+        if self._fatal is None and (reason := self._stop_cause()):
             self._fatal = failure.code
             self._coordinator.request_stop(f"worker {rank} has failed, and {reason}")
 
-    def _why_over(self) -> str:
-        """Why the run cannot go on without the workers that have failed; empty: it can."""
+    def _stop_cause(self) -> str:
+        """Why the run cannot continue without the failed workers; empty if it can."""
         spec = self._job.spec
         if self._training_began_s is None and spec.start_deadline_seconds is None:
             return "the others would wait for it (no startDeadlineSeconds)"
@@ -328,11 +336,11 @@ class LocalRunner:
             return f"{len(alive)} sites are left (minSites {spec.min_sites})"
         return ""
 
-    def _tell(self, rank: Rank, reason: EventReason, message: str) -> None:
+    def _warn(self, rank: Rank, reason: EventReason, message: str) -> None:
         time_s = time.monotonic() - self._start_s
         self._on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
 
-    def _drain(self, environment: ImposedEnvironment) -> None:
+    def _drain_records(self, environment: EmulatedEnvironment) -> None:
         while True:
             try:
                 record = self._records.get_nowait()
@@ -340,39 +348,45 @@ class LocalRunner:
                 return
             if isinstance(record, EventRecord):
                 if self._is_ending and record.reason == EventReason.WORKER_LOST:
-                    continue  # no loss: this process ends it
-                self._follow(record, environment)
+                    continue  # not a loss: this process ends it
+                self._update_quota(record, environment)
             self._on_record(record)
 
-    def _follow(self, record: EventRecord, environment: ImposedEnvironment) -> None:
-        """Quotas hold while a worker trains, not while it imports TensorFlow or ends."""
+    def _update_quota(self, record: EventRecord, environment: EmulatedEnvironment) -> None:
+        """Apply quotas while a worker trains, not while it imports TensorFlow or ends."""
         if record.reason == EventReason.WORKER_READY:
-            environment.impose_quota(record.rank)
+            environment.apply_quota(record.rank)
         elif record.reason == EventReason.TRAINING_STARTED and self._training_began_s is None:
             began_s = time.monotonic()
             self._training_began_s = began_s
-            environment.start_changes(lambda: time.monotonic() - began_s, self._environment_changed)
+            environment.start_changes(
+                lambda: time.monotonic() - began_s, self._on_environment_change
+            )
         elif record.reason in {EventReason.TRAINING_STOPPED, EventReason.WORKER_LOST}:
-            environment.lift_quota(record.rank)
+            environment.remove_quota(record.rank)
 
-    def _environment_changed(self, change: Change) -> None:
-        """In the environment's thread."""
+    def _on_environment_change(self, change: ConditionsChange) -> None:
+        """Called in the environment's thread."""
         time_s = time.monotonic() - self._start_s
         before, self._conditions = self._conditions, change.conditions
-        for rank, words in change_in_words(before, change.conditions).items():
-            self._records.put(EventRecord(time_s, rank, 0, EventReason.ENVIRONMENT_CHANGED, words))
+        for rank, text in describe_change(before, change.conditions).items():
+            self._records.put(EventRecord(time_s, rank, 0, EventReason.ENVIRONMENT_CHANGED, text))
 
     def _exit_code(self) -> ExitCode:
         code = self._fatal
         if code is None and len(self._failed) == len(self._job.workers()):
             code = next(iter(self._failed.values())).code
-        # Workers that somebody else has told to end did so in order: that is to be judged.
+        # INTERRUPTED workers ended in order on request; the verdict decides on success.
         return ExitCode.OK if code in (None, ExitCode.INTERRUPTED) else code
 
 
-def _measured(environment: ImposedEnvironment) -> tuple[Comparison, ...]:
+def _measure(environment: EmulatedEnvironment) -> tuple[Comparison, ...]:
     try:
         return tuple(environment.requested_and_measured())
-    except (DLionError, OSError, ValueError) as error:  # it is what broke, or an answer was torn
-        log.warning("what the environment gave could not be measured: %s", error)
+    except (
+        DLionError,
+        OSError,
+        ValueError,
+    ) as error:  # the emulation itself failed, or an answer was cut off
+        log.warning("the environment could not be measured: %s", error)
         return ()

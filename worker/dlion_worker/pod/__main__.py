@@ -1,9 +1,9 @@
-"""`python -m dlion_worker.pod trainer|sidecar|keeper`: PID 1 of a container, until it becomes more.
+"""`python -m dlion_worker.pod trainer|sidecar|keeper`: PID 1 of a container.
 
-Trainer and sidecar are replaced by their process (`exec`): one process less, and signals reach it
-without a detour. SIGTERM is held back meanwhile; the process takes it when it handles it, since
-the kernel gives a PID 1 no signal that it does not handle. Containers do so from their first
-instruction on (`HOLDING_BACK_SIGTERM`), and this process where it was started otherwise.
+`exec` replaces it by the trainer's supervisor or the sidecar, so signals reach them directly.
+SIGTERM stays blocked until the new process handles it, because the kernel discards signals that PID
+1 does not handle. Containers start with it blocked (`HOLDING_BACK_SIGTERM`); otherwise this process
+blocks it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from dlion_api import cluster_names as names
 from dlion_api.errors import ContractError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.pod.placing import Pod, below
+from dlion_worker.pod.pod_environment import Pod, under_root
 
 _LOG = logging.getLogger("dlion_worker.pod")
 
 TERMINATION_MESSAGE = "/dev/termination-log"
-"""Kubernetes' own default. The kubelet makes it, and keeps what stands in it."""
+"""Kubernetes' default. The kubelet creates the file and keeps its content."""
 GRACE_S = 29.0
-"""The pod's terminationGracePeriodSeconds (30) less a second: the supervisor ends the trainer
-before the kubelet ends both."""
+"""The pod's terminationGracePeriodSeconds (30) less a second: the supervisor must end the trainer
+before the kubelet kills both."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code, where this process has not become another."""
+    """Return the exit code, if no other program was executed."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         pod = Pod.read(options.root, os.environ)
-        host = options.listen_host or pod.everywhere()
+        host = options.listen_host or pod.wildcard_host()
         if options.role == "keeper":
             return _keep(pod, host)
         command = _trainer(pod, host, options) if options.role == "trainer" else _sidecar(pod, host)
@@ -59,45 +59,47 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dlion_worker.pod", description=__doc__)
     parser.add_argument("role", choices=["trainer", "sidecar", "keeper"])
     parser.add_argument(
-        "--root", type=Path, default=Path("/"), help="where the pod's mounts are (default: /)"
+        "--root", type=Path, default=Path("/"), help="root of the pod's mounts (default: /)"
     )
     parser.add_argument(
-        "--listen-host", default="", help="default: all addresses of the pod IP's family"
+        "--listen-host",
+        default="",
+        help="address to listen on (default: all of the pod IP's family)",
     )
     parser.add_argument(
         "--grace-s",
         type=float,
         default=GRACE_S,
-        help="of a trainer, from SIGTERM to SIGKILL (default: %(default)s)",
+        help="trainer: seconds from SIGTERM to SIGKILL (default: %(default)s)",
     )
     parser.add_argument(
         "--end-report",
         default=TERMINATION_MESSAGE,
         metavar="PATH",
-        help="of a trainer, the container's terminationMessagePath (default: %(default)s)",
+        help="trainer: the container's terminationMessagePath (default: %(default)s)",
     )
     return parser
 
 
 def _trainer(pod: Pod, host: str, options: argparse.Namespace) -> list[str]:
-    """The supervisor, which starts the trainer and starts it again."""
-    state_dir = below(pod.root, names.STATE_DIR) / "worker"
+    """The command line of the supervisor, which starts and restarts the trainer."""
+    state_dir = under_root(pod.root, names.STATE_DIR) / "worker"
     state_dir.mkdir(parents=True, exist_ok=True)
     config = pod.worker_config(listen_host=host, state_dir=state_dir)
     Path(config.results_dir).mkdir(parents=True, exist_ok=True)
-    path = below(pod.root, names.SHARED_DIR) / "trainer.json"
+    path = under_root(pod.root, names.SHARED_DIR) / "trainer.json"
     config.save(path)
     _LOG.info("worker %s of %s, rank %d", pod.worker().name, pod.job.key, config.rank)
     flags = ["--config", str(path), "--grace-s", str(options.grace_s)]
-    # Kubernetes is to start no other pod, which would count restarts from none again.
+    # Kubernetes must not start another pod: it would count restarts from zero.
     flags += ["--given-up-code", str(ExitCode.RESTARTS.value)]
-    flags += ["--end-report", str(below(pod.root, options.end_report))]
+    flags += ["--end-report", str(under_root(pod.root, options.end_report))]
     return ["-m", "dlion_worker.supervisor", *flags]
 
 
 def _sidecar(pod: Pod, host: str) -> list[str]:
-    shared = below(pod.root, names.SHARED_DIR)
-    state_dir = shared / "sidecar"  # the trainer's own folder need not be mounted
+    shared = under_root(pod.root, names.SHARED_DIR)
+    state_dir = shared / "sidecar"  # the trainer's folder may not be mounted
     state_dir.mkdir(parents=True, exist_ok=True)
     path = shared / "sidecar.json"
     pod.worker_config(listen_host=host, state_dir=state_dir).save(path)
@@ -106,18 +108,19 @@ def _sidecar(pod: Pod, host: str) -> list[str]:
 
 
 def _keep(pod: Pod, host: str) -> int:
-    """This very process: what it needs is imported here, since the others do without."""
-    from dlion_worker.keeper.config import KeeperConfig
-    from dlion_worker.keeper.process import run
+    """Run the keeper in this process; its imports are local, because the others do not need
+    them."""
+    from dlion_worker.artifact_server.config import KeeperConfig
+    from dlion_worker.artifact_server.process import run
 
     config = KeeperConfig(
         job=pod.job,
         site=pod.site,
-        state_dir=below(pod.root, names.STATE_DIR),
+        state_dir=under_root(pod.root, names.STATE_DIR),
         coordinator_address=pod.config.coordinator_address,
         authority_pem_path=pod.authority_path(),
         token_path=str(pod.token_path()),
-        proof_dir=below(pod.root, names.SHARED_DIR),
+        proof_dir=under_root(pod.root, names.SHARED_DIR),
         listen_host=host,
         port=names.KEEPER_PORT,
     )

@@ -1,12 +1,12 @@
-"""What a worker does with gradients, losses and peers: state machines without I/O.
+"""Policies: state machines without I/O for gradients, losses and peers.
 
-What goes in: the vocabulary (`interface`), which part of a gradient is sent (`sending`,
-`selection`), how what arrives is weighted (`combining`), who is waited for (`synchronization`),
-who takes whose weights (`knowledge_transfer`), and how the batch is shared out (`batching`).
-What stays out: TensorFlow, gRPC, clocks, threads, and the form of payloads (`codecs`).
+Inside: the interface (`interface`), selection of gradient parts (`gradient_selectors`,
+`magnitudes`), weighting (`aggregation`), waiting (`synchronization`), knowledge transfer
+(`knowledge_transfer`) and batch sizes (`batching`). Outside: TensorFlow, gRPC, clocks, threads, and
+the encoding of payloads (`codecs`).
 
-The trainer and the simulator build one `Machine` per worker, hand it every event, and carry out
-what comes back, in order.
+The trainer and the simulator build one `PolicyMachine` per worker, pass it every event, and execute
+the returned instructions in order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.building import build, build_for
+    from dlion_worker.policies.factory import build, build_for
 
 __all__ = ["build", "build_for"]
 
 
 def __getattr__(name: str) -> object:
-    """`build` and `build_for`, imported when they are first asked for.
+    """Import `build` and `build_for` on first use.
 
-    The sidecar needs `batching` alone, and NumPy would cost it a sixth of its 80 MB.
+    The sidecar needs only `batching`; NumPy would take a sixth of its 80 MB.
     """
     if name in __all__:
-        from dlion_worker.policies import building
+        from dlion_worker.policies import factory
 
-        return getattr(building, name)
+        return getattr(factory, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

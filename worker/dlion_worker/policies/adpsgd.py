@@ -1,20 +1,21 @@
-"""Policy `adpsgd`: pairs of workers take the mean of their weights, without any barrier.
+"""Policy `adpsgd`: pairs of workers average their weights, without any barrier.
 
-The graph is bipartite: workers at even places (by rank) are active, the others passive; of a ring
-of an odd number the link between two active ones is not used. When its
-local step is done, an active worker sends its weights to a passive neighbour chosen by chance. The
-passive one, as soon as it handles the message, answers with its own weights and takes the mean; so
-does the active one with the answer, and only then applies its own gradient, computed before.
-Between the two its weights stay as they are: the exchange is atomic. With `overlap` computing goes
-on beside it, and nobody is ever held: gradients of steps that end while an answer is awaited are
-applied with it, as one, their mean by samples. Without, the active worker is held for the answer;
-only active ones wait, for passive ones, so there is no circle of waiting. A passive worker applies
-its gradients as its steps end. An active worker without a member among its neighbours goes on
-alone.
+The graph is bipartite: workers at even positions (by rank) are active, the others passive. A ring
+of odd length has a link between two active workers, which is not used. After its local step, an
+active worker sends its weights to a random passive neighbour. The passive one answers with its own
+weights as soon as it handles the message, and takes the mean. The active one takes the mean when
+the answer arrives, and only then applies its own gradient, computed before. Its weights do not
+change in between, so the exchange is atomic.
 
-Receivers average (two weights, half each). What a codec rounds off stays with its worker, so that
-an exchange preserves the sum of all weights. If the partner leaves meanwhile, the active worker
-goes on with the weights that it has.
+With `overlap` computation continues and no worker is ever held. Gradients of steps that end while
+an answer is pending are applied with it, as their sample-weighted mean. Without, the active worker
+waits for the answer. Only active workers wait, and only for passive ones, so no deadlock is
+possible. A passive worker applies its gradients as its steps end. An active worker without a
+present neighbour continues alone.
+
+Receivers average two weights, half each. Codec rounding errors stay with their worker, so an
+exchange preserves the sum of all weights. If the partner leaves, the active worker keeps its
+weights.
 
 Source: Lian et al., Asynchronous decentralized parallel stochastic gradient descent, ICML 2018.
 Deviation: a passive worker that is computing answers when its step is done.
@@ -34,52 +35,53 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    Replace,
-    Send,
+    ReplaceWeights,
+    SendMessage,
     Value,
 )
-from dlion_worker.policies.peer_machine import PeerMachine, flat
-from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.topology import beside
+from dlion_worker.policies.peer_machine import PeerMachine, vector_from_state
+from dlion_worker.policies.synchronization import SyncRule
+from dlion_worker.policies.topology import ring_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_api.names import Rank
     from dlion_worker.codecs.payload import Payload
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
 from dlion_worker.policies.weight_parameters import AdpsgdParameters
 
 
-def adpsgd(context: Context, parameters: AdpsgdParameters) -> AdPsgd:
-    """Means of pairs on a bipartite graph."""
+def adpsgd(context: PolicyContext, parameters: AdpsgdParameters) -> AdPsgd:
     return AdPsgd(context, parameters)
 
 
-def neighbours(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
-    """With whom that worker may form a pair: never one of its own side.
+def pairing_candidates(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
+    """Return the workers with which that worker may form a pair, all of the other side.
 
-    >>> neighbours([0, 1, 2, 3, 4], 0, "complete"), neighbours([0, 1, 2, 3, 4], 0, "ring")
-    ([1, 3], [1])
+    >>> pairing_candidates([0, 1, 2, 3, 4], 0, "complete")
+    [1, 3]
+    >>> pairing_candidates([0, 1, 2, 3, 4], 0, "ring")
+    [1]
     """
     place = ranks.index(rank)
     other_side = [peer for at, peer in enumerate(ranks) if (at - place) % 2]
     if graph == "complete":
         return other_side
-    return [peer for peer in other_side if peer in beside(ranks, rank)]
+    return [peer for peer in other_side if peer in ring_neighbours(ranks, rank)]
 
 
 class AdPsgd(PeerMachine):
     """One worker, active or passive."""
 
-    def __init__(self, context: Context, parameters: AdpsgdParameters) -> None:
-        super().__init__(context, Rule(slack=None, spare=0, barrier=False))
+    def __init__(self, context: PolicyContext, parameters: AdpsgdParameters) -> None:
+        super().__init__(context, SyncRule(slack=None, spare=0, barrier=False))
         self._is_active = context.ranks.index(context.rank) % 2 == 0
         self._overlap = parameters.overlap
-        other_side = neighbours(context.ranks, context.rank, parameters.graph)
+        other_side = pairing_candidates(context.ranks, context.rank, parameters.graph)
         self._neighbours = context.neighbours.intersection(other_side)
         self._gradient_D: Flat | None = None
-        """Mean of the gradients that are not applied yet, over so many samples."""
+        """Mean of the gradients that are not applied yet, over `_samples` samples."""
         self._samples = 0
         self._asked: Rank | None = None
         self._asked_at = 0
@@ -87,10 +89,10 @@ class AdPsgd(PeerMachine):
         self._requests: dict[Rank, tuple[int, Flat]] = {}
         self._answered: dict[Rank, int] = {}
 
-    # ---- own steps -----------------------------------------------------------------------------
+    # ---- own steps -------------------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """An active worker asks a neighbour; the gradient waits for the answer."""
+        """An active worker sends a request; the gradient waits for the answer."""
         self._take_in(step)
         if self._asked is not None:
             return self.progress()
@@ -110,31 +112,31 @@ class AdPsgd(PeerMachine):
             share = np.float32(step.local_batch_size / self._samples)
             self._gradient_D = self._gradient_D + share * (step.gradient_D - self._gradient_D)
 
-    def descended(self) -> list[Instruction]:
-        """Nothing is told: weights go out with the next step."""
+    def update_applied(self) -> list[Instruction]:
+        """Send nothing: weights are sent after the next step."""
         return []
 
-    def go_on(self) -> list[Instruction]:
-        """Answers to who has asked, then the own gradient once no answer is awaited."""
-        told: list[Instruction] = []
+    def advance(self) -> list[Instruction]:
+        """Answer requests, then apply the own gradient if no answer is pending."""
+        instructions: list[Instruction] = []
         asking = sorted(set(self._requests).intersection(self.synchronizer.active))
-        if asking:  # one for each event: a second would be of weights that are to be replaced
-            told = self._answer(asking[0])
+        if asking:  # one per event: the first answer replaces the weights
+            instructions = self._answer(asking[0])
         if self._gradient_D is not None and self._asked is None:
-            told.append(self.update(self._gradient_D))
+            instructions.append(self.update(self._gradient_D))
             self._gradient_D, self._samples = None, 0
-        return told
+        return instructions
 
-    def held_for(self) -> frozenset[Rank]:
-        """The neighbour whose answer is awaited, if computing does not go on beside it."""
+    def blocking_peers(self) -> frozenset[Rank]:
+        """Return the neighbour that owes an answer, unless computation overlaps."""
         if self._overlap or self._asked is None:
             return frozenset()
         return frozenset({self._asked})
 
-    # ---- exchanges -----------------------------------------------------------------------------
+    # ---- exchanges -------------------------------------------------------------------------------
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """A request, for a passive worker; for an active one the answer to its own."""
+        """Handle a request (passive worker) or the answer to an own request (active worker)."""
         if sender not in self._neighbours:
             raise ContractError(f"weights from worker {sender}, which is no neighbour")
         if self._is_active:
@@ -147,21 +149,22 @@ class AdPsgd(PeerMachine):
 
     def _answer_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if (self._asked, self._asked_at) != (sender, message.iteration):
-            return []  # of an exchange that this worker has given up
+            return []  # of an abandoned exchange
         self._asked = None
         theirs_D = decode_weights(message.payload, self.size)
         mean_D = self._mean(theirs_D, self._sent)
         self._sent = b""
-        return [Replace(mean_D)]
+        return [ReplaceWeights(mean_D)]
 
     def _answer(self, sender: Rank) -> list[Instruction]:
         iteration, theirs_D = self._requests.pop(sender)
         payload = self._coded()
-        mean = Replace(self._mean(theirs_D, payload))
+        mean = ReplaceWeights(self._mean(theirs_D, payload))
         return [mean, self._weights(sender, iteration, payload)]
 
     def _mean(self, theirs_D: Flat, sent: Payload) -> Flat:
-        """The mean of what both have sent, the same bits at both; and what was rounded off here."""
+        """The mean of both sent values, with equal bits at both workers, plus the local rounding
+        error."""
         ours_D = decode_weights(sent, self.size)
         mean_D: Flat = (ours_D + theirs_D) * np.float32(0.5)
         mean_D += self.weights_D - ours_D
@@ -170,32 +173,30 @@ class AdPsgd(PeerMachine):
     def _coded(self) -> Payload:
         return encode_weights(self.weights_D, self.context.coding)
 
-    def _weights(self, peer: Rank, iteration: int, payload: Payload) -> Send:
-        return Send(
+    def _weights(self, peer: Rank, iteration: int, payload: Payload) -> SendMessage:
+        return SendMessage(
             peer, Message(MessageKind.WEIGHTS, iteration, self.local_batch_size, payload=payload)
         )
 
     def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Nobody waits for a peer's steps."""
+        """Ignore it: no worker waits for a peer's steps."""
 
-    # ---- members -------------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """On a new link no answer of before will come."""
+        """No answer of the previous link will arrive."""
         if self._asked == rank:
             self._asked = None
 
     def left(self, rank: Rank) -> None:
-        """No answer will come, and none is wanted."""
         if self._asked == rank:
             self._asked = None
         self._requests.pop(rank, None)
         self._answered.pop(rank, None)
 
-    # ---- checkpoints ---------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """With the gradients that wait for an answer, which after a restart nobody awaits."""
         state = super().state()
         if self._gradient_D is not None:
             state["adpsgd_gradient_D"] = self._gradient_D.copy()
@@ -203,9 +204,8 @@ class AdPsgd(PeerMachine):
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         super().restore(state)
         self._gradient_D, self._samples = None, 0
         if "adpsgd_gradient_D" in state:
-            self._gradient_D = flat(state["adpsgd_gradient_D"])
+            self._gradient_D = vector_from_state(state["adpsgd_gradient_D"])
             self._samples = int(state["adpsgd_samples"])

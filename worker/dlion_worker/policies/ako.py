@@ -1,23 +1,23 @@
-"""Policy `ako`: partial gradient exchange. Every gradient value reaches every peer, a part a time.
+"""Policy `ako`: partial gradient exchange. Every gradient value reaches every peer, one part at a
+time.
 
-The flat gradient is cut into p contiguous partitions of equal size. At its t-th step a worker
-sends partition t mod p of the sum of its last p gradients to every peer; receivers add what comes,
-under the manifest's weighting. Here counts the worker's own gradient, whole and at once: a replica
-then lacks only what its peers have still to send, the last p - 1 gradients' parts, and each value
-counts exactly once everywhere. A part counts by the local batch of the iteration that sends it.
+The flat gradient is cut into p contiguous partitions of equal size. At its t-th step a worker sends
+partition t mod p of the sum of its last p gradients to every peer. Receivers add it, under the
+manifest's weighting. This worker applies its own gradient whole and at once. So a replica lacks
+only the parts that its peers have yet to send, and each value counts exactly once everywhere. A
+part is weighted by the local batch of the iteration that sends it.
 
-A partition of the ring's sum is what has been added since that partition was last sent, so that
-sum alone is kept, cleared where it was sent: D floats instead of p D, and still exactly once where
-p changes, which it may do between two turns through all partitions. A
-partition travels as where it begins and all its values; what a codec rounds off stays for the next
-turn.
+A partition of that sum is what was added since the partition was last sent. So one sum is kept and
+cleared where it is sent: D floats instead of p D. Each value still counts once if p changes, which
+it may between two turns through all partitions. A partition is sent as its begin and all its
+values. Codec rounding errors stay for the next turn.
 
-p: `partitions`, or the smallest whose partition fits the narrowest link's budget. That is judged
-by the most that each link had room for in the last turn: a backlog passes.
+p is `partitions`, or the smallest number whose partition fits the narrowest link's budget. The
+largest budget of each link in the last turn is used, because a backlog is temporary.
 
 Source: Watcharapichat et al., Ako: decentralised deep learning with partial gradient exchange, SoCC
-2016, and its author's code for the rule; what counts locally, equal contiguous partitions, and the
-search for p as recalled; the bound on p is ours.
+2016, and its author's code for the rule. As recalled: what counts locally, equal contiguous
+partitions, the search for p. Ours: the bound on p.
 """
 
 from __future__ import annotations
@@ -27,33 +27,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import AnyCoding, GradientPart, range_that_fits, require_finite
-from dlion_worker.policies.building import Context, gradient_machine
+from dlion_worker.codecs import AnyCoding, GradientPart, max_range_length, require_finite
 from dlion_worker.policies.entries import Residual
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.factory import PolicyContext, gradient_machine
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.interface import Flat, PolicyMachine, Value
     from dlion_worker.policies.parameters import AkoParameters
 
 _ROOM_OF = "ako_room_bytes_of_"
 
 
-def ako(context: Context, parameters: AkoParameters) -> Machine:
-    """One partition of the accumulated gradient at a time, to every peer."""
-    sending = Ako(
+def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
+    selector = Ako(
         context.layout.size,
         context.coding,
         partitions=parameters.partitions,
         most_partitions=parameters.most_partitions,
     )
-    return gradient_machine(context, sending)
+    return gradient_machine(context, selector)
 
 
 class Ako:
-    """Which partition's turn it is, and what each has gathered since its last."""
+    """The current partition, and what each has accumulated since it was last sent."""
 
     combines = True
 
@@ -71,8 +70,8 @@ class Ako:
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
-    ) -> Outgoing:
-        """This turn's partition, the same for all.
+    ) -> OutgoingPayloads:
+        """Return the current partition, the same payload for all peers.
 
         Raises:
             ValueError: an entry is not finite.
@@ -87,23 +86,23 @@ class Ako:
             self._partitions = self._fixed or self._smallest_that_fits()
             self._room_bytes.clear()
         self._gathered.value_D += gradient_D
-        coded = self._gathered.send_run(self._partition(self._turn), self._codec)
+        coded = self._gathered.send_range(self._partition(self._turn), self._codec)
         self._turn = (self._turn + 1) % self._partitions
         payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return Outgoing(payloads, GradientPart(gradient_D))
+        return OutgoingPayloads(payloads, GradientPart(gradient_D))
 
     def _smallest_that_fits(self) -> int:
-        """p for the narrowest link; a link without a budget takes everything.
+        """p for the narrowest link; a link without a budget is unbounded.
 
-        Where a link took nothing in a whole turn, through backlog, twice as many as before.
+        If a backlogged link accepted nothing for a whole turn, p is doubled.
         """
         if not self._room_bytes:
             return 1
-        fits = range_that_fits(min(self._room_bytes.values()), self._size, self._codec)
+        fits = max_range_length(min(self._room_bytes.values()), self._size, self._codec)
         return min(self._most, -(-self._size // fits) if fits else 2 * self._partitions)
 
     def _partition(self, turn: int) -> slice:
-        """Sizes differ by one at most.
+        """Partitions differ in size by at most one.
 
         >>> from dlion_worker.codecs import ValueCodec
         >>> policy = Ako(10, ValueCodec.FLOAT32, partitions=3, most_partitions=3)
@@ -115,11 +114,9 @@ class Ako:
         return slice(begin, (turn + 1) * self._size // self._partitions)
 
     def forget(self, peer: Rank) -> None:
-        """Its link no longer bounds p."""
         self._room_bytes.pop(peer, None)
 
     def state(self) -> dict[str, Value]:
-        """What has been gathered, whose turn it is, and what the links had room for."""
         return {
             "ako_gathered_D": self._gathered.value_D.copy(),
             "ako_partitions": self._partitions,
@@ -128,7 +125,7 @@ class Ako:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; of a checkpoint of another policy, nothing."""
+        """Restore what `state` returned; ignore other policies' checkpoints."""
         if "ako_gathered_D" not in state:
             return
         self._gathered.value_D = np.array(state["ako_gathered_D"], np.float32)

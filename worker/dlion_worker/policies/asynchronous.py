@@ -1,16 +1,16 @@
-"""Policy `async`: whole gradients, applied as they come, with delay compensation as an option.
+"""Policy `async`: whole gradients applied on arrival, optionally with delay compensation.
 
-Receivers add each arrived gradient as an update of its own (`delayed`). With lambda above 0 it is
-first carried from where its sender read the weights to where they are now, by the diagonal of the
-gradient's outer product in place of the Hessian:
+Receivers apply each gradient as a separate update (`delayed_gradients`). If lambda is above 0, the
+gradient is first corrected for the weight change since its sender read the weights. The diagonal of
+the gradient's outer product replaces the Hessian:
 
     g + lambda * g * g * (w_now - w_then)
 
-w_then is a copy of the weights here for each peer, taken when it read them. How old gradients were,
-in updates, stands in the state as `staleness_count`, `staleness_sum` and `staleness_most`.
+w_then is a copy of the local weights per peer, taken when it read them. The state contains the
+staleness of gradients in updates as `staleness_count`, `staleness_sum` and `staleness_most`.
 
 Source: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", ICML 2017
-(constant lambda; the variant that follows a running mean square is left out). Ours: peer to peer.
+(constant lambda; without the variant that follows a running mean square). Ours: peer to peer.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
-from dlion_worker.policies.delayed import DelayedMachine
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.delayed_gradients import DelayedGradientMachine
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlion_worker.policies.building import Context
-    from dlion_worker.policies.interface import BudgetsChanged, Flat, Machine, ReplicaView, Value
+    from dlion_worker.policies.factory import PolicyContext
+    from dlion_worker.policies.interface import (
+        BudgetsChanged,
+        Flat,
+        PolicyMachine,
+        ReplicaView,
+        Value,
+    )
     from dlion_worker.policies.parameters import AsyncParameters
 
 _READ_BY = "weights_read_by_"
-"""Before a rank, in a checkpoint: the weights which that peer read."""
+"""Prefix of checkpoint keys, followed by a rank: the weights that this peer read."""
 
 
-def asynchronous(context: Context, parameters: AsyncParameters) -> Machine:
-    """Whole gradients as they come."""
-    compensation = Compensation(context.coding, parameters.compensation, context.replica)
-    return DelayedMachine(
+def asynchronous(context: PolicyContext, parameters: AsyncParameters) -> PolicyMachine:
+    compensation = DelayCompensation(context.coding, parameters.compensation, context.replica)
+    return DelayedGradientMachine(
         context,
         compensation,
         bound=parameters.bound,
@@ -47,8 +52,8 @@ def asynchronous(context: Context, parameters: AsyncParameters) -> Machine:
     )
 
 
-class Compensation:
-    """What is sent is everything; what is old is compensated, if lambda is above 0."""
+class DelayCompensation:
+    """Sends everything; compensates delayed gradients if lambda is above 0."""
 
     own_as_peers = False
 
@@ -64,37 +69,33 @@ class Compensation:
         gradient_D: Flat,
         peers: Sequence[Rank],
         links: BudgetsChanged,  # noqa: ARG002 - the Protocol's
-    ) -> Outgoing:
-        """All entries; what counts here is what the peers decode."""
+    ) -> OutgoingPayloads:
+        """Return all entries; the part that counts locally is what the peers decode."""
         payload = encode_whole(gradient_D, self._codec)
         own = decode_gradient(payload, gradient_D.size)
-        return Outgoing(dict.fromkeys(peers, payload), own)
+        return OutgoingPayloads(dict.fromkeys(peers, payload), own)
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
-        """Adds lambda g g (w_now - w_then)."""
+        """Add lambda g g (w_now - w_then)."""
         then_D = self._then_D.get(sender)
         if self._replica is not None and then_D is not None:
             moved_D = self._replica.weights_D - then_D
             gradient_D += self._lambda * gradient_D * gradient_D * moved_D
 
     def applied(self, part: GradientPart) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def read(self, reader: Rank) -> None:
-        """Keeps the weights that it has."""
         if self._replica is not None:
             self._then_D[reader] = self._replica.weights_D.copy()
 
     def forget(self, reader: Rank) -> None:
-        """What it had read is void."""
         self._then_D.pop(reader, None)
 
     def state(self) -> dict[str, Value]:
-        """The weights that each peer has read."""
         return {f"{_READ_BY}{rank}": then_D.copy() for rank, then_D in self._then_D.items()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         self._then_D = {
             Rank(int(name.removeprefix(_READ_BY))): np.array(value, np.float32)
             for name, value in state.items()

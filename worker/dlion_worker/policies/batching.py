@@ -1,8 +1,8 @@
-"""How large the global batch is, and how it is shared out among unequal workers.
+"""Global batch size, and its distribution among unequal workers.
 
-Called by the sidecar and the simulator. Pure: iteration, training-set size and capacities come in
-as numbers; nothing is measured here. Each worker works the shares out for itself from the same
-inputs; where their inputs differ for a moment, the weights of the update make up for it.
+Called by the sidecar and the simulator. Pure: iteration, training-set size and capacities are
+arguments. Each worker computes the shares itself from the same inputs. If inputs differ for a
+moment, the weights of the update compensate.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ if TYPE_CHECKING:
 
 
 class GlobalBatchController:
-    """The global batch size as iterations go by: warm-up, growth, hold; it never shrinks.
+    """Global batch size over iterations: warm-up, growth, hold; it never shrinks.
 
     Source: DLion (recalled): add a constant at each adjustment until 1 % of the training set, then
-    multiply until 10 %, then hold. Each knob is a field of the manifest's `globalBatchSize`.
+    multiply until 10 %, then hold. Each parameter is a field of the manifest's `globalBatchSize`.
     """
 
     def __init__(self, growth: GlobalBatchSize) -> None:
         self._growth = growth
         self._adjusted: int | None = 0
-        """Adjustments made; None: another controller's, as many as are due at the next call."""
+        """Adjustments made. None: resumed; set at the next call to those due then."""
         self._size = growth.initial
 
     def resume(self, size: int) -> None:
-        """Goes on from what an earlier controller had come to."""
         self._size = max(self._growth.initial, min(size, self._growth.max))
         self._adjusted = None
 
     def at(self, iteration: int, training_set_samples: int) -> int:
-        """Samples of that iteration over all workers; makes the adjustments due since the last.
+        """Return the samples of that iteration over all workers; makes the adjustments due.
 
-        A controller that starts late (after a restart) catches up, and arrives where the others
-        are as long as the training set has not changed meanwhile, or it was told (`resume`).
+        A controller that starts late (after a restart) catches up. It reaches the same size as the
+        others if the training set has not changed meanwhile or `resume` was called.
 
         >>> from dlion_api.spec import GlobalBatchSize
         >>> control = GlobalBatchController(GlobalBatchSize(initial=192))
@@ -50,7 +49,7 @@ class GlobalBatchController:
         growth = self._growth
         due = iteration // growth.every_steps if growth.growth else 0
         if self._adjusted is None:
-            if iteration <= 1:  # who resumed has not heard yet where the run is
+            if iteration <= 1:  # after resuming, the iteration of the run is unknown
                 return self._size
             self._size = self._caught_up(iteration, training_set_samples)
             self._adjusted = due
@@ -63,9 +62,11 @@ class GlobalBatchController:
         return self._size
 
     def _caught_up(self, iteration: int, training_set_samples: int) -> int:
-        """The size resumed from; or one adjustment more, where the whole way leads to just that:
-        it fell due while no controller was there. Where data have come meanwhile the way says
-        nothing of that."""
+        """The resumed size, or one adjustment more if that fell due meanwhile.
+
+        The latter holds if all adjustments from the start lead to exactly that size. If data were
+        added meanwhile, that comparison is not conclusive.
+        """
         grown = self._grown(training_set_samples)
         whole_way = GlobalBatchController(self._growth).at(iteration, training_set_samples)
         return grown if whole_way == grown else self._size
@@ -82,9 +83,10 @@ class GlobalBatchController:
 
 
 def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> dict[Rank, int]:
-    """Local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, whole, summing to GBS, each >= 1.
+    """Return local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, integers that sum to GBS, each
+    >= 1.
 
-    Remainders go to the largest fractions, lower ranks first. Where there are more workers than
+    Remainders go to the largest fractions, lower ranks first. If there are more workers than
     samples, each has one (the sum is then the number of workers). Source: DLion; rounding ours.
 
     >>> from dlion_api.names import Rank
@@ -110,7 +112,7 @@ def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float])
 def _shares(
     global_batch_size: int, capacities: tuple[tuple[Rank, float], ...]
 ) -> Mapping[Rank, int]:
-    """Kept for the next who asks: in a simulation all workers' sidecars do, one after the other."""
+    """Cached, because all sidecars of a simulation ask in turn."""
     exact = _exact_shares(global_batch_size, dict(capacities))
     whole = {rank: math.floor(share) for rank, share in exact.items()}
     left_over = global_batch_size - sum(whole.values())
@@ -121,7 +123,7 @@ def _shares(
 
 
 def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dict[Rank, float]:
-    """Shares before rounding, none below one: who would have less has one, the others the rest."""
+    """Shares before rounding, each at least 1; the remaining workers divide the rest."""
     at_least_one: set[Rank] = set()
     while True:
         rest = global_batch_size - len(at_least_one)
@@ -139,15 +141,15 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
         at_least_one |= too_small
 
 
-def blended(
+def blended_weights(
     capacity_samples_per_s: Mapping[Rank, float],
     samples: Mapping[Rank, int],
     data_fraction: float,
 ) -> dict[Rank, float]:
-    """Weights of the workers: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
+    """Return the workers' weights: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
 
     >>> from dlion_api.names import Rank
-    >>> blended({Rank(0): 30.0, Rank(1): 10.0}, {Rank(0): 100, Rank(1): 300}, 0.5)
+    >>> blended_weights({Rank(0): 30.0, Rank(1): 10.0}, {Rank(0): 100, Rank(1): 300}, 0.5)
     {0: 0.5, 1: 0.5}
     """
     speed, data = math.fsum(capacity_samples_per_s.values()), sum(samples.values())
@@ -158,11 +160,11 @@ def blended(
 
 
 class BatchShares:
-    """Local batch sizes that follow capacities, but not their noise.
+    """Local batch sizes that follow capacities but not their noise.
 
-    Rule (ours): shares stay as they are until the global batch size changes, a worker comes or
-    goes, or some worker's new share differs from its present one by more than `tolerance_fraction`
-    of it and by more than one sample; then all shares are taken anew.
+    Rule (ours): all shares are recomputed if the global batch size changes or a worker joins or
+    leaves. The same happens if some worker's new share differs by more than `tolerance_fraction`
+    and by more than one sample. Otherwise shares stay as they are.
     """
 
     def __init__(
@@ -181,8 +183,10 @@ class BatchShares:
         capacity_samples_per_s: Mapping[Rank, float],
         samples: Mapping[Rank, int] | None = None,
     ) -> dict[Rank, int]:
-        """Every worker's local batch size now. With `weighted=False` capacities count as equal;
-        without the `samples` of every worker only capacities count.
+        """Return every worker's current local batch size.
+
+        With `weighted=False` capacities count as equal. Without the `samples` of every worker only
+        capacities count.
 
         Raises:
             ValueError: as `shares`.
@@ -191,7 +195,7 @@ class BatchShares:
             capacity_samples_per_s if self._weighted else dict.fromkeys(capacity_samples_per_s, 1.0)
         )
         if self._data_fraction and samples and samples.keys() == capacity.keys():
-            capacity = blended(capacity, samples, self._data_fraction)
+            capacity = blended_weights(capacity, samples, self._data_fraction)
         target = shares(global_batch_size, capacity)
         if (
             global_batch_size != self._global_batch_size

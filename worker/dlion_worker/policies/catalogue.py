@@ -1,7 +1,7 @@
-"""The exchange policies by name: DLion's, the published systems, and those of installed packages.
+"""Exchange policies by name: DLion's, published systems, and those of installed packages.
 
-Called by `building`, and by the command line before anything starts. A package of yours adds one
-by an entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-policy.md).
+Called by `factory`, and by the command line before a run starts. A package adds a policy with an
+entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-policy.md).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
 from dlion_api.spec.sites import workers_of
-from dlion_worker.policies import checks
-from dlion_worker.policies.installed import Installed
+from dlion_worker.policies import manifest_checks
 from dlion_worker.policies.parameters import (
     AdacompParameters,
     AkoParameters,
@@ -27,6 +26,7 @@ from dlion_worker.policies.parameters import (
     TopKParameters,
     TwostepParameters,
 )
+from dlion_worker.policies.plugins import PolicyPlugin
 from dlion_worker.policies.weight_parameters import (
     AdpsgdParameters,
     D2Parameters,
@@ -47,36 +47,33 @@ GROUP: Final = "dlion.policies"
 
 @dataclass(frozen=True)
 class Policy:
-    """An exchange policy that can be chosen by name.
-
-    `build` is called with (context, parameters) and yields a `Machine`; or it is named as
-    `module:function`, imported when it is needed. `parameters` is a dataclass declared with
-    `dlion_api.document.setting`. `must_arrive`: it counts on every gradient message to arrive, so
-    that none may give way to a newer one on a slow link. `topologies`: those that it works on;
-    none named: all. `own_pace`: who waits for whom is its own rule, in which
-    `spec.synchronization` has no part. `lock_step`: by that rule all make each update together,
-    from equal weights, so that who comes late has to meet them at an iteration. `replays`: its
-    machine takes `IterationPassed`, and replicas differ anyway, so that who comes late may catch up
-    while the others go on. `lasting`: how the names begin of what in its state stays right where a
-    worker goes on from a peer's weights, as how far a warm-up is; all else begins anew there, since
-    it belongs to the weights that it had (gradients held back, or arrived). `check` is called with
-    (spec, parameters, ranks of all workers that may ever take part) and yields a `Problem` for all
-    that does not go together.
-    """
+    """An exchange policy that can be selected by name."""
 
     summary: str
     build: Callable[[Any, Any], Any] | str
+    """Callable (context, parameters) that returns a `PolicyMachine`; or `module:function`."""
     parameters: type[Any] = NoParameters
+    """Dataclass declared with `dlion_api.document.setting`."""
     must_arrive: bool = False
+    """Whether no gradient message may be superseded by a newer one on a slow link."""
     topologies: tuple[str, ...] = ()
+    """Supported topologies; empty: all."""
     own_pace: bool = False
+    """Whether the policy has its own waiting rule and ignores `spec.synchronization`."""
     check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
+    """Callable (spec, parameters, ranks of all workers that may ever take part) that returns a
+    `Problem` for each conflict with the manifest."""
     lock_step: bool = False
+    """Whether all workers make each update together from equal weights by the policy's own rule.
+    A late worker must then join at an iteration."""
     replays: bool = False
+    """Whether the machine handles `IterationReplayed` and tolerates differing replicas. A late
+    worker can then catch up while the others continue."""
     lasting: tuple[str, ...] = ()
+    """Prefixes of state keys that stay valid when a worker takes over a peer's weights, such as the
+    progress of a warm-up. All other state is reset then: it belongs to the old weights."""
 
     def builder(self) -> Callable[[Any, Any], Any]:
-        """The function that makes a worker's machine."""
         if not isinstance(self.build, str):
             return self.build
         module, _, name = self.build.partition(":")
@@ -94,7 +91,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AdacompParameters,
         must_arrive=True,
         own_pace=True,
-        check=checks.delayed,
+        check=manifest_checks.delayed,
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
@@ -108,14 +105,14 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         AsyncParameters,
         must_arrive=True,
         own_pace=True,
-        check=checks.delayed,
+        check=manifest_checks.delayed,
     ),
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
         f"{_HERE}.dgc:dgc",
         DgcParameters,
         must_arrive=True,
-        check=checks.one_momentum,
+        check=manifest_checks.single_momentum,
         lasting=("dgc_steps",),
     ),
     "adpsgd": Policy(
@@ -144,7 +141,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.gaia:gaia",
         GaiaParameters,
         own_pace=True,
-        check=checks.shares_of_steps,
+        check=manifest_checks.no_adaptive_optimizer,
         lasting=("gaia_steps",),
     ),
     "hop": Policy(
@@ -152,7 +149,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         f"{_HERE}.hop:hop",
         HopParameters,
         own_pace=True,
-        check=checks.hop,
+        check=manifest_checks.hop,
     ),
     "fedat": Policy(
         "Tiers of workers, each at its own pace, under one server.",
@@ -160,7 +157,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         FedatParameters,
         topologies=("allToAll",),
         own_pace=True,
-        check=checks.fedat,
+        check=manifest_checks.fedat,
         lasting=("version", "profiled", "tier_", "places_of_", "global_D"),
     ),
     "hierarchical": Policy(
@@ -201,26 +198,27 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         TwostepParameters,
         must_arrive=True,
         own_pace=True,
-        check=checks.twostep,
+        check=manifest_checks.twostep,
     ),
 }
 
 
 def names() -> list[str]:
-    """All policies that can be chosen here."""
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
-    """The policy of that name; `source` and `line`: where it stands, for the error.
+    """Return the policy of that name. `source` and `line`: its position, for the error.
 
-    Raises: SpecError naming the known ones; ProgramError where its package cannot be loaded.
+    Raises:
+        SpecError: unknown name; the error lists the known ones.
+        ProgramError: its package cannot be loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
     for point in entry_points(group=GROUP):
         if point.name == name:
-            with Installed(name, point.value).code("loading"):
+            with PolicyPlugin(name, point.value).code("loading"):
                 policy = point.load()
             if isinstance(policy, Policy):
                 return policy
@@ -229,19 +227,21 @@ def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
     raise _problem(name, "there is no exchange policy of that name here", source, line)
 
 
-def origin_of(name: str) -> Installed | None:
-    """Where an installed package's policy of that name comes from; None: it is DLion's own."""
+def plugin_of(name: str) -> PolicyPlugin | None:
+    """Return the installed package's policy of that name; None: a policy of DLion."""
     if name in BUILT_IN:
         return None
     values = (point.value for point in entry_points(group=GROUP) if point.name == name)
-    return next((Installed(name, value) for value in values), None)
+    return next((PolicyPlugin(name, value) for value in values), None)
 
 
-def refusal(name: str, rank: int, peer: int, reason: str, iteration: int) -> DLionError:
-    """What a policy has done wrong where a worker refuses a message, and nobody is hostile."""
-    said = f"worker {rank}, at iteration {iteration}, refuses a message of worker {peer}: {reason}"
-    origin = origin_of(name)
-    return ContractError(f"policy {name}: {said}") if origin is None else origin.error(said)
+def rejection_error(name: str, rank: int, peer: int, reason: str, iteration: int) -> DLionError:
+    """Return the error for a policy if a worker rejects its message and no peer is hostile."""
+    message = (
+        f"worker {rank}, at iteration {iteration}, refuses a message of worker {peer}: {reason}"
+    )
+    origin = plugin_of(name)
+    return ContractError(f"policy {name}: {message}") if origin is None else origin.error(message)
 
 
 def parameters_of(
@@ -251,16 +251,18 @@ def parameters_of(
     lines: Mapping[str, int] | None = None,
     ranks: Collection[int] | None = None,
 ) -> Any:
-    """What the manifest's `exchange.parameters` come to for its policy, with defaults.
+    """Return the parameters of the manifest's policy, with defaults.
 
-    `lines` knows where in `source` each path stands; `ranks`: every worker that may ever take
-    part, where these are not the manifest's. Raises: SpecError with every problem, or where the
-    policy does not work on the manifest's topology, or not with the rest of the manifest;
-    ProgramError where the code of an installed one fails.
+    `lines`: line of each path in `source`. `ranks`: every worker that may ever take part, if not
+    those of the manifest.
+
+    Raises:
+        SpecError: invalid parameters, or a conflict with the topology or the rest of the manifest.
+        ProgramError: the code of an installed policy failed.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)
-    with border(spec.exchange.policy, "declaring its parameters"):
+    with plugin_errors(spec.exchange.policy, "declaring its parameters"):
         parameters = parse(
             policy.parameters,
             dict(spec.exchange.parameters),
@@ -281,54 +283,63 @@ def parameters_of(
         )
         raise SpecError([problem], source=source)
     if policy.check is not None:
-        everybody = range(workers_of(spec.sites)) if ranks is None else ranks
-        with border(spec.exchange.policy, "checking the manifest"):
-            problems = list(policy.check(spec, parameters, everybody))
-        found = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
-        if found:
-            raise SpecError(found, source=source)
+        all_ranks = range(workers_of(spec.sites)) if ranks is None else ranks
+        with plugin_errors(spec.exchange.policy, "checking the manifest"):
+            problems = list(policy.check(spec, parameters, all_ranks))
+        located = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
+        if located:
+            raise SpecError(located, source=source)
     return parameters
 
 
-def border(name: str, doing: str) -> AbstractContextManager[None]:
-    """Around code of a policy of that name: an installed one is named by what it raises."""
-    origin = origin_of(name)
+def plugin_errors(name: str, doing: str) -> AbstractContextManager[None]:
+    """Return a context in which errors of an installed policy name it."""
+    origin = plugin_of(name)
     return nullcontext() if origin is None else origin.code(doing)
 
 
 def has_barrier(spec: Spec) -> bool:
-    """Whether an iteration's update is made when the peers' contributions are in."""
+    """Whether an update is made only when the peers' contributions have arrived."""
     policy = find(spec.exchange.policy)
     barrier = spec.synchronization.mode in {"synchronous", "backup"}
     return policy.lock_step or (barrier and not policy.own_pace)
 
 
-def all_update_together(spec: Spec) -> bool:
-    """Whether that is so with everybody's: backup workers are passed over, and those who go on
-    without them do not hold for them."""
+def is_fully_synchronous(spec: Spec) -> bool:
+    """Whether every update includes the contributions of all workers.
+
+    Backup workers are skipped, and those that continue without them do not wait.
+    """
     if find(spec.exchange.policy).lock_step:
         return True
     passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
     return has_barrier(spec) and not passes_over
 
 
-def may_begin_beside(spec: Spec) -> bool:
-    """Whether who has everybody's weights of an iteration may make the next step while the others
-    make it: an update is all that a policy does to weights which are equal everywhere."""
-    return all_update_together(spec) and not find(spec.exchange.policy).lock_step
+def may_step_concurrently(spec: Spec) -> bool:
+    """Whether a worker that has the weights of an iteration may do the next step with the others.
+
+    True if replicas are equal and an update changes nothing but the weights.
+    """
+    return is_fully_synchronous(spec) and not find(spec.exchange.policy).lock_step
 
 
 def may_catch_up(spec: Spec) -> bool:
-    """Whether who comes late may make the others' updates from what they send, so that nobody waits
-    while it takes over a state. What another sent them and died it does not get: where replicas
-    are equal everywhere that may not be."""
+    """Whether a late worker may replay the others' updates, so that none waits for its state
+    transfer.
+
+    It misses what a worker sent before it failed. So this is not allowed where replicas must stay
+    equal.
+    """
     all_with_all = spec.exchange.topology == "allToAll"
-    return may_begin_beside(spec) and all_with_all and find(spec.exchange.policy).replays
+    return may_step_concurrently(spec) and all_with_all and find(spec.exchange.policy).replays
 
 
 def messages_must_arrive(spec: Spec) -> bool:
-    """Whether a gradient that is queued may not give way to a newer one: the policy keeps account
-    of what it has sent, or the update waits for it."""
+    """Whether a queued gradient must not be superseded by a newer one.
+
+    True if the policy tracks what it has sent, or the update waits for it.
+    """
     exchange = spec.exchange
     if spec.synchronization.mode in {"synchronous", "backup"} or exchange.residual != "none":
         return True

@@ -1,17 +1,15 @@
-"""Groups of workers by what their links carry, with a gateway each: `exchange.topology: clustered`.
+"""Groups of workers by link rates, with one gateway each: `exchange.topology: clustered`.
 
-Owns the graph of a grouping, and which grouping suits given rates. Called by `regrouping`, which
-says when to take another one, by the sidecar's director, and by trainer and simulator for the
-graph. Pure, and without NumPy, which a sidecar does not load: the same rates give the same groups
-everywhere.
+Defines the graph of a grouping, and the grouping that suits given rates. Used by `regrouping`, by
+the sidecar's director, and by trainer and simulator. Pure, and without NumPy, which a sidecar does
+not load. The same rates give the same groups everywhere.
 
-Members of a group are all linked with each other, gateways with each other. A link is *fast* where
-it carries more than the level that parts all rates into two classes best (`fast_level`); classes
-that hardly differ are one, and all links are fast. Groups are the communities of the graph of fast
-links, each counting by how far it is above the level, so that it matters little on which side of
-it a rate in between falls.
+Members of a group are all linked with each other, and so are the gateways. A link is *fast* if its
+rate exceeds the level that best separates all rates into two classes (`fast_level`). If the classes
+hardly differ, all links are fast. Groups are communities of the graph of fast links, weighted by
+their distance above the level. So it hardly matters on which side of the level a rate falls.
 
-Source: Otsu, A threshold selection method from gray-level histograms, 1979 (the level, over the
+Source: Otsu, A threshold selection method from gray-level histograms, 1979 (the level, over
 logarithms of rates); Clauset, Newman and Moore, Finding community structure in very large networks,
 2004 (communities, networkx's); Bansal, Blum and Chawla, Correlation clustering, 2004 (`misfit`).
 Their combination is ours.
@@ -32,27 +30,27 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 Groups = tuple[tuple[Rank, ...], ...]
-"""Each worker once; members in order, groups by their first member."""
+"""Each worker once; members sorted, groups sorted by their first member."""
 
 SEPARATION: Final = 3.0
-"""Links are of two classes where the fast ones carry so many times what the slow ones do: below
-that a gateway's relay costs more than it saves."""
+"""Ratio of fast to slow rates that justifies groups. Below, a gateway's relay costs more than it
+saves."""
 
 KEPT_SEPARATION: Final = 2.0
-"""Where there are groups already, as long as they carry so many times as much."""
+"""Ratio that keeps existing groups."""
 
 GATEWAY_GAIN: Final = 1.5
-"""Another gateway takes over where its links to the other groups carry so many times as much."""
+"""A gateway is replaced if another worker's links to the other groups are this much faster."""
 
 
-MOST_VERSION: Final = 2**31
-"""Of a grouping: a thousand years of one every quarter of a minute."""
+MAX_VERSION: Final = 2**31
+"""Maximum version: a thousand years with one every quarter of a minute."""
 
 
-def by_sites(sites: Mapping[Rank, str]) -> Grouping:
-    """Before any link is known: a group for each site, its lowest rank the gateway.
+def groups_by_site(sites: Mapping[Rank, str]) -> Grouping:
+    """Return the initial grouping: a group per site, with its lowest rank as gateway.
 
-    >>> by_sites({0: "a", 1: "b", 2: "a"}).groups
+    >>> groups_by_site({0: "a", 1: "b", 2: "a"}).groups
     ((0, 2), (1,))
     """
     groups = sorted_groups(
@@ -62,13 +60,14 @@ def by_sites(sites: Mapping[Rank, str]) -> Grouping:
 
 
 def sorted_groups(groups: Iterable[Iterable[Rank]]) -> Groups:
-    """Those groups in the one order in which they are told."""
+    """Return the groups in canonical order."""
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
 @lru_cache(maxsize=8)
 def graph_of_groups(grouping: Grouping) -> Mapping[Rank, frozenset[Rank]]:
-    """With whom each worker exchanges: its group, and gateways with each other. Connected.
+    """Return the neighbours of each worker: its group, and for gateways the other gateways.
+    Connected.
 
     >>> dict(graph_of_groups(Grouping(1, 0, ((0, 1), (2,)), (1, 2))))
     {0: frozenset({1}), 1: frozenset({0, 2}), 2: frozenset({1})}
@@ -82,8 +81,8 @@ def graph_of_groups(grouping: Grouping) -> Mapping[Rank, frozenset[Rank]]:
     return MappingProxyType(dict(sorted(graph.items())))
 
 
-def problem_of(grouping: Grouping, ranks: Collection[Rank]) -> str:
-    """What is wrong with a grouping of those workers that somebody told; empty: nothing."""
+def grouping_problem(grouping: Grouping, ranks: Collection[Rank]) -> str:
+    """Return what is invalid in a received grouping of those workers; empty: nothing."""
     members = [rank for group in grouping.groups for rank in group]
     if sorted(members) != sorted(ranks):
         return f"groups of {len(members)} workers; allowed: each of the job's {len(ranks)} once"
@@ -94,16 +93,16 @@ def problem_of(grouping: Grouping, ranks: Collection[Rank]) -> str:
         return f"gateways {list(grouping.gateways)[:8]}; allowed: a member of each group, in order"
     if grouping.decider not in ranks:
         return f"decider {grouping.decider}; allowed: a worker of the job"
-    if not 0 <= grouping.version <= MOST_VERSION:
-        return f"version {grouping.version}; allowed: 0 to {MOST_VERSION}"
+    if not 0 <= grouping.version <= MAX_VERSION:
+        return f"version {grouping.version}; allowed: 0 to {MAX_VERSION}"
     return ""
 
 
 def fast_level(bytes_per_s: Iterable[float], separation: float) -> float:
-    """What a link must carry more than to be fast; 0 where rates are not of two classes.
+    """Return the rate that a fast link must exceed; 0 if rates are not of two classes.
 
-    The level is the middle of the two classes whose means, over logarithms, are furthest apart for
-    their sizes (Otsu).
+    It is the middle of the two classes whose means, over logarithms, are furthest apart for their
+    sizes (Otsu).
 
     >>> round(fast_level([100, 100, 100, 4, 4, 4], 3.0)), fast_level([100, 90, 60], 3.0)
     (20, 0.0)
@@ -120,8 +119,8 @@ def fast_level(bytes_per_s: Iterable[float], separation: float) -> float:
 
 
 def find_groups(rates: Mapping[tuple[Rank, Rank], float], separation: float) -> Groups:
-    """Groups of the workers that those pairs name. All rates must be above 0."""
-    import networkx as nx  # a job of another topology does without
+    """Return groups of the workers in those pairs. All rates must be above 0."""
+    import networkx as nx  # only this topology needs it
 
     ranks = sorted({rank for pair in rates for rank in pair})
     level = fast_level(rates.values(), separation)
@@ -140,10 +139,10 @@ def misfit(
     rates: Mapping[tuple[Rank, Rank], float],
     separation: float,
 ) -> float:
-    """How far groups are from what links say: fast links between groups and slow ones inside, by
-    their distance from the level, over the same of all links. 0 to 1; 0 is a perfect fit.
+    """Return how badly groups fit the rates, from 0 (perfect) to 1.
 
-    Where links are of one class all are fast, and alike.
+    It sums the distance from the level of fast links between groups and of slow ones inside,
+    relative to the sum over all links. If links are of one class, all are fast and equal.
     """
     level = fast_level(rates.values(), separation)
     group_of = {rank: at for at, group in enumerate(groups) for rank in group}
@@ -162,11 +161,10 @@ def choose_gateways(
     present: Collection[Rank],
     before: Collection[Rank],
 ) -> tuple[Rank, ...]:
-    """Of each group the one whose links to all other groups carry most, by their geometric mean.
+    """Return for each group the worker with the fastest links to all other groups (geometric mean).
 
-    One that is a gateway `before` stays unless another's carry `GATEWAY_GAIN` times as much. Who
-    is not `present` is none, except where nobody of a group is; what is not known counts as
-    nothing known of anybody.
+    A gateway of `before` is kept unless another is faster by `GATEWAY_GAIN`. Only `present` workers
+    qualify, unless none of the group is. Unknown rates are ignored.
     """
     return tuple(_gateway(group, rates, present, before) for group in groups)
 
@@ -190,12 +188,12 @@ def _gateway(
 def _mean_log(
     rank: Rank, outside: Collection[Rank], rates: Mapping[tuple[Rank, Rank], float]
 ) -> float:
-    """Of the rates from there to those outside; 0 where none is known."""
+    """Mean logarithm of the known rates to those outside; 0 if none is known."""
     pairs = [(min(rank, other), max(rank, other)) for other in sorted(outside)]
     logs = [math.log(rates[pair]) for pair in pairs if pair in rates]
     return math.fsum(logs) / len(logs) if logs else 0.0
 
 
 def pairs_of(ranks: Iterable[Rank]) -> list[tuple[Rank, Rank]]:
-    """All pairs among those workers, the lower rank first."""
+    """Return all pairs of those workers, the lower rank first."""
     return list(combinations(sorted(ranks), 2))

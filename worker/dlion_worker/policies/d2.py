@@ -1,35 +1,34 @@
 """Policy `d2`: decentralised training whose error does not grow with the skew of the data.
 
-w+ = W (2w - w_prev - eta g + eta g_prev), in lock step with the neighbours in W. With z, the
-weights after this worker's own `Descend` (so learning rate and momentum are applied), that is
-w+ = W (z + w - z_prev): each worker sends h = z + correction, averages what came by its row of W,
-and keeps the correction w+ - z for the next iteration. The first iteration has none: plain gossip.
+w+ = W (2w - w_prev - eta g + eta g_prev), in lock step with the neighbours in W. Let z be the
+weights after this worker's own `ApplyGradient` (with learning rate and momentum). Then w+ = W (z +
+w - z_prev). Each worker sends h = z + correction, averages the received values by its row of W, and
+keeps the correction w+ - z for the next iteration. The first iteration has none: plain gossip.
 
-W is symmetric, each row summing to 1, over all workers that may ever take part, n of them:
-`complete` gives each of them 1/n; `ring` the self weight to the worker itself and the rest to those
-beside it, whose smallest eigenvalue is at least 2 selfWeight - 1: above -1/3, as D2 needs, for a
-self weight above 1/3. On another topology than all-to-all W is over its graph, with the same bound
-(`topology.lazy_row`). The part of a neighbour that is not there is the worker's own: W stays
-symmetric whoever has lost whom, of which no two others need agree, and no eigenvalue falls. What a
-member has not sent counts for the receiver's own, too.
+W is symmetric with row sums of 1, over all n workers that may ever take part. `complete` gives each
+1/n. `ring` gives the self weight to the worker itself and the rest to its ring neighbours. The
+smallest eigenvalue is at least 2 selfWeight - 1. D2 needs more than -1/3, so the self weight must
+exceed 1/3. On other topologies than all-to-all, W follows the graph, with the same bound
+(`topology.lazy_mixing_row`). The weight of an absent neighbour goes to the worker itself, so W
+stays symmetric and no eigenvalue falls. The receiver's own value replaces one that a member has not
+sent.
 
-The corrections of all workers must sum to 0: their sum acts as one more gradient for ever. Mixing
-by a symmetric W keeps it. It changes where a worker leaves with its correction or goes on from a
-checkpoint, or where of two one is mixed with the other and not the other way round. Each of these
-shows at some worker, which mixes with others than the time before, or for the first time since its
-weights came from elsewhere. If that was in iteration t, it announces a *restart*: in iteration
-t + n every worker's correction is void, and all do plain gossip, whose corrections sum to 0. Each
-part names the last restart that its sender knows of, by how many iterations (1 to n - 1) it is
-ahead, and who hears of one names it in turn. So who is d links away knows of it before its step
-t + d + 1, and d is at most n - 1. What changes on the way is a change itself, with a restart still
-later; who knows of several makes all. Until then corrections stay: near the optimum each is right
-by itself, and where one is missing the others hold all at the optimum that they had with it.
+The corrections of all workers must sum to 0: their sum acts as a permanent extra gradient. Mixing
+by a symmetric W keeps the sum. It changes if a worker leaves, continues from a checkpoint, or mixes
+a value while the other side does not. Then some worker mixes with a different set of workers than
+before, or with weights from elsewhere. If this happens in iteration t, that worker announces a
+*restart*: in iteration t + n all workers drop their corrections and do plain gossip.
 
-Receivers average (by W). What a codec or float32 rounds off stays with its worker, and sums are in
-float64: errors of the mean would add up twice over.
+Each message contains the last restart that its sender knows, as iterations ahead (1 to n - 1), and
+receivers repeat it. A worker d links away knows it before its step t + d + 1, and d is at most n -
+1. A change meanwhile causes a later restart; a worker makes all that it knows. Until then
+corrections stay: near the optimum, dropping one would move all others away from it.
 
-Source: Tang et al., D2: decentralized training over decentralized data, ICML 2018. Momentum, and
-members that come and go, with restarts, are ours.
+Receivers average (by W). Rounding errors of codec and float32 stay with their worker, and sums are
+in float64, because errors of the mean would accumulate quadratically.
+
+Source: Tang et al., D2: decentralized training over decentralized data, ICML 2018. Ours: momentum,
+and restarts for members that join and leave.
 """
 
 from __future__ import annotations
@@ -47,36 +46,35 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    Replace,
-    Send,
+    ReplaceWeights,
+    SendMessage,
     Value,
 )
-from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.topology import beside, lazy_row
+from dlion_worker.policies.synchronization import SyncRule
+from dlion_worker.policies.topology import lazy_mixing_row, ring_neighbours
 from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_worker.codecs.payload import Payload
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
     from dlion_worker.policies.weight_parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 
 _QUEUE_LENGTH = 4
-"""Iterations kept of a neighbour; one in lock step is at most one ahead."""
+"""Iterations kept per neighbour; one in lock step is at most one ahead."""
 
 
-def d2(context: Context, parameters: D2Parameters) -> D2:
-    """Gossip of weights, corrected by the step before."""
+def d2(context: PolicyContext, parameters: D2Parameters) -> D2:
     return D2(context, parameters)
 
 
 def mixing_row(
     members: Sequence[Rank], rank: Rank, mixing: str, self_weight: float
 ) -> dict[Rank, float]:
-    """That worker's row of W over those members (in rank order), without zeros.
+    """Return the worker's row of W over the members (in rank order), without zeros.
 
     >>> mixing_row([0, 1, 2, 3], 0, "ring", 0.5)
     {0: 0.5, 1: 0.25, 3: 0.25}
@@ -84,57 +82,54 @@ def mixing_row(
     count = len(members)
     if mixing == "complete" or count == 1:
         return dict.fromkeys(members, 1 / count)
-    others = beside(members, rank)
+    others = ring_neighbours(members, rank)
     row = dict.fromkeys(others, (1 - self_weight) / len(others))
     return dict(sorted({rank: self_weight, **row}.items()))
 
 
-def whole_row(context: Context, parameters: D2Parameters) -> dict[Rank, float]:
-    """This worker's row of W when all are there."""
+def full_mixing_row(context: PolicyContext, parameters: D2Parameters) -> dict[Rank, float]:
+    """Return this worker's row of W if all workers are present."""
     if context.spec.exchange.topology != "allToAll":
-        return lazy_row(context.graph, context.rank, parameters.self_weight)
+        return lazy_mixing_row(context.graph, context.rank, parameters.self_weight)
     return mixing_row(context.ranks, context.rank, parameters.mixing, parameters.self_weight)
 
 
 class D2(QueuedWeightsMachine):
-    """One worker's correction, and the mixing that it is about to do."""
+    """One worker's correction and pending mixing."""
 
-    def __init__(self, context: Context, parameters: D2Parameters) -> None:
-        # On a ring workers that are far from each other may be apart by their distance.
+    def __init__(self, context: PolicyContext, parameters: D2Parameters) -> None:
+        # On a ring, iterations of two workers may differ by their distance.
         is_complete = context.spec.exchange.topology == "allToAll"
         is_level = is_complete and parameters.mixing == "complete"
         slack = 0 if is_level else len(context.ranks)
-        super().__init__(context, Rule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
-        self._whole_row = whole_row(context, parameters)
+        super().__init__(context, SyncRule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
+        self._whole_row = full_mixing_row(context, parameters)
         self._workers = len(context.ranks)
         self._is_descending = False
         self._correction_D: Exact | None = None
         self._half_D: Exact | None = None
-        """What is to be mixed, while neighbours' are awaited."""
+        """The value to mix, while those of neighbours are awaited."""
         self._payload: Payload = b""
         self._sent_to: set[Rank] = set()
         self._contributors: frozenset[Rank] | None = frozenset(self._whole_row) - {context.rank}
-        """With whom the last mixing was, of the first iteration all; None: weights from elsewhere.
-        """
+        """Members of the last mixing; initially all. None: the weights came from elsewhere."""
         self._restarts: set[int] = set()
-        """Iterations to come in which corrections are void."""
+        """Future iterations in which corrections are dropped."""
 
     def _row(self) -> dict[Rank, float]:
-        """Over those who are there."""
         there = {self.context.rank, *self.synchronizer.active}
         row = {peer: weight for peer, weight in self._whole_row.items() if peer in there}
         away = sum(weight for peer, weight in self._whole_row.items() if peer not in there)
         return {**row, self.context.rank: row[self.context.rank] + away}
 
-    # ---- own steps -----------------------------------------------------------------------------
+    # ---- own steps -------------------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """The own gradient is applied first."""
         self._is_descending = True
         return [*self.progress(), self.update(step.gradient_D)]
 
-    def descended(self) -> list[Instruction]:
-        """What is to be mixed: the weights now, corrected."""
+    def update_applied(self) -> list[Instruction]:
+        """Compute the value to mix: the current weights plus the correction."""
         if self._is_descending:
             self._is_descending = False
             self._restart_if_due()
@@ -145,10 +140,10 @@ class D2(QueuedWeightsMachine):
             self._payload = encode_weights(half_D, self.context.coding)
         return []
 
-    # ---- mixing --------------------------------------------------------------------------------
+    # ---- mixing ----------------------------------------------------------------------------------
 
-    def go_on(self) -> list[Instruction]:
-        """To each neighbour of now this worker's part, once; the mixing when all theirs are in."""
+    def advance(self) -> list[Instruction]:
+        """Send the value once to each current neighbour; mix when all values have arrived."""
         if self._half_D is None:
             return []
         row, own = self._row(), self.synchronizer.own
@@ -161,13 +156,12 @@ class D2(QueuedWeightsMachine):
             payload=self._payload,
         )
         self._sent_to.update(new)
-        told: list[Instruction] = [Send(peer, message) for peer in new]
-        if not self.held_for():
-            told.append(self._mix(row, self._half_D))
-        return told
+        instructions: list[Instruction] = [SendMessage(peer, message) for peer in new]
+        if not self.blocking_peers():
+            instructions.append(self._mix(row, self._half_D))
+        return instructions
 
-    def held_for(self) -> frozenset[Rank]:
-        """Neighbours whose part of this iteration is missing."""
+    def blocking_peers(self) -> frozenset[Rank]:
         if self._half_D is None:
             return frozenset()
         own = self.synchronizer.own
@@ -177,71 +171,73 @@ class D2(QueuedWeightsMachine):
             if rank in self._whole_row and self._queues.is_missing(rank, own, own)
         )
 
-    def _mix(self, row: Mapping[Rank, float], half_D: Exact) -> Replace:
+    def _mix(self, row: Mapping[Rank, float], half_D: Exact) -> ReplaceWeights:
         own = self.synchronizer.own
         ours_D = decode_weights(self._payload, self.size)
-        found = {rank: self._queues.newest(rank, own, own) for rank in row}
+        parts = {rank: self._queues.newest(rank, own, own) for rank in row}
         mixed_D: Exact = half_D - ours_D
         for rank, weight in row.items():
-            part = found[rank]
+            part = parts[rank]
             mixed_D += weight * (ours_D if part is None else part[1]).astype(np.float64)
         self._correction_D = mixed_D - self.weights_D
-        contributors = frozenset(rank for rank, part in found.items() if part is not None)
+        contributors = frozenset(rank for rank, part in parts.items() if part is not None)
         if contributors != self._contributors:
             self._restarts.add(own + self._workers)
         self._contributors = contributors
         self._half_D, self._payload = None, b""
         self._sent_to.clear()
         self._queues.forget_before(own + 1)
-        return Replace(mixed_D.astype(np.float32))
+        return ReplaceWeights(mixed_D.astype(np.float32))
 
-    # ---- restarts ------------------------------------------------------------------------------
+    # ---- restarts --------------------------------------------------------------------------------
 
     def _restart_if_due(self) -> None:
-        """Before the weights of the iteration just done are corrected."""
+        """Call before the weights of the finished iteration are corrected."""
         due = {at for at in self._restarts if at <= self.synchronizer.own}
         if due:
             self._correction_D = None
         self._restarts -= due
 
     def _last_restart_in(self) -> int:
-        """Iterations from the own one to the last restart that it may name yet; 0: there is none.
-        One that comes later is for the parts to come."""
+        """Iterations until the last restart that may be announced now; 0: none.
+
+        A later restart is announced in a later message.
+        """
         ahead = (at - self.synchronizer.own for at in self._restarts)
         return max((count for count in ahead if count < self._workers), default=0)
 
-    # ---- others' -------------------------------------------------------------------------------
+    # ---- messages from peers ---------------------------------------------------------------------
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Into the sender's queue, and the restart that it knows of to those to come."""
+        """Queue the value, and record the restart that the sender announces."""
         ahead, own = message.weights_version, self.synchronizer.own
         if not 0 <= ahead < self._workers:
             self._queues.give_up(sender, message.iteration)
             raise ContractError(
                 f"WEIGHTS with a restart in {ahead} iterations; allowed: 0 to {self._workers - 1}"
             )
-        told = super().weights_arrived(sender, message)
+        instructions = super().weights_arrived(sender, message)
         restart = message.iteration + ahead
-        if ahead and own < restart <= own + 2 * self._workers:  # of no other can a neighbour know
+        if ahead and own < restart <= own + 2 * self._workers:  # a neighbour cannot know any other
             self._restarts.add(restart)
-        return told
+        return instructions
 
     def left(self, rank: Rank) -> None:
-        """Its queue is void, and so is that it had our part."""
+        """Drop its queue, and forget that it has received the value."""
         super().left(rank)
         self._sent_to.discard(rank)
 
-    # ---- checkpoints ---------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """Taken while parts are awaited: that mixing is passed over."""
+        """Add the correction. A pending mixing is skipped after a restart."""
         state = super().state()
         if self._correction_D is not None:
             state["d2_correction_D"] = self._correction_D.copy()
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave. The restart that follows is later than any known before."""
+        """Restore what `state` returned. The next restart is later than any known before."""
         super().restore(state)
         self._contributors, self._restarts = None, set()
         self._correction_D = None

@@ -1,22 +1,22 @@
-"""Policy `dgc`: deep gradient compression. A tiny share of the entries, corrected for momentum.
+"""Policy `dgc`: deep gradient compression. A tiny share of the entries, with momentum correction.
 
-At each step a worker clips its gradient to norm `clipNorm` / sqrt(n), n the workers it exchanges
-with and itself, and then, with momentum m:
+At each step a worker clips its gradient to norm `clipNorm` / sqrt(n), where n counts its peers and
+itself. Then, with momentum m:
 
-    u <- m u + g        momentum correction: velocity is gathered, not gradient
+    u <- m u + g        momentum correction: velocity is accumulated, not gradient
     v <- v + u
     send v where |v| >= thr, in each variable the lowest of its ceil(share * size) largest |v|
     v <- v - sent; u <- 0 where sent        momentum factor masking
 
-During the warm-up the share falls from stage to stage: with s the last share and k stages before
-it, stage i = 1, 2, ... sends s^(i / (k + 1)): 25, 6.3, 1.6, 0.4 and at last 0.1 %. Receivers add
-what comes, under the manifest's weighting (the paper's 1/N with even batches), and so does the
-sender, with peers or without: what is sent is what counts here, so that under full synchronous
-exchange replicas stay identical. All peers get the same, whatever their links' budgets. Momentum
-is applied here, so the optimizer must have none: a job that has both is refused.
+During the warm-up the share decreases in stages. With the final share s and k stages before it,
+stage i = 1, 2, ... sends s^(i / (k + 1)): 25, 6.3, 1.6, 0.4 and finally 0.1 %. Receivers add the
+entries under the manifest's weighting (the paper's 1/N with even batches). The sender applies what
+it sends, with or without peers, so replicas stay identical under full synchronous exchange. All
+peers get the same payload, whatever their links' budgets. Momentum is applied here, so a job whose
+optimizer has momentum is rejected.
 
-What a codec rounds off stays in v (ours; the paper clears v). The paper's G is already
-divided by N; `clipNorm` is held against the gradient as the weighting finds it, undivided.
+Codec rounding errors stay in v (ours; the paper clears v). The paper's G is already divided by N;
+`clipNorm` applies to the gradient before the weighting.
 
 Source: Lin et al., Deep gradient compression, ICLR 2018, algorithm 2 and section 3.3; the schedule
 as in its authors' code, by steps instead of epochs, which a policy does not know.
@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_worker.codecs import AnyCoding, require_finite
-from dlion_worker.policies.building import Context, gradient_machine
 from dlion_worker.policies.entries import Residual, magnitude_bits, nth_largest
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.factory import PolicyContext, gradient_machine
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,17 +40,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
-    from dlion_worker.policies.interface import Flat, Layout, Machine, Value
+    from dlion_worker.policies.interface import Flat, Layout, PolicyMachine, Value
     from dlion_worker.policies.parameters import DgcParameters
 
 
-def dgc(context: Context, parameters: DgcParameters) -> Machine:
-    """A share of the gathered velocity to every peer."""
+def dgc(context: PolicyContext, parameters: DgcParameters) -> PolicyMachine:
     return gradient_machine(context, DeepCompression(context.layout, context.coding, parameters))
 
 
 class DeepCompression:
-    """The velocity, and what of it has not been sent."""
+    """The velocity and its unsent part."""
 
     combines = True
 
@@ -67,8 +66,8 @@ class DeepCompression:
         gradient_D: Flat,
         peers: Sequence[Rank],
         budget_bytes: Mapping[Rank, int],  # noqa: ARG002 - the Protocol's
-    ) -> Outgoing:
-        """The same payload for all.
+    ) -> OutgoingPayloads:
+        """Return the same payload for all peers.
 
         Raises:
             ValueError: an entry is not finite.
@@ -83,16 +82,16 @@ class DeepCompression:
             self._velocity_D[is_sent_D] = 0
         self._steps += 1
         payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return Outgoing(payloads, coded.part)
+        return OutgoingPayloads(payloads, coded.part)
 
     def share(self) -> float:
-        """Of each variable's entries that are sent at this step."""
+        """Return the share of each variable's entries to send at this step."""
         stages = self._parameters.warmup_stages
         stage = min(stages, self._steps // self._parameters.warmup_every_steps)
         return float(self._parameters.share ** ((stage + 1) / (stages + 1)))
 
     def _clipped(self, gradient_D: Flat, workers: int) -> Flat:
-        """The gradient, its norm cut to the share of `clipNorm` that is one worker's."""
+        """The gradient, clipped to one worker's part of `clipNorm`."""
         if not self._parameters.clip_norm:
             return gradient_D
         norm = float(np.linalg.norm(gradient_D.astype(np.float64)))
@@ -100,7 +99,7 @@ class DeepCompression:
         return gradient_D * np.float32(most / norm) if norm > most else gradient_D
 
     def _chosen(self, value_D: Flat, share: float) -> NDArray[np.bool_]:
-        """The largest in each variable; with the last of them all of equal magnitude."""
+        """The largest entries of each variable, including ties with the smallest of them."""
         bits_D = magnitude_bits(value_D)
         is_chosen_D = np.zeros(value_D.size, np.bool_)
         for where in self._slices:
@@ -112,10 +111,9 @@ class DeepCompression:
         return is_chosen_D
 
     def forget(self, peer: Rank) -> None:
-        """Nothing is kept for a link."""
+        """Keep nothing per link."""
 
     def state(self) -> dict[str, Value]:
-        """Velocity, what waits to be sent, and how far the warm-up is."""
         return {
             "dgc_velocity_D": self._velocity_D.copy(),
             "dgc_gathered_D": self._gathered.value_D.copy(),
@@ -123,7 +121,7 @@ class DeepCompression:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; of a checkpoint of another policy, nothing."""
+        """Restore what `state` returned; ignore other policies' checkpoints."""
         if "dgc_velocity_D" not in state:
             return
         self._velocity_D = np.array(state["dgc_velocity_D"], np.float32)

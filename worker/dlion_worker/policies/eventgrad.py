@@ -1,29 +1,29 @@
-"""Policy `eventgrad`: a variable goes to the neighbours only once its norm has changed enough.
+"""Policy `eventgrad`: send a variable to the neighbours only once its norm has changed enough.
 
 At each step t, for each variable i with weights w_i and d = | ||w_i|| - ||w_i|| when last sent |:
 
     thr_i <- horizon * thr_i
     send w_i to all neighbours if d >= thr_i, during the warm-up, or after too long a silence
-    where sent: thr_i <- mean of d / (t - t when last sent) of this time and the time before
+    where sent: thr_i <- mean of d / (t - t when last sent) of this and the previous sending
 
-Then w_i becomes the plain mean of this worker's own and of what each neighbour sent last of it
-(receivers *average*, each worker the same; own weights stand in for what has not come yet), and the
-gradient, computed before, is applied after. At threshold 0 that is gossip at every step.
+Then w_i becomes the plain mean of this worker's value and each neighbour's last sent value
+(receivers *average*, with equal weights). The own value replaces values that have not arrived. The
+gradient, computed before, is applied afterwards. At threshold 0 this is gossip at every step.
 
-Neighbours are those of `graph`, or on another topology than all-to-all all members that it links:
-a ring of each worker's own members would be another at every worker, and one-way.
+Neighbours are those of `graph`. On topologies other than all-to-all they are all linked members: a
+ring of each worker's own members would differ between workers and be one-way.
 
-With a bound of 0 workers go in lock step: `PROGRESS` (weights version 1) says that values follow,
-and nobody averages before those of the iteration are in. Else whatever is there is averaged at
-once, and only the bound holds a worker. A neighbour that is new is sent every variable.
+With a bound of 0 workers run in lock step. A `PROGRESS` with weights version 1 announces values,
+and a worker averages only when those of the iteration have arrived. Otherwise it averages at once
+with what has arrived, and only the bound holds it. A new neighbour is sent every variable.
 
-Values travel as `WEIGHTS` messages: those variables' entries one after the other, then a bitmap of
-which variables they are.
+Values travel as `WEIGHTS` messages: the variables' entries in order, then a bitmap of the
+variables.
 
 Source: Ghosh, Aquino, Gupta, "EventGraD: event-triggered communication in parallel machine
 learning", Neurocomputing 2021, and its authors' code (rule, order, ring, warm-up, history of two,
-horizon of 1). Ours: the longest silence, the clock bound, the complete graph, members that come and
-go; the history begins with zeros as theirs, the neighbours' weights do not.
+horizon of 1). Ours: the longest silence, the clock bound, the complete graph, members that join and
+leave. The history starts with zeros as theirs; the neighbours' weights do not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, decode_weights, encode_weights
-from dlion_worker.policies.headers import by_rank
 from dlion_worker.policies.interface import (
     Flat,
     Instruction,
@@ -44,56 +43,56 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    Replace,
-    Send,
+    ReplaceWeights,
+    SendMessage,
     Value,
 )
-from dlion_worker.policies.peer_machine import PeerMachine, flat
-from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.topology import beside
+from dlion_worker.policies.message_checks import ints_by_rank
+from dlion_worker.policies.peer_machine import PeerMachine, vector_from_state
+from dlion_worker.policies.synchronization import SyncRule
+from dlion_worker.policies.topology import ring_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlion_worker.policies.building import Context
-    from dlion_worker.policies.sending import Payload
+    from dlion_worker.policies.factory import PolicyContext
+    from dlion_worker.policies.gradient_selectors import Payload
     from dlion_worker.policies.weight_parameters import EventgradParameters
 
-Chosen = NDArray[np.bool_]
-"""Which variables, shape [L]."""
+VariableMask = NDArray[np.bool_]
+"""Mask of variables, shape [L]."""
 
 _HISTORY = 2
-"""Sendings whose changes per step make the next threshold."""
+"""Number of sendings whose changes per step give the next threshold."""
 
 _FOLLOWS = 1
-"""Weights version of a `PROGRESS` behind which values follow."""
+"""Weights version of a `PROGRESS` that values follow."""
 
 _EARLY_EACH = 2
-"""Messages of later iterations kept of each neighbour; one in lock step is not further."""
+"""Messages of later iterations kept per neighbour; one in lock step is not further ahead."""
 
 _LAST, _HAS, _ARRIVED = "eventgrad_last_of_", "eventgrad_has_of_", "eventgrad_arrived_of_"
 _SERVED = "eventgrad_served"
 _TRIGGER = "eventgrad_trigger_"
 
 
-def eventgrad(context: Context, parameters: EventgradParameters) -> EventGrad:
-    """Variables whose norms have changed, to every neighbour."""
+def eventgrad(context: PolicyContext, parameters: EventgradParameters) -> EventGrad:
     return EventGrad(context, parameters)
 
 
-def neighbours(members: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
-    """Who averages with that worker, of the members in rank order, it included.
+def averaging_neighbours(members: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
+    """Return the neighbours of the worker among the members (in rank order, including it).
 
-    >>> neighbours([0, 1, 2, 3], 0, "ring"), neighbours([0, 2], 2, "ring")
+    >>> averaging_neighbours([0, 1, 2, 3], 0, "ring"), averaging_neighbours([0, 2], 2, "ring")
     ([1, 3], [0])
     """
     if graph == "complete":
         return [peer for peer in members if peer != rank]
-    return sorted(beside(members, rank) - {rank})
+    return sorted(ring_neighbours(members, rank) - {rank})
 
 
-class Trigger:
-    """Norms as last sent, and each variable's threshold."""
+class NormTrigger:
+    """Norms when last sent, and the threshold of each variable."""
 
     def __init__(self, layout: Layout, parameters: EventgradParameters) -> None:
         self._slices, self._parameters = layout.slices(), parameters
@@ -104,8 +103,8 @@ class Trigger:
         self._slope_HL = np.zeros((_HISTORY, count))
         self.threshold_L = np.zeros(count)
 
-    def fired(self, weights_D: Flat) -> Chosen:
-        """One step more; which variables are to be sent."""
+    def fired(self, weights_D: Flat) -> VariableMask:
+        """Count one step; return the variables to send."""
         self._steps += 1
         wide = [weights_D[where].astype(np.float64) for where in self._slices]
         norm_L = np.array([float(np.sqrt(np.dot(part, part))) for part in wide])
@@ -115,7 +114,7 @@ class Trigger:
             self.threshold_L *= self._parameters.horizon
         else:
             self.threshold_L[:] = fixed
-        fired_L: Chosen = change_L >= self.threshold_L
+        fired_L: VariableMask = change_L >= self.threshold_L
         if self._steps < self._parameters.warmup_steps:
             fired_L[:] = True
         if silent:
@@ -124,7 +123,7 @@ class Trigger:
         return fired_L
 
     def _sent(
-        self, fired_L: Chosen, norm_L: NDArray[np.float64], slope_L: NDArray[np.float64]
+        self, fired_L: VariableMask, norm_L: NDArray[np.float64], slope_L: NDArray[np.float64]
     ) -> None:
         self._slope_HL[:-1, fired_L] = self._slope_HL[1:, fired_L]
         self._slope_HL[-1, fired_L] = slope_L[fired_L]
@@ -133,7 +132,6 @@ class Trigger:
         self._sent_at_L[fired_L] = self._steps
 
     def state(self) -> dict[str, Value]:
-        """All of it."""
         return {
             f"{_TRIGGER}steps": self._steps,
             f"{_TRIGGER}norm_L": self._norm_L.copy(),
@@ -143,7 +141,6 @@ class Trigger:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         self._steps = int(state[f"{_TRIGGER}steps"])
         self._norm_L = np.array(state[f"{_TRIGGER}norm_L"], np.float64)
         self._sent_at_L = np.array(state[f"{_TRIGGER}sent_at_L"], np.int64)
@@ -151,22 +148,23 @@ class Trigger:
         self.threshold_L = np.array(state[f"{_TRIGGER}threshold_L"], np.float64)
 
 
-class Variables:
-    """Some variables' values as a payload, and back."""
+class VariableCodec:
+    """Encodes and decodes the values of some variables."""
 
     def __init__(self, layout: Layout, codec: AnyCoding) -> None:
         self._sizes_L = np.array(layout.sizes, np.int64)
         self._codec = codec
 
-    def encoded(self, value_D: Flat, chosen_L: Chosen) -> Payload:
-        """Raises: ValueError where one of them is not finite."""
+    def encoded(self, value_D: Flat, chosen_L: VariableMask) -> Payload:
+        """Encode. Raises ValueError if a value is not finite."""
         values = encode_weights(value_D[self.entries(chosen_L)], self._codec)
         return bytes(values) + np.packbits(chosen_L).tobytes()
 
-    def decoded(self, payload: Payload) -> tuple[Chosen, Flat]:
-        """Which variables, and their values one after the other.
+    def decoded(self, payload: Payload) -> tuple[VariableMask, Flat]:
+        """Return the mask of variables, and their values in order.
 
-        Raises: ContractError where `encoded` would not have written it for this model.
+        Raises:
+            ContractError: not a payload of `encoded` for this model.
         """
         count = self._sizes_L.size
         bitmap_bytes = (count + 7) // 8
@@ -180,43 +178,43 @@ class Variables:
         size = int(self._sizes_L[chosen_L].sum())
         return chosen_L, decode_weights(payload[:-bitmap_bytes], size)
 
-    def entries(self, chosen_L: Chosen) -> Chosen:
-        """The entries of those variables, shape [D]."""
+    def entries(self, chosen_L: VariableMask) -> VariableMask:
+        """Return the mask of the entries of those variables, shape [D]."""
         return np.repeat(chosen_L, self._sizes_L)
 
 
 class EventGrad(PeerMachine):
-    """One worker, what its neighbours sent last, and the average that it is about to make."""
+    """One worker, its neighbours' last values, and its pending average."""
 
-    def __init__(self, context: Context, parameters: EventgradParameters) -> None:
-        super().__init__(context, Rule(slack=parameters.bound, spare=0, barrier=False))
+    def __init__(self, context: PolicyContext, parameters: EventgradParameters) -> None:
+        super().__init__(context, SyncRule(slack=parameters.bound, spare=0, barrier=False))
         self._parameters = parameters
         self._is_complete = context.spec.exchange.topology == "allToAll"
-        self._variables = Variables(context.layout, context.coding)
-        self._trigger = Trigger(context.layout, parameters)
+        self._variables = VariableCodec(context.layout, context.coding)
+        self._trigger = NormTrigger(context.layout, parameters)
         self._gradient_D: Flat | None = None
-        """Of the step done, until the average before it is made."""
+        """Gradient of the finished step, until the average is made."""
         self._last: dict[Rank, Flat] = {}
-        self._has: dict[Rank, Chosen] = {}
-        """Entries that have come of each neighbour, ever."""
-        self._early: dict[tuple[int, Rank], tuple[Chosen, Flat]] = {}
+        self._has: dict[Rank, VariableMask] = {}
+        """Entries received from each neighbour so far."""
+        self._early: dict[tuple[int, Rank], tuple[VariableMask, Flat]] = {}
         self._announced: dict[Rank, int] = {}
         self._arrived: dict[Rank, int] = {}
         self._served: set[Rank] = set()
-        """Neighbours that have had every variable."""
+        """Neighbours that have received every variable."""
         self._kept: set[Rank] = set()
-        """Of those, who are of a checkpoint, and not back yet."""
+        """Those among them from a checkpoint that have not rejoined."""
 
     def _neighbours(self) -> list[Rank]:
         if not self._is_complete:
             return self.synchronizer.active
         members = sorted([*self.synchronizer.active, self.context.rank])
-        return neighbours(members, self.context.rank, self._parameters.graph)
+        return averaging_neighbours(members, self.context.rank, self._parameters.graph)
 
-    # ---- own steps -----------------------------------------------------------------------------
+    # ---- own steps -------------------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """What has changed goes out; the gradient waits for the average."""
+        """Send changed variables; the gradient waits for the average."""
         self._gradient_D = step.gradient_D
         weights_D, own = self.weights_D, self.synchronizer.own
         fired_L, near = self._trigger.fired(weights_D), self._neighbours()
@@ -224,27 +222,27 @@ class EventGrad(PeerMachine):
             peer: self._payload(weights_D, fired_L | (peer not in self._served)) for peer in near
         }
         self._served = set(near)
-        told: list[Instruction] = []
+        instructions: list[Instruction] = []
         for peer in self.synchronizer.active:
             payload = payload_of.get(peer)
             version = 0 if payload is None else _FOLLOWS
             head = Message(MessageKind.PROGRESS, own, self.local_batch_size, version)
-            told.append(Send(peer, head))
+            instructions.append(SendMessage(peer, head))
             if payload is not None:
                 body = Message(MessageKind.WEIGHTS, own, self.local_batch_size, payload=payload)
-                told.append(Send(peer, body))
-        return told
+                instructions.append(SendMessage(peer, body))
+        return instructions
 
-    def _payload(self, weights_D: Flat, chosen_L: Chosen) -> Payload | None:
+    def _payload(self, weights_D: Flat, chosen_L: VariableMask) -> Payload | None:
         return self._variables.encoded(weights_D, chosen_L) if chosen_L.any() else None
 
-    def descended(self) -> list[Instruction]:
-        """Nothing is told: weights go out with the next step."""
+    def update_applied(self) -> list[Instruction]:
+        """Send nothing: weights are sent after the next step."""
         return []
 
-    def go_on(self) -> list[Instruction]:
-        """The average, at once or when the iteration's values are in; then the own gradient."""
-        if self._gradient_D is None or self.held_for():
+    def advance(self) -> list[Instruction]:
+        """Average when possible, then apply the own gradient."""
+        if self._gradient_D is None or self.blocking_peers():
             return []
         if self._in_lock_step and self.synchronizer.waiting_for():
             return []
@@ -252,14 +250,14 @@ class EventGrad(PeerMachine):
             if key[0] <= self.synchronizer.own or not self._in_lock_step:
                 self._take(key)
         gradient_D, self._gradient_D = self._gradient_D, None
-        return [Replace(self._average()), self.update(gradient_D)]
+        return [ReplaceWeights(self._average()), self.update(gradient_D)]
 
     @property
     def _in_lock_step(self) -> bool:
         return self.synchronizer.rule.slack == 0
 
-    def held_for(self) -> frozenset[Rank]:
-        """In lock step, neighbours whose values are announced and have not come."""
+    def blocking_peers(self) -> frozenset[Rank]:
+        """In lock step, return neighbours with announced values that are missing."""
         if self._gradient_D is None or not self._in_lock_step:
             return frozenset()
         return frozenset(
@@ -269,7 +267,7 @@ class EventGrad(PeerMachine):
         )
 
     def _average(self) -> Flat:
-        """In float64, in rank order."""
+        """Average in float64 in rank order."""
         own_D, near = self.weights_D, self._neighbours()
         sum_D = np.zeros(self.size)
         for rank in sorted([*near, self.context.rank]):
@@ -280,15 +278,14 @@ class EventGrad(PeerMachine):
         average_D: Flat = (sum_D / (len(near) + 1)).astype(np.float32)
         return average_D
 
-    # ---- others' -------------------------------------------------------------------------------
+    # ---- messages from peers ---------------------------------------------------------------------
 
     def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Notes what is announced."""
         if message.weights_version == _FOLLOWS:
             self._announced[sender] = max(self._announced.get(sender, 0), message.iteration)
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Values, once; such as make no sense are not waited for either."""
+        """Store values, once per message. Do not wait for a replacement of invalid ones."""
         if message.iteration <= self._arrived.get(sender, 0):
             return []
         self._arrived[sender] = message.iteration
@@ -306,14 +303,14 @@ class EventGrad(PeerMachine):
         self._has[rank] = self._has.get(rank, np.zeros(self.size, np.bool_)) | where
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Is sent everything, unless it had that before this worker's restart."""
+        """Send it everything, unless it had that before this worker's restart."""
         if rank in self._kept:
             self._kept.discard(rank)
         else:
             self._served.discard(rank)
 
     def left(self, rank: Rank) -> None:
-        """Nothing is expected of it. Its last values stay for its return, and do not count now."""
+        """Expect nothing. Keep its last values for its return, but do not use them now."""
         self._announced.pop(rank, None)
         self._arrived.pop(rank, None)
         self._served.discard(rank)
@@ -321,11 +318,11 @@ class EventGrad(PeerMachine):
         for key in [key for key in self._early if key[1] == rank]:
             self._take(key)
 
-    # ---- checkpoints ---------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """With neighbours' last values. Taken while those are awaited: that average is passed
-        over, and what is early is taken."""
+        """Add the neighbours' last values, early ones included. A pending average is skipped after
+        a restart."""
         state = {**super().state(), **self._trigger.state()}
         state[_SERVED] = np.array(sorted(self._served), np.int64)
         for rank, at in self._arrived.items():
@@ -341,16 +338,15 @@ class EventGrad(PeerMachine):
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; before any other event."""
         super().restore(state)
         self._trigger.restore(state)
         served = np.asarray(state[_SERVED], np.int64).tolist()
         self._served = {Rank(int(rank)) for rank in served}
         self._kept = set(self._served)
-        self._arrived = by_rank(state, _ARRIVED)
+        self._arrived = ints_by_rank(state, _ARRIVED)
         self._last, self._has, self._early = {}, {}, {}
         for name, value in state.items():
             if name.startswith(_LAST):
-                self._last[Rank(int(name.removeprefix(_LAST)))] = flat(value)
+                self._last[Rank(int(name.removeprefix(_LAST)))] = vector_from_state(value)
             elif name.startswith(_HAS):
                 self._has[Rank(int(name.removeprefix(_HAS)))] = np.array(value, np.bool_)

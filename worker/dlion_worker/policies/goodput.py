@@ -1,25 +1,25 @@
-"""Batching policy `goodput`: the global batch that brings the most progress per second.
+"""Batching policy `goodput`: the global batch size with the most progress per second.
 
-Progress per second is throughput times statistical efficiency. With the fixed time F that an
-iteration takes beside its samples (the exchange), the workers' capacities' sum R, and the gradient
-noise scale phi, all measured, for a batch of B samples and an initial one of B_0:
+Progress per second is throughput times statistical efficiency. All inputs are measured: the fixed
+time F of an iteration besides its samples (the exchange), the sum R of the workers' capacities, and
+the gradient noise scale phi. For a batch of B samples and an initial one of B_0:
 
     goodput(B) = B / (F + B / R) * (phi + B_0) / (phi + B)
 
-phi = tr(Sigma) / |G|^2: the batch at which a gradient's noise is as large as the gradient itself.
-It comes of the squared norms of each worker's own gradient g_k, over b_k samples, and of their mean
-g weighted by samples, over B: with a single sample's covariance Sigma and the true gradient G,
+phi = tr(Sigma) / |G|^2 is the batch size at which a gradient's noise equals the gradient. It is
+estimated from the squared norms of each worker's own gradient g_k, over b_k samples, and of their
+sample-weighted mean g, over B. With a single sample's covariance Sigma and the true gradient G,
 
     E |g_k|^2 = |G|^2 + tr(Sigma) / b_k      E |g|^2 = |G|^2 + tr(Sigma) / B
 
-so b_k (|g_k|^2 - |g|^2) / (1 - b_k / B) estimates tr(Sigma) without bias, whatever b_k < B. Over
-workers these are averaged with weights 1 - b_k / B, which gives the analysis of variance's
-(sum b_k |g_k|^2 - B |g|^2) / (n - 1); over iterations numerators and weights decay alike. Workers
-whose data differ count as noisy: their gradients do differ.
+so b_k (|g_k|^2 - |g|^2) / (1 - b_k / B) is an unbiased estimate of tr(Sigma), for any b_k < B. Over
+workers these are averaged with weights 1 - b_k / B, which gives the analysis of variance's (sum b_k
+|g_k|^2 - B |g|^2) / (n - 1). Over iterations numerators and weights decay alike. Workers with
+different data count as noisy, because their gradients do differ.
 
-Called by the director. Pure. Every sidecar chooses by what it has last heard of all, and candidates
-are few (a geometric grid): most choose the same. Where the best two are near each other they may
-not, so each tells what it has chosen, and of several choices of a period the lowest rank's counts.
+Called by the director. Pure. Every sidecar chooses by the latest estimates of all, among few
+candidates (a geometric grid), so most choose the same. If the best two are close they may differ.
+So each sends its choice, and among several choices of a period that of the lowest rank counts.
 
 Source: goodput, efficiency: Qiao et al., Pollux, OSDI 2021; noise scale: McCandlish et al., "An
 empirical model of large-batch training", 2018; unequal batches: Nie et al., Cannikin, 2024 (as
@@ -41,27 +41,26 @@ if TYPE_CHECKING:
     from dlion_api.spec import GlobalBatchSize
 
 DECAY = 0.98
-"""Weight of what is known when an iteration is added: some fifty count."""
+"""Weight of the history when an iteration is added; about fifty iterations count."""
 
-LEAST_STEPS = 10
-"""Iterations before which nothing is said."""
+MIN_STEPS = 10
+"""Iterations before the first estimate."""
 
 ROUNDING = 1e-12
-"""Relative: what arithmetic alone may make of equal goodputs."""
+"""Relative difference between equal goodputs by rounding alone."""
 
 STEPS_PER_DOUBLING = 4
 """Candidates between a batch size and twice that."""
 
 
 class DecayingMean:
-    """A mean in which older values count less; unbiased from the first on."""
+    """Exponentially decaying mean; unbiased from the first value on."""
 
     def __init__(self, decay: float = DECAY) -> None:
         self._decay = decay
         self._sum = self._weight = 0.0
 
     def add(self, value: float) -> None:
-        """Takes one value."""
         self._sum = self._decay * self._sum + (1 - self._decay) * value
         self._weight = self._decay * self._weight + (1 - self._decay)
 
@@ -72,7 +71,7 @@ class DecayingMean:
 
 
 class NoiseEstimator:
-    """What one worker's norms say of gradient and noise."""
+    """Estimates gradient and noise from one worker's norms."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -80,7 +79,6 @@ class NoiseEstimator:
         self._mean_square, self._inverse = DecayingMean(), DecayingMean()
 
     def add(self, norms: GradientNorms) -> None:
-        """Takes one iteration; one without other workers' gradients says nothing."""
         share = norms.own_samples / norms.mean_samples if norms.mean_samples else 1.0
         if not 0 < share < 1:
             return
@@ -91,8 +89,8 @@ class NoiseEstimator:
         self._inverse.add(1 / norms.mean_samples)
 
     def estimate(self) -> GradientNoise | None:
-        """As of now; None: too little is known."""
-        if self._steps < LEAST_STEPS:
+        """Return the current estimate; None: too few iterations."""
+        if self._steps < MIN_STEPS:
             return None
         variance = self._excess.value / self._weight.value
         square = self._mean_square.value - variance * self._inverse.value
@@ -100,7 +98,7 @@ class NoiseEstimator:
 
 
 def noise_scale(parts: Iterable[GradientNoise]) -> float | None:
-    """phi in samples, of all workers' estimates; infinite where noise hides the gradient wholly.
+    """Return phi in samples, from all workers' estimates; infinite if noise hides the gradient.
 
     >>> noise_scale([GradientNoise(2.0, 100.0, 0.5), GradientNoise(2.0, 300.0, 0.5)])
     100.0
@@ -119,13 +117,13 @@ def noise_scale(parts: Iterable[GradientNoise]) -> float | None:
 def goodput(
     batch: int, *, scale: float, initial: int, samples_per_s: float, fixed_s: float
 ) -> float:
-    """Samples per second, counted by what they are worth beside those of the initial batch."""
+    """Return samples per second, weighted by their efficiency relative to the initial batch."""
     efficiency = 1.0 if math.isinf(scale) else (scale + initial) / (scale + batch)
     return batch / (fixed_s + batch / samples_per_s) * efficiency
 
 
 def candidates(initial: int, most: int) -> list[int]:
-    """Batch sizes to choose from, rising by a 4th root of 2.
+    """Return candidate batch sizes, increasing by a 4th root of 2.
 
     >>> candidates(100, 250)
     [100, 119, 141, 168, 200, 238, 250]
@@ -138,7 +136,7 @@ def candidates(initial: int, most: int) -> list[int]:
 def best_batch(
     growth: GlobalBatchSize, *, scale: float, samples_per_s: float, fixed_s: float
 ) -> int:
-    """The candidate of the largest goodput; of equal ones the smallest."""
+    """Return the candidate with the largest goodput; ties: the smallest."""
     worth = {
         batch: goodput(
             batch,
@@ -154,28 +152,27 @@ def best_batch(
 
 
 class GoodputController:
-    """The global batch size as iterations go by: chosen anew every so many, up or down."""
+    """Global batch size over iterations: chosen periodically, up or down."""
 
     def __init__(self, growth: GlobalBatchSize, rank: Rank) -> None:
         self._growth, self._rank = growth, rank
         self._adjusted: int | None = 0
-        """The period of the last choice; None: it was another controller's, in the one that the
-        next call tells."""
+        """Period of the last choice. None: resumed; set at the next call."""
         self._due = 0
         self._size = growth.initial
         self.held: BatchChoice | None = None
-        """What the other sidecars are to be told; None: nobody has chosen yet."""
+        """The choice to send to other sidecars; None: no sidecar has chosen yet."""
 
     def resume(self, size: int) -> None:
-        """Goes on from what an earlier sidecar had chosen, until the next choice is due."""
+        """Continue with an earlier sidecar's choice until the next one is due."""
         self._adjusted = self.held = None
         self._size = self._within(size)
 
     def take(self, choice: BatchChoice) -> bool:
-        """Takes what another sidecar holds; whether that counts here now, and did not.
+        """Accept another sidecar's choice; return whether it replaces the local one.
 
-        A later period's counts more, and within a period a lower rank's; what is of a period that
-        is not to come next is left for when it is told again.
+        A later period has priority, then a lower rank. A choice of a period beyond the next is
+        ignored until it is sent again.
         """
         held, adjusted = self.held, self._adjusted
         if adjusted is None or not max(1, adjusted) <= choice.period <= self._due + 1:
@@ -195,10 +192,11 @@ class GoodputController:
     def at(
         self, iteration: int, *, scale: float | None, samples_per_s: float, fixed_s: float
     ) -> int:
-        """Samples of that iteration over all workers. As long as `scale` is not known it stays."""
+        """Return the samples of that iteration over all workers; unchanged while `scale` is
+        unknown."""
         due = self._due = iteration // self._growth.every_steps if self._growth.growth else 0
         if self._adjusted is None:
-            if iteration <= 1:  # who resumed has not heard yet where the run is
+            if iteration <= 1:  # after resuming, the iteration of the run is unknown
                 return self._size
             self._adjusted = due
         if due > self._adjusted and scale is not None:

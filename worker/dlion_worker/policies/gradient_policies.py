@@ -1,37 +1,37 @@
-"""DLion's own policies and the plain ones: `none`, `full`, `dlion`, `dlion-published`.
+"""Policies `none`, `full`, `dlion` and `dlion-published`, for the catalogue.
 
-Called by the catalogue. What each sends is `sending`'s.
+`gradient_selectors` defines what each sends.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_worker.policies.building import Context, gradient_machine
+from dlion_worker.policies.factory import PolicyContext, gradient_machine
+from dlion_worker.policies.gradient_selectors import MaxN, NoExchange, WholeGradient
 from dlion_worker.policies.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
-from dlion_worker.policies.selective import SelectiveMaxN
-from dlion_worker.policies.sending import Alone, MaxN, WholeGradient
+from dlion_worker.policies.selective_propagation import SelectiveMaxN
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.interface import Machine
+    from dlion_worker.policies.gradient_selectors import GradientSelector
+    from dlion_worker.policies.interface import PolicyMachine
     from dlion_worker.policies.parameters import NoParameters
-    from dlion_worker.policies.sending import Sending
 
 
-def none(context: Context, _: NoParameters) -> Machine:
-    """Nothing is exchanged: waits for nobody, takes over no weights."""
-    return gradient_machine(context, Alone())
+def none(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Exchange nothing: no waiting, no weights taken over."""
+    return gradient_machine(context, NoExchange())
 
 
-def full(context: Context, _: NoParameters) -> Machine:
-    """Every gradient, whole, to every peer."""
+def full(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Send every gradient whole to every peer."""
     return gradient_machine(context, WholeGradient(context.coding))
 
 
-def dlion(context: Context, _: NoParameters) -> Machine:
-    """Max N under each link's budget; whole gradients where prioritisation is switched off.
+def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Max N under each link's budget; whole gradients if prioritisation is off.
 
-    The published form keeps no residual: the manifest's rules see to that.
+    The published form keeps no residual; the manifest's rules enforce this.
     """
     exchange = context.spec.exchange
     if exchange.propagation == "selective":
@@ -39,20 +39,20 @@ def dlion(context: Context, _: NoParameters) -> Machine:
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(context.coding))
     form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
-    sending: Sending = form[exchange.residual](
+    selector: GradientSelector = form[exchange.residual](
         context.layout, context.coding, exchange.floor_percent
     )
-    return gradient_machine(context, sending)
+    return gradient_machine(context, selector)
 
 
-def _selective(context: Context) -> Sending:
+def _selective(context: PolicyContext) -> GradientSelector:
     exchange = context.spec.exchange
     return SelectiveMaxN(
         context.layout,
         context.coding,
         exchange.floor_percent if exchange.prioritization else None,
         own=context.rank,
-        most=exchange.propagation_peers,
-        within=exchange.propagation_within,
+        max_peers=exchange.propagation_peers,
+        max_wait_steps=exchange.propagation_within,
         keeps_rest=exchange.residual == "perLink",
     )

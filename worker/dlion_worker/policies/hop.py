@@ -1,20 +1,20 @@
-"""Policy `hop`: workers exchange their weights and average them, apart by a bounded gap.
+"""Policy `hop`: workers send their weights and average them, within a bounded gap.
 
-In iteration t a worker takes its own gradient's step and sends its weights, tagged with (t, its
-rank), to all members; receivers keep them in a queue for each sender. Then it averages its own
-weights and each member's newest of iterations t - s to t. It waits for members of whom it has
-none, but not for the last b of them (backup workers). Of weights i iterations old each counts
-s - i + 1 (as recalled); with s = 0 the average is the plain mean.
+In iteration t a worker applies its own gradient and sends its weights, tagged with (t, its rank),
+to all members. Receivers queue them per sender. Then it averages its own weights and each member's
+newest of iterations t - s to t. It waits for members that have none there, except for the last b of
+them (backup workers). Weights i iterations old count s - i + 1 (as recalled); with s = 0 the
+average is the plain mean.
 
-Token queues: a member's `PROGRESS` of t is a token for that iteration; nobody may be more than
-`maxGap` finished steps ahead of a member. A laggard that all members are `skipBehind` steps ahead
-of averages their weights of the slowest one's iteration instead (its own count by their age, or
-no more) and goes on from there: the iterations between are skipped.
+Token queues: a member's `PROGRESS` of t is a token for that iteration. No worker may be more than
+`maxGap` finished steps ahead of a member. A worker that all members are `skipBehind` steps ahead of
+averages their weights of the slowest member's iteration instead. Its own weights then count by
+their age, or not at all. It continues from that iteration and skips those between.
 
 Source: Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019. Deviations: the
-gradient is applied before the exchange (the paper's serial order); weights within the staleness
-count again until newer ones come; where neighbours differ in number, each counts by
-Metropolis-Hastings weights beside (`topology.likeness`).
+gradient is applied before the exchange (the paper's serial order). Weights within the staleness
+count again until newer ones arrive. If numbers of neighbours differ, each also counts by
+Metropolis-Hastings weights (`topology.relative_mixing_weights`).
 """
 
 from __future__ import annotations
@@ -30,62 +30,61 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    Regrouped,
-    Replace,
-    Send,
+    ReplaceWeights,
+    SendMessage,
+    TopologyChanged,
     Value,
 )
-from dlion_worker.policies.synchronization import Rule
-from dlion_worker.policies.topology import likeness
+from dlion_worker.policies.synchronization import SyncRule
+from dlion_worker.policies.topology import relative_mixing_weights
 from dlion_worker.policies.weight_queues import QueuedWeightsMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.names import Rank
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
     from dlion_worker.policies.interface import Event
     from dlion_worker.policies.weight_parameters import HopParameters
 
 
-def hop(context: Context, parameters: HopParameters) -> Hop:
-    """Weights to every peer, averaged by their iterations."""
+def hop(context: PolicyContext, parameters: HopParameters) -> Hop:
     return Hop(context, parameters)
 
 
 class Hop(QueuedWeightsMachine):
-    """One worker's update queues, and the average that it is about to make."""
+    """One worker's update queues and pending average."""
 
-    def __init__(self, context: Context, parameters: HopParameters) -> None:
+    def __init__(self, context: PolicyContext, parameters: HopParameters) -> None:
         gap = parameters.max_gap
         longest = gap + parameters.staleness + 1
-        super().__init__(context, Rule(slack=gap - 1, spare=0, barrier=False), longest)
+        super().__init__(context, SyncRule(slack=gap - 1, spare=0, barrier=False), longest)
         self._parameters = parameters
-        self._likeness = likeness(context.graph, context.rank)
+        self._likeness = relative_mixing_weights(context.graph, context.rank)
         self._is_descending = False
         self._is_averaging = False
         self._level = 0
-        """The iteration of the last average: past its own step where this worker has skipped."""
+        """Iteration of the last average; ahead of the own step if this worker skipped iterations.
+        """
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Where the graph changes, what its neighbours count changes with it."""
-        if isinstance(event, Regrouped):
-            self._likeness = likeness(event.graph, self.context.rank)
+        """Handle one event; a new graph changes the weights of neighbours."""
+        if isinstance(event, TopologyChanged):
+            self._likeness = relative_mixing_weights(event.graph, self.context.rank)
         return super().handle(event)
 
     def next_iteration(self) -> int:
-        """One more than the last average's."""
+        """Return the iteration after the last average."""
         return max(super().next_iteration(), self._level + 1)
 
-    # ---- own steps -----------------------------------------------------------------------------
+    # ---- own steps -------------------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """The own gradient is applied first."""
         self._is_descending = True
         return [self.update(step.gradient_D)]
 
-    def descended(self) -> list[Instruction]:
-        """The weights go to all, a token before them."""
+    def update_applied(self) -> list[Instruction]:
+        """Send a token and then the weights to all members."""
         if not self._is_descending:
             return []
         self._is_descending, self._is_averaging = False, True
@@ -95,22 +94,21 @@ class Hop(QueuedWeightsMachine):
         payload = encode_weights(self.weights_D, self.context.coding)
         own = self.synchronizer.own
         message = Message(MessageKind.WEIGHTS, own, self.local_batch_size, payload=payload)
-        return [*self.progress(), *(Send(peer, message) for peer in peers)]
+        return [*self.progress(), *(SendMessage(peer, message) for peer in peers)]
 
-    # ---- the average ---------------------------------------------------------------------------
+    # ---- the average -----------------------------------------------------------------------------
 
-    def go_on(self) -> list[Instruction]:
-        """The average, once enough is there."""
-        if not self._is_averaging or self.held_for():
+    def advance(self) -> list[Instruction]:
+        if not self._is_averaging or self.blocking_peers():
             return []
         self._is_averaging = False
         self._level = self._iteration_to_average()
         average_D = self._average(self._level)
         self._queues.forget_before(self._level + 1 - self._parameters.staleness)
-        return [] if average_D is None else [Replace(average_D)]
+        return [] if average_D is None else [ReplaceWeights(average_D)]
 
-    def held_for(self) -> frozenset[Rank]:
-        """Members whose weights are missing, if they are more than the backup workers."""
+    def blocking_peers(self) -> frozenset[Rank]:
+        """Return members with missing weights, if they are more than the backup workers."""
         if not self._is_averaging:
             return frozenset()
         last = self._iteration_to_average()
@@ -122,7 +120,7 @@ class Hop(QueuedWeightsMachine):
         return frozenset(missing)
 
     def _iteration_to_average(self) -> int:
-        """Its own, or for a laggard that of the slowest member."""
+        """The own iteration, or for a laggard that of the slowest member."""
         own, behind = self.synchronizer.own, self._parameters.skip_behind
         finished = [self.synchronizer.finished(rank) for rank in self.synchronizer.in_step()]
         if behind and finished and min(finished) >= own + behind:
@@ -130,34 +128,33 @@ class Hop(QueuedWeightsMachine):
         return own
 
     def _average(self, last: int) -> Flat | None:
-        """In rank order, in float32; None: there is nothing but this worker's own."""
+        """Average in rank order in float32; None: only this worker's weights are there."""
         first = last - self._parameters.staleness
-        found: dict[Rank, tuple[int, Flat]] = {}
+        weights_of: dict[Rank, tuple[int, Flat]] = {}
         for rank in self.synchronizer.active:
             newest = self._queues.newest(rank, first, last)
             if newest is not None:
-                found[rank] = newest
-        if not found:
+                weights_of[rank] = newest
+        if not weights_of:
             return None
-        found[self.context.rank] = (self.synchronizer.own, self.weights_D)
+        weights_of[self.context.rank] = (self.synchronizer.own, self.weights_D)
         counts = {
             rank: max(0, iteration - first + 1) * self._likeness.get(rank, 1.0)
-            for rank, (iteration, _) in found.items()
+            for rank, (iteration, _) in weights_of.items()
         }
         total = sum(counts.values())
         average_D = np.zeros(self.size, np.float32)
-        for rank in sorted(found):
+        for rank in sorted(weights_of):
             if counts[rank]:
-                average_D += np.float32(counts[rank] / total) * found[rank][1]
+                average_D += np.float32(counts[rank] / total) * weights_of[rank][1]
         return average_D
 
-    # ---- checkpoints ---------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """The queues too. Taken while weights are awaited, that average is passed over."""
+        """Add the last average's iteration. A pending average is skipped after a restart."""
         return {**super().state(), "hop_level": self._level}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         super().restore(state)
         self._level = int(state["hop_level"])

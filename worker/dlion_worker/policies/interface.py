@@ -1,11 +1,11 @@
-"""The words between a policy and whoever drives it: events in, instructions out.
+"""The interface between a policy and its driver: events in, instructions out.
 
-A policy is a state machine without I/O. The trainer and the simulator both drive it: they hand it
-events one at a time and carry out the instructions that come back, in order. No policy knows
-TensorFlow, gRPC, a clock or a thread.
+A policy is a state machine without I/O. The trainer and the simulator drive it: they pass one event
+at a time and execute the returned instructions in order. A policy does not use TensorFlow, gRPC, a
+clock or a thread.
 
-Shape suffixes: D the flat gradient (all variables, in the layout's order), K kept entries,
-L variables.
+Shape suffixes: D the flat gradient (all variables, in the layout's order), K kept entries, L
+variables.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Value = NDArray[np.generic] | int | float | str
 """One named value of a policy's state."""
 
 TAKEN_OVER = "taken_over"
-"""In a state that is to be restored: the weights are a peer's, of the state's `iteration`."""
+"""State key. If present on restore, the weights are those of a peer at the state's `iteration`."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each variable stands in the flat vector."""
+    """Position of each variable in the flat vector."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -43,13 +43,13 @@ class Layout:
         return sum(self.sizes)
 
     def slices(self) -> tuple[slice, ...]:
-        """One slice of the flat vector per variable, in order."""
+        """Return one slice of the flat vector per variable, in order."""
         ends = np.cumsum(self.sizes)
         return tuple(slice(int(e) - s, int(e)) for e, s in zip(ends, self.sizes, strict=True))
 
 
 class MessageKind(IntEnum):
-    """What a message carries; the numbers are the wire's (exchange.proto)."""
+    """Kind of a message. The numbers are wire values (exchange.proto)."""
 
     GRADIENT = 1
     PROGRESS = 2
@@ -67,7 +67,8 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """One message on one link. `payload` is coded (`dlion_worker.codecs`), untrusted on arrival."""
+    """One message on one link. `payload` is encoded (`dlion_worker.codecs`) and untrusted on
+    arrival."""
 
     kind: MessageKind
     iteration: int
@@ -77,11 +78,11 @@ class Message:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the payload; headers are counted by the exchange."""
+        """Size of the payload. The exchange counts the headers."""
         return len(self.payload)
 
 
-# ---- events: what has happened ------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -93,21 +94,24 @@ class LocalStepDone:
     local_batch_size: int
     loss: float
     global_batch_size: int = 0
-    """Samples of all workers in that iteration, as the sidecar says; 0: not known."""
+    """Samples of all workers in that iteration, as the sidecar reports it; 0: unknown."""
 
 
 @dataclass(frozen=True)
-class IterationPassed:
-    """Instead of a local step: the others make this iteration's update without this worker, which
-    comes late and makes it as well, from what they send. Nobody hears of it. Only policies that
-    `replay` (`catalogue.Policy`) get it, as many as there are to catch up with."""
+class IterationReplayed:
+    """Replaces a local step while a late worker catches up.
+
+    The other workers made this update without this worker. It now makes the same update from their
+    messages and sends nothing. Only policies with `replays` (`catalogue.Policy`) receive this
+    event, once per missed iteration.
+    """
 
     iteration: int
 
 
 @dataclass(frozen=True)
 class MessageArrived:
-    """A whole message from a peer, checked for size and checksum, not for sense."""
+    """A complete message from a peer. Size and checksum are checked, the content is not."""
 
     sender: Rank
     message: Message
@@ -115,10 +119,10 @@ class MessageArrived:
 
 @dataclass(frozen=True)
 class MemberJoined:
-    """A peer's link is up, in both directions. `iteration`: the last one that peer has finished.
+    """A peer's link is up in both directions. `iteration` is the last one that the peer finished.
 
-    Before this worker's first step such a peer is expected from the first iteration on; later, once
-    it has been heard and has caught up.
+    Before this worker's first step, the peer is waited for from the first iteration on. Later it is
+    waited for once it has sent a message and has caught up.
     """
 
     rank: Rank
@@ -127,31 +131,31 @@ class MemberJoined:
 
 @dataclass(frozen=True)
 class MemberLeft:
-    """A peer is gone, or its link is down: nobody should wait for it."""
+    """A peer has left or its link is down. Do not wait for it."""
 
     rank: Rank
 
 
 @dataclass(frozen=True)
 class BudgetsChanged:
-    """What each link carries in an iteration, as measured. A link not named is unbounded."""
+    """Measured capacity of each link per iteration. A link without an entry is unbounded."""
 
     budget_bytes: Mapping[Rank, int]
     delay_steps: Mapping[Rank, float] = field(default_factory=dict)
-    """Time from here to there on the idle link, in iterations of this worker, where known."""
+    """One-way delay of the idle link in iterations of this worker, where known."""
 
 
 @dataclass(frozen=True)
-class Descended:
-    """The weights have just taken the update of this worker's `Descend`."""
+class UpdateApplied:
+    """The driver has applied this worker's `ApplyGradient` to the weights."""
 
 
 @dataclass(frozen=True)
-class Regrouped:
-    """Under `exchange.topology: clustered`, with whom each worker exchanges from now on.
+class TopologyChanged:
+    """New neighbours of each worker, under `exchange.topology: clustered`.
 
-    Links follow: what is no neighbour any more leaves, what has become one joins. For policies in
-    which it matters how many neighbours a neighbour has; all others may pass it over.
+    `MemberLeft` and `MemberJoined` follow for the links that change. A policy needs this event only
+    if the number of a neighbour's neighbours matters to it.
     """
 
     graph: Mapping[Rank, frozenset[Rank]]
@@ -159,25 +163,26 @@ class Regrouped:
 
 Event = (
     LocalStepDone
-    | IterationPassed
+    | IterationReplayed
     | MessageArrived
     | MemberJoined
     | MemberLeft
     | BudgetsChanged
-    | Descended
-    | Regrouped
+    | UpdateApplied
+    | TopologyChanged
 )
 
-# ---- instructions: what is to be done -----------------------------------------------------------
+# ---- instructions --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Descend:
-    """Hand this gradient to the optimizer: one update of the weights.
+class ApplyGradient:
+    """Pass this gradient to the optimizer: one update of the weights.
 
-    `samples` is the global batch size by which the contributions were weighted, as far as it is
-    known here. The learning rate may follow it; or `global_batch_size`, where the contributions are
-    of some workers only (0: they are of all). The machine forgets the array: it is the driver's.
+    `samples` is the known global batch size by which the contributions are weighted; the learning
+    rate may scale with it. If only some workers contribute, the learning rate scales with
+    `global_batch_size` instead (0: all contribute). The driver owns the array; the policy must not
+    keep it.
     """
 
     gradient_D: Flat
@@ -186,11 +191,11 @@ class Descend:
 
 
 @dataclass(frozen=True)
-class Mix:
-    """w <- (1 - fraction) w + fraction * weights_D; optimizer moments are left alone.
+class AverageWeights:
+    """w <- (1 - fraction) w + fraction * weights_D; optimizer moments do not change.
 
-    `since_D`: what w was when it was to be compared with `weights_D`. What it has taken since stays
-    whole: w <- w + fraction (weights_D - since_D). None: as it is now.
+    `since_D` is the value of w to compare with `weights_D`. Updates applied after that value are
+    kept in full: w <- w + fraction (weights_D - since_D). None: compare with the current w.
     """
 
     weights_D: Flat
@@ -200,13 +205,13 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """w <- w + m2 / (m1 + m2) (weights_D - since_D): to the mean by samples of the two sides, m1
-    `own_samples` and m2 `their_samples`, what each has trained on and the other has not.
+class MergeReplicas:
+    """w <- w + m2 / (m1 + m2) (weights_D - since_D): the sample-weighted mean of two partitions.
 
-    `weights_D` and `since_D`, this worker's when the other's were asked for, are where the weights
-    come to rest, so that moments stay as they are. What w has taken since then, from both sides,
-    stays whole, as in `Mix`.
+    m1 is `own_samples` and m2 `their_samples`: the samples that one side has trained on and the
+    other has not. `since_D` is this worker's value when it requested the peer's. Both vectors are
+    resting weights (`ReplicaView.resting_D`), so optimizer moments do not change. Updates applied
+    after the request are kept in full, as in `AverageWeights`.
     """
 
     weights_D: Flat
@@ -217,21 +222,21 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Add:
-    """w <- w + update_D; the optimizer has no part in it."""
+class AddUpdate:
+    """w <- w + update_D, without the optimizer."""
 
     update_D: Flat
 
 
 @dataclass(frozen=True)
-class Replace:
-    """w <- weights_D; optimizer moments are left alone."""
+class ReplaceWeights:
+    """w <- weights_D; optimizer moments do not change."""
 
     weights_D: Flat
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMessage:
     """Queue this message on the link to that peer."""
 
     peer: Rank
@@ -240,7 +245,7 @@ class Send:
 
 @dataclass(frozen=True)
 class SendWeights:
-    """Code the weights, those given or as they are now, and queue them for that peer as a `WEIGHTS`
+    """Encode the weights (`weights_D`, else the current ones) and queue them as a `WEIGHTS`
     message."""
 
     peer: Rank
@@ -249,59 +254,76 @@ class SendWeights:
 
 
 @dataclass(frozen=True)
-class Withhold:
-    """Who takes over this worker's state from now on gets its weights without `update_D`, which all
-    peers have still to get, and that one with them. The machine forgets the array."""
+class WithholdUpdate:
+    """Exclude `update_D` from the weights that this worker gives to a worker that takes over its
+    state.
+
+    All peers, including that worker, still receive this update as a message. The policy must not
+    keep the array.
+    """
 
     update_D: Flat
 
 
 @dataclass(frozen=True)
-class Refuse:
-    """That peer said nonsense: count it, raise an event, quarantine the peer if it goes on."""
+class RejectMessage:
+    """The peer sent an invalid message. Count it, raise an event, quarantine the peer if it
+    repeats."""
 
     peer: Rank
     reason: str
 
 
-Instruction = Descend | Mix | Fold | Add | Replace | Send | SendWeights | Withhold | Refuse
+Instruction = (
+    ApplyGradient
+    | AverageWeights
+    | MergeReplicas
+    | AddUpdate
+    | ReplaceWeights
+    | SendMessage
+    | SendWeights
+    | WithholdUpdate
+    | RejectMessage
+)
 
 
 class ReplicaView(Protocol):
-    """This worker's weights, to be read and never written."""
+    """Read-only view of this worker's weights."""
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
-        """As they are now, shape [D]; they change under whoever keeps them: copy what must stay."""
+        """The current weights, shape [D]. They change in place: copy them to keep them."""
         ...
 
     @property
     def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
-        """Where they come to rest if every gradient is zero from now on, as the optimizer's moments
-        carry them on; a copy."""
+        """The weights after the optimizer's moments have decayed with zero gradients; a copy."""
         ...
 
 
-class Machine(Protocol):
-    """What the trainer and the simulator drive: the sum of a worker's policies."""
+class PolicyMachine(Protocol):
+    """All policies of one worker combined; driven by the trainer and the simulator."""
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes one event; what is to be done about it, in order."""
+        """Handle one event; return instructions in execution order."""
         ...
 
     def waiting_for(self) -> frozenset[Rank]:
-        """Peers that must be heard before the next local step may begin; empty: begin."""
+        """Return the peers to wait for before the next local step; empty: start it."""
         ...
 
     def next_iteration(self) -> int:
-        """Number of the next local step: one more than the last, or where the others have got to,
-        if they have gone on without this worker."""
+        """Return the number of the next local step.
+
+        It is one more than the last, or the other workers' current iteration if they continued
+        without this worker.
+        """
         ...
 
     def state(self) -> dict[str, Value]:
-        """Everything that a restart must bring back, as flat named values for a checkpoint."""
+        """Return everything that a restart needs, as flat named values for a checkpoint."""
         ...
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; with `TAKEN_OVER`, over a peer's weights."""
+        """Restore what `state` returned. With `TAKEN_OVER`, the weights are those of a peer."""
         ...

@@ -1,15 +1,15 @@
-"""Policy `localsgd`: every worker descends alone for H steps, then all average what changed.
+"""Policy `localsgd`: every worker trains alone for H steps, then all average their changes.
 
-At each multiple of H a worker sends its weights to every member and is held until those of all
-members are in. Receivers *average*, weighted by the samples trained on since the last round; the
-change from the weights of the last round (the anchor) to that mean is the outer gradient:
+At each multiple of H a worker sends its weights to every member and waits for those of all members.
+Receivers *average*, weighted by the samples since the last round. The change from the weights of
+the last round (the anchor) to the mean is the outer gradient:
 
     delta = anchor - mean;  v = momentum v + delta
     anchor <- anchor - rate (delta + momentum v)      (Nesterov; without: rate v)
 
-and every worker goes on from the anchor. Rate 1 and momentum 0 is plain local SGD. Weights travel
-rather than changes, so that who comes with an old anchor is in line again after some rounds; what
-counts here of the own ones is what the peers decode.
+Every worker continues from the anchor. Rate 1 and momentum 0 is plain local SGD. Weights are sent
+instead of changes, so that a worker with an old anchor realigns after some rounds. This worker uses
+its own weights as the peers decode them.
 
 Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019; Douillard et al.,
 "DiLoCo", 2023 (outer Nesterov; rate 0.7, momentum 0.9 over 500 steps, as recalled; over few steps
@@ -30,32 +30,31 @@ from dlion_worker.policies.interface import (
     LocalStepDone,
     Message,
     MessageKind,
-    Replace,
-    Send,
+    ReplaceWeights,
+    SendMessage,
 )
-from dlion_worker.policies.peer_machine import PeerMachine, flat
-from dlion_worker.policies.synchronization import Rule
+from dlion_worker.policies.peer_machine import PeerMachine, vector_from_state
+from dlion_worker.policies.synchronization import SyncRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.names import Rank
-    from dlion_worker.policies.building import Context
-    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.factory import PolicyContext
+    from dlion_worker.policies.interface import Flat, PolicyMachine, Value
     from dlion_worker.policies.weight_parameters import LocalsgdParameters
 
 _KEPT_AHEAD = 2
-"""Rounds of a peer's that are kept until they are due: it waits for this worker in the second."""
+"""Rounds of a peer that are kept until due. It waits for this worker in the second."""
 
 
-def localsgd(context: Context, parameters: LocalsgdParameters) -> Machine:
-    """Local steps, and an average every so often."""
+def localsgd(context: PolicyContext, parameters: LocalsgdParameters) -> PolicyMachine:
     return LocalSteps(context, parameters)
 
 
 @dataclass(frozen=True)
-class Share:
-    """One worker's part in a round."""
+class RoundContribution:
+    """One worker's contribution to a round."""
 
     samples: int
     weights_D: Flat
@@ -64,53 +63,52 @@ class Share:
 class LocalSteps(PeerMachine):
     """One worker's local steps and rounds; round r is due at iteration r H."""
 
-    def __init__(self, context: Context, parameters: LocalsgdParameters) -> None:
-        super().__init__(context, Rule(slack=parameters.local_steps, spare=0, barrier=False))
+    def __init__(self, context: PolicyContext, parameters: LocalsgdParameters) -> None:
+        super().__init__(context, SyncRule(slack=parameters.local_steps, spare=0, barrier=False))
         self._parameters = parameters
         self._codec = context.coding
         self._anchor_D: Flat | None = None
         self._velocity_D: Flat | None = None
         self._samples = 0  # since the last round
         self._round = 0  # the last one that was opened
-        self._own: Share | None = None  # while it is open
+        self._own: RoundContribution | None = None  # while it is open
         self._message: Message | None = None
         self._expected: set[Rank] = set()
         self._newcomers: set[Rank] = set()
-        self._shares: dict[Rank, dict[int, Share]] = {}
+        self._shares: dict[Rank, dict[int, RoundContribution]] = {}
 
     # ---- a local step ----------------------------------------------------------------------------
 
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """The own gradient, alone; the others are told how far this worker is."""
+        """Apply the own gradient only; report the iteration to the others."""
         require_finite(step.gradient_D, "gradient")
         if self._anchor_D is None:
             self._anchor_D = self.weights_D.copy()
         self._samples += step.local_batch_size
         return [*self.progress(), self.update_alone(step.gradient_D)]
 
-    def descended(self) -> list[Instruction]:
-        """Opens the round, where one is due: the weights go to every member."""
+    def update_applied(self) -> list[Instruction]:
+        """Open the round if one is due: send the weights to every member."""
         now = self.synchronizer.own // self._parameters.local_steps
         if now <= self._round:
             return []
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
-        samples = min(self._samples, self._most_samples)  # more, where a restart passed a round
-        self._own = Share(samples, decode_weights(payload, self.size).copy())
+        samples = min(self._samples, self._max_samples)  # may be more if a restart skipped a round
+        self._own = RoundContribution(samples, decode_weights(payload, self.size).copy())
         self._message = Message(
             MessageKind.WEIGHTS, self._due, self.local_batch_size, samples, payload
         )
-        self._expected = {  # who is past it has gone on without this worker
+        self._expected = {  # a worker past it has continued without this one
             rank
             for rank in self.synchronizer.in_step()
             if self.synchronizer.finished(rank) <= self.synchronizer.own
         }
-        return [Send(peer, self._message) for peer in self.synchronizer.active]
+        return [SendMessage(peer, self._message) for peer in self.synchronizer.active]
 
     @property
-    def _most_samples(self) -> int:
-        """By which a part counts."""
-        return self._parameters.local_steps * self.context.most_samples
+    def _max_samples(self) -> int:
+        return self._parameters.local_steps * self.context.max_samples
 
     @property
     def _due(self) -> int:
@@ -119,13 +117,14 @@ class LocalSteps(PeerMachine):
     # ---- rounds ----------------------------------------------------------------------------------
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """A peer's part in a round, kept until that round is closed here.
+        """Store a peer's contribution until its round is closed here.
 
         Raises:
-            ContractError: of no round, of no samples or too many, or not this model's weights.
+            ContractError: not the iteration of a round, invalid samples, or not this model's
+                weights.
         """
         steps, samples = self._parameters.local_steps, message.weights_version
-        most = self._most_samples
+        most = self._max_samples
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
@@ -134,7 +133,9 @@ class LocalSteps(PeerMachine):
         shares = self._shares.setdefault(sender, {})
         number = message.iteration // steps
         if number >= self._first_open and number not in shares:
-            shares[number] = Share(samples, decode_weights(message.payload, self.size).copy())
+            shares[number] = RoundContribution(
+                samples, decode_weights(message.payload, self.size).copy()
+            )
             if len(shares) > _KEPT_AHEAD:
                 del shares[min(shares)]
         return []
@@ -143,8 +144,8 @@ class LocalSteps(PeerMachine):
     def _first_open(self) -> int:
         return self._round if self._own is not None else self._round + 1
 
-    def held_for(self) -> frozenset[Rank]:
-        """Members whose part in the open round is missing, and may come."""
+    def blocking_peers(self) -> frozenset[Rank]:
+        """Return members that may still send their contribution to the open round."""
         if self._own is None:
             return frozenset()
         return frozenset(
@@ -154,28 +155,27 @@ class LocalSteps(PeerMachine):
         )
 
     def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Says nothing of a round: what its sender has to add comes by itself."""
+        """Ignore it: contributions are separate messages."""
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Is counted on from the next round, and is told of this one: it may be in it."""
+        """Wait for it from the next round on. Send it this round: it may take part."""
         if self._own is not None:
             self._newcomers.add(rank)
 
     def left(self, rank: Rank) -> None:
-        """It is not expected; what it has sent for the open round still counts."""
+        """Do not wait for it. Its contribution to the open round counts."""
         self._expected.discard(rank)
         self._newcomers.discard(rank)
         if self._own is None:
             self._shares.pop(rank, None)
 
-    def go_on(self) -> list[Instruction]:
-        """Closes the round, once all its parts are in."""
-        told: list[Instruction] = []
+    def advance(self) -> list[Instruction]:
+        instructions: list[Instruction] = []
         if self._message is not None:
-            told = [Send(rank, self._message) for rank in sorted(self._newcomers)]
+            instructions = [SendMessage(rank, self._message) for rank in sorted(self._newcomers)]
             self._newcomers.clear()
-        if self._own is None or self._anchor_D is None or self.held_for():
-            return told
+        if self._own is None or self._anchor_D is None or self.blocking_peers():
+            return instructions
         shares = {self.context.rank: self._own}
         for rank, by_round in list(self._shares.items()):
             if self._round in by_round:
@@ -183,16 +183,16 @@ class LocalSteps(PeerMachine):
             kept = {number: one for number, one in by_round.items() if number > self._round}
             self._shares[rank] = kept
         self._anchor_D = self._outer_step(
-            self._anchor_D, mean(dict(sorted(shares.items())).values())
+            self._anchor_D, mean_weights(dict(sorted(shares.items())).values())
         )
         self._own = self._message = None
         self._samples = 0
-        return [*told, Replace(self._anchor_D.copy())]
+        return [*instructions, ReplaceWeights(self._anchor_D.copy())]
 
     def _outer_step(self, anchor_D: Flat, mean_D: Flat) -> Flat:
         rate = np.float32(self._parameters.outer_learning_rate)
         momentum = np.float32(self._parameters.outer_momentum)
-        if not momentum:  # in this form rate 1 gives the mean itself, whatever the anchor was
+        if not momentum:  # in this form, rate 1 gives exactly the mean
             return (np.float32(1) - rate) * anchor_D + rate * mean_D
         delta_D = anchor_D - mean_D
         if self._velocity_D is None:
@@ -206,7 +206,6 @@ class LocalSteps(PeerMachine):
     # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """With the anchor, the velocity and the samples of the round under way."""
         state = {**super().state(), "round": self._round, "round_samples": self._samples}
         for name, vector_D in (("anchor_D", self._anchor_D), ("velocity_D", self._velocity_D)):
             if vector_D is not None:
@@ -214,16 +213,16 @@ class LocalSteps(PeerMachine):
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; before any other event."""
         super().restore(state)
-        passed = self.synchronizer.own // self._parameters.local_steps  # so far, if a peer's state
+        # With the state of a peer, its rounds have passed.
+        passed = self.synchronizer.own // self._parameters.local_steps
         self._round, self._samples = max(passed, int(state["round"])), int(state["round_samples"])
-        self._anchor_D = flat(state["anchor_D"]) if "anchor_D" in state else None
-        self._velocity_D = flat(state["velocity_D"]) if "velocity_D" in state else None
+        self._anchor_D = vector_from_state(state["anchor_D"]) if "anchor_D" in state else None
+        self._velocity_D = vector_from_state(state["velocity_D"]) if "velocity_D" in state else None
 
 
-def mean(shares: Iterable[Share]) -> Flat:
-    """Their weights' mean by samples, summed in the order given, in float32."""
+def mean_weights(shares: Iterable[RoundContribution]) -> Flat:
+    """Return the sample-weighted mean of the weights, summed in order in float32."""
     parts = list(shares)
     total = sum(part.samples for part in parts)
     mean_D = np.zeros_like(parts[0].weights_D)

@@ -1,15 +1,15 @@
-"""Error feedback for Max N: what a link did not carry is not lost to it (`exchange.residual`).
+"""Error feedback for Max N: keep what a link did not carry (`exchange.residual`).
 
-Called by `gradient_policies` for policy `dlion`, where the manifest asks for it. Selection, budgets
-and saving up are Max N's own (`sending.MaxN`); only what it selects from is residual + gradient.
-What is kept counts by the local batch of the iteration that sends it.
+Used by `gradient_policies` for policy `dlion`. Selection and budgets are those of
+`gradient_selectors.MaxN`, applied to residual + gradient. A delayed entry is weighted by the local
+batch of the iteration that sends it.
 
-- `shared`: one residual. All links carry the same, as many entries as the narrowest takes, and what
-  is sent is what counts here: under full synchronous exchange replicas stay identical. A worker
-  without peers takes all that it has.
-- `perLink`: a residual (D floats) and a selection for each link, as much as that link carries. The
-  whole local gradient counts here at once, as without feedback; a peer lacks what its link's
-  residual holds, and no more. A peer that leaves takes its link's residual with it.
+- `shared`: one residual. All links carry the same entries, as many as the narrowest takes. This
+  worker applies what it sends, so replicas stay identical under full synchronous exchange. A worker
+  without peers applies its whole residual.
+- `perLink`: a residual (D floats) and a selection per link, as much as that link carries. This
+  worker applies its whole gradient at once, as without feedback. A peer lacks exactly what its
+  link's residual contains. If it leaves, that residual is dropped.
 
 Source: ours; DLion as published keeps nothing. Error feedback: see `entries`.
 """
@@ -23,22 +23,22 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_worker.codecs import AnyCoding, GradientPart, decode_gradient, require_finite
 from dlion_worker.policies.entries import Residual
-from dlion_worker.policies.sending import MaxN, Outgoing
+from dlion_worker.policies.gradient_selectors import MaxN, OutgoingPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_worker.policies.gradient_selectors import Payload
     from dlion_worker.policies.interface import Flat, Layout, Value
-    from dlion_worker.policies.sending import Payload
 
 _SHARED: Final = "max_n_residual_D"
 _RESIDUAL_OF: Final = "max_n_residual_D_of_"
 _SAVED_OF: Final = "saved_bytes_"
 _ALL: Final = Rank(0)
-"""Stands for all links where they carry the same."""
+"""Represents all links where they carry the same."""
 
 
-class _Link:
+class _ResidualLink:
     """Max N over a residual, for one link or for all that carry the same."""
 
     def __init__(
@@ -50,7 +50,7 @@ class _Link:
         self.residual = Residual(layout.size)
 
     def prepare(self, gradient_D: Flat, budget_bytes: int | None) -> tuple[Payload | None, Flat]:
-        """A payload, if the link takes one now, and what a receiver reads of it."""
+        """Return a payload, if the link takes one now, and what a receiver decodes."""
         self.residual.value_D += gradient_D
         budgets = {} if budget_bytes is None else {self._rank: budget_bytes}
         outgoing = self._max_n.prepare(self.residual.value_D, [self._rank], budgets)
@@ -62,12 +62,11 @@ class _Link:
         return payload, part.weighted(np.float32(1))
 
     def state(self) -> dict[str, Value]:
-        """The residual, and what is saved up."""
         residual_D = self.residual.value_D.copy()
         return {self._name: residual_D, **self._max_n.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; of a checkpoint without it, nothing."""
+        """Restore what `state` returned; ignore a checkpoint without it."""
         if self._name not in state:
             return
         self.residual.value_D = np.array(state[self._name], np.float32)
@@ -76,17 +75,17 @@ class _Link:
 
 
 class SharedResidualMaxN:
-    """One residual, one selection for all links."""
+    """One residual and one selection for all links."""
 
     combines = True
 
     def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
-        self._link = _Link(_ALL, _SHARED, layout, codec, floor_percent)
+        self._link = _ResidualLink(_ALL, _SHARED, layout, codec, floor_percent)
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
-    ) -> Outgoing:
-        """The same payload for all, as large as the narrowest link takes.
+    ) -> OutgoingPayloads:
+        """Return the same payload for all peers, as large as the narrowest link takes.
 
         Raises:
             ValueError: an entry is not finite.
@@ -94,37 +93,35 @@ class SharedResidualMaxN:
         require_finite(gradient_D, "gradient")
         if not peers:
             self._link.residual.value_D += gradient_D
-            return Outgoing({}, GradientPart(self._link.residual.take()))
+            return OutgoingPayloads({}, GradientPart(self._link.residual.take()))
         narrowest = min((budget_bytes[p] for p in peers if p in budget_bytes), default=None)
         payload, sent_D = self._link.prepare(gradient_D, narrowest)
         payloads = {} if payload is None else dict.fromkeys(peers, payload)
-        return Outgoing(payloads, GradientPart(sent_D))
+        return OutgoingPayloads(payloads, GradientPart(sent_D))
 
     def forget(self, peer: Rank) -> None:
-        """Nothing is kept for a link."""
+        """Keep nothing per link."""
 
     def state(self) -> dict[str, Value]:
-        """The residual, and what is saved up."""
         return self._link.state()
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         self._link.restore(state)
 
 
 class PerLinkResidualMaxN:
-    """A residual and a selection for each link."""
+    """A residual and a selection per link."""
 
     combines = True
 
     def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
         self._layout, self._codec, self._floor_percent = layout, codec, floor_percent
-        self._links: dict[Rank, _Link] = {}
+        self._links: dict[Rank, _ResidualLink] = {}
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
-    ) -> Outgoing:
-        """A payload for each link that takes one now.
+    ) -> OutgoingPayloads:
+        """Return a payload for each link that takes one now.
 
         Raises:
             ValueError: an entry is not finite.
@@ -135,26 +132,25 @@ class PerLinkResidualMaxN:
             payload, _ = self._link(peer).prepare(gradient_D, budget_bytes.get(peer))
             if payload is not None:
                 payloads[peer] = payload
-        return Outgoing(payloads, GradientPart(gradient_D))
+        return OutgoingPayloads(payloads, GradientPart(gradient_D))
 
-    def _link(self, peer: Rank) -> _Link:
+    def _link(self, peer: Rank) -> _ResidualLink:
         if peer not in self._links:
             name = f"{_RESIDUAL_OF}{peer}"
-            self._links[peer] = _Link(peer, name, self._layout, self._codec, self._floor_percent)
+            self._links[peer] = _ResidualLink(
+                peer, name, self._layout, self._codec, self._floor_percent
+            )
         return self._links[peer]
 
     def forget(self, peer: Rank) -> None:
-        """What was kept for its link is void."""
         self._links.pop(peer, None)
 
     def state(self) -> dict[str, Value]:
-        """Every link's residual, and what is saved up for it."""
         return {
             name: value for link in self._links.values() for name, value in link.state().items()
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         self._links = {}
         for name in state:
             if name.startswith(_RESIDUAL_OF):

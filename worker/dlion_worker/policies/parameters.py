@@ -1,7 +1,7 @@
-"""What each exchange policy takes in `spec.exchange.parameters`, declared as manifests are.
+"""Parameters of exchange policies in `spec.exchange.parameters`, declared as manifest fields.
 
-Owns names, bounds and defaults, so that `dlion validate` needs no NumPy. A policy without
-parameters has none here.
+Defines names, bounds and defaults, so that `dlion validate` needs no NumPy. Policies without
+parameters are not listed here.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dlion_api.document import setting
 
 @dataclass(frozen=True, kw_only=True)
 class NoParameters:
-    """For policies that take none."""
+    """For policies without parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AkoParameters:
-    """For `ako`."""
+    """Parameters of `ako`."""
 
     partitions: int = setting(
-        "into how many parts a gradient is cut (p); 0: the smallest number whose part fits the"
+        "number of parts of a gradient (p); 0: the smallest number with parts that fit the"
         " narrowest link's budget.",
         default=0,
         minimum=0,
         maximum=10**6,
     )
     most_partitions: int = setting(
-        "p never above this where budgets choose it (ours).",
+        "maximum of p if budgets determine it (ours).",
         default=100,
         minimum=1,
         maximum=10**6,
@@ -38,7 +38,7 @@ class AkoParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class AdacompParameters:
-    """Of `adacomp`."""
+    """Parameters of `adacomp`."""
 
     share: float = setting(
         "share of each variable's entries that is sent, at least one.",
@@ -53,20 +53,21 @@ class AdacompParameters:
         maximum=10**6,
     )
     server: int | None = setting(
-        "rank of the worker in the parameter server's role; without it, peer to peer.",
+        "rank of the worker in the parameter server's role; by default, peer to peer.",
         default=None,
         minimum=0,
         maximum=10**6,
     )
     step: Literal["whole", "share"] = setting(
-        "each gradient counts by the manifest's weighting, or is a whole step as published.",
+        "each gradient is a full step as published (whole), or is weighted by the manifest's"
+        " weighting (share).",
         default="share",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncParameters:
-    """Of `async`."""
+    """Parameters of `async`."""
 
     compensation: float = setting(
         "lambda of the delay compensation; 0: none (0.04 in its paper, as recalled).",
@@ -81,45 +82,46 @@ class AsyncParameters:
         maximum=10**6,
     )
     server: int | None = setting(
-        "rank of the worker in the parameter server's role; without it, peer to peer.",
+        "rank of the worker in the parameter server's role; by default, peer to peer.",
         default=None,
         minimum=0,
         maximum=10**6,
     )
     step: Literal["whole", "share"] = setting(
-        "each gradient is a whole step, or counts by the manifest's weighting.", default="share"
+        "each gradient is a full step (whole), or is weighted by the manifest's weighting (share).",
+        default="share",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalParameters:
-    """Of `hierarchical`."""
+    """Parameters of `hierarchical`."""
 
     inside_share: float = setting(
-        "of a gradient's entries that travel inside a site, the largest (default ours).",
+        "share of a gradient's entries, the largest, sent inside a site (default ours).",
         default=1.0,
         above=0,
         maximum=1,
     )
     between_share: float = setting(
-        "of the entries of a site's mean that travel between sites (default ours).",
+        "share of the entries of a site's mean sent between sites (default ours).",
         default=0.1,
         above=0,
         maximum=1,
     )
     combine: Literal["mean", "median", "trimmed"] = setting(
-        "the sites' means become their mean by samples, or a robust one in which each site counts"
-        " the same (default ours).",
+        "the sites' means are combined by their sample-weighted mean, or by a robust one with"
+        " equal weights of sites (default ours).",
         default="mean",
     )
     trim: int = setting(
-        "of a trimmed mean: sites left out at either end, entry by entry (default ours).",
+        "sites left out at either end of a trimmed mean, per entry (default ours).",
         default=1,
         minimum=0,
         maximum=10000,
     )
     group_size: int = setting(
-        "workers of a site that exchange among themselves at most; 0: all of it (default ours).",
+        "maximum workers of a site that exchange directly; 0: all of it (default ours).",
         default=0,
         minimum=0,
         maximum=10000,
@@ -128,16 +130,19 @@ class HierarchicalParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class DgcParameters:
-    """For `dgc`."""
+    """Parameters of `dgc`."""
 
     share: float = setting(
-        "of each variable's entries that are sent after the warm-up, at least one.",
+        "share of each variable's entries sent after the warm-up, at least one.",
         default=0.001,
         above=0,
         maximum=1,
     )
     warmup_stages: int = setting(
-        "steps in which the share falls to that; 0: no warm-up.", default=4, minimum=0, maximum=100
+        "stages of the warm-up, in which the share decreases; 0: no warm-up.",
+        default=4,
+        minimum=0,
+        maximum=100,
     )
     warmup_every_steps: int = setting(
         "iterations of each stage (ours; an epoch as published).",
@@ -146,17 +151,15 @@ class DgcParameters:
         maximum=10**6,
     )
     momentum: float = setting(
-        "of the velocity; the optimizer is then to have none (as recalled).",
+        "momentum of the velocity; the optimizer must have none (as recalled).",
         default=0.9,
         minimum=0,
         below=1,
     )
-    masking: bool = setting(
-        "whether the velocity of what is sent starts again from 0.", default=True
-    )
+    masking: bool = setting("whether the velocity of sent entries is reset to 0.", default=True)
     clip_norm: float = setting(
-        "norm to which gradients are clipped, over the root of the number of workers (default"
-        " ours); 0: they are not.",
+        "norm to which gradients are clipped, divided by the root of the number of workers"
+        " (default ours); 0: no clipping.",
         default=0.0,
         minimum=0,
         maximum=10**9,
@@ -165,23 +168,23 @@ class DgcParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class TwostepParameters:
-    """For `twostep`."""
+    """Parameters of `twostep`."""
 
     threshold: float = setting(
-        "no entry is released below this magnitude; 0: the links alone decide (default ours).",
+        "minimum magnitude of a released entry; 0: only the links determine it (default ours).",
         default=0.0,
         minimum=0,
         maximum=10**9,
     )
     ratio: float = setting(
-        "most time that a release may take (latency + bytes / bandwidth), per time computed since"
-        " the last one (default ours).",
+        "maximum time of a release (latency + bytes / bandwidth), relative to the time"
+        " computed since the last one (default ours).",
         default=1.0,
         above=0,
         maximum=1,
     )
     momentum: float = setting(
-        "of the velocity; the optimizer is then to have none (default ours).",
+        "momentum of the velocity; the optimizer must have none (default ours).",
         default=0.9,
         minimum=0,
         below=1,
@@ -202,16 +205,17 @@ class TwostepParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class TopKParameters:
-    """For `topk`."""
+    """Parameters of `topk`."""
 
     share: float = setting(
-        "of the entries that go on every link (default ours); 0: as many as each link's budget"
-        " carries.",
+        "share of the entries sent on every link (default ours); 0: as many as each link's"
+        " budget carries.",
         default=0.01,
         minimum=0,
         maximum=1,
     )
     residual: Literal["none", "shared", "perLink"] = setting(
-        "what becomes of entries not sent: lost; kept, once for all links; kept for each link.",
+        "entries that are not sent are lost (none), kept once for all links (shared), or kept"
+        " per link (perLink).",
         default="shared",
     )

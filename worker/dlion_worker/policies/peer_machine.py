@@ -1,9 +1,9 @@
-"""What policies that exchange weights or updates have in common: who is there, and what fits.
+"""Common base of policies that exchange weights or updates.
 
-`PeerMachine` sorts events out, keeps members and their batches, refuses nonsense; a policy says
-what a local step, a descent and a `WEIGHTS` message lead to. Called by `adpsgd`, `eventgrad`,
-`fedat`, `gaia`, `hierarchical`, `localsgd`, `weight_queues`. `spec.synchronization`,
-`knowledgeTransfer` and link budgets have no part in these policies: each brings its own rule.
+`PeerMachine` dispatches events, tracks members and their batch sizes, and rejects invalid messages.
+Subclasses define the reaction to a local step, an applied update and a `WEIGHTS` message. Used by
+`adpsgd`, `eventgrad`, `fedat`, `gaia`, `hierarchical`, `localsgd`, `weight_queues`. These policies
+ignore `spec.synchronization`, `knowledgeTransfer` and link budgets; each has its own rule.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_worker.policies.interface import (
-    Descend,
-    Descended,
+    ApplyGradient,
     Event,
     Flat,
     Instruction,
@@ -27,112 +26,111 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
+    UpdateApplied,
     Value,
 )
-from dlion_worker.policies.synchronization import Rule, Synchronizer
+from dlion_worker.policies.synchronization import Synchronizer, SyncRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
 
 _BATCH_OF = "batch_of_"
 
 
 class PeerMachine(ABC):
-    """A `Machine` whose parts are the hooks below, called in this order for each event."""
+    """A `PolicyMachine` that calls the hooks below for each event, `advance` last."""
 
-    def __init__(self, context: Context, rule: Rule) -> None:
+    def __init__(self, context: PolicyContext, rule: SyncRule) -> None:
         self.context = context
         self.size = context.layout.size
         self.synchronizer = Synchronizer(rule)
         self.local_batch_size = 1
-        self.of_all = 0
-        """The global batch size, as the driver has told it; 0: not known."""
+        self.reported_batch_size = 0
+        """Global batch size that the driver reported; 0: unknown."""
         self._batch_of: dict[Rank, int] = {}
         self._finished: dict[Rank, int] = {}
-        """Last iteration that each peer has told, member yet or not."""
+        """Last iteration that each peer reported, member or not."""
 
-    # ---- what a policy says --------------------------------------------------------------------
+    # ---- hooks of a policy -----------------------------------------------------------------------
 
     @abstractmethod
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
-        """A local step is done; members are to be told of it, here or in `descended`."""
+        """Handle a local step. Notify members here or in `update_applied`."""
 
     @abstractmethod
-    def descended(self) -> list[Instruction]:
-        """The weights have taken this worker's own update."""
+    def update_applied(self) -> list[Instruction]:
+        """Handle the application of this worker's own update to the weights."""
 
     @abstractmethod
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """A `WEIGHTS` message. Raises: ContractError where it makes no sense."""
+        """Handle a `WEIGHTS` message. Raises ContractError if it is invalid."""
 
     @abstractmethod
     def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """A peer's `PROGRESS`; without samples it is a greeting: nothing of that step follows."""
+        """Handle a `PROGRESS`. With zero samples, no other message of that step follows."""
 
     @abstractmethod
     def joined(self, rank: Rank, iteration: int) -> None:
-        """A member is there, anew."""
+        """Handle a member that joins or returns."""
 
     @abstractmethod
     def left(self, rank: Rank) -> None:
-        """A member is gone: nothing is expected of it."""
+        """Handle a member that left; expect nothing from it."""
 
     @abstractmethod
-    def go_on(self) -> list[Instruction]:
-        """What has become possible; called after every event."""
+    def advance(self) -> list[Instruction]:
+        """Do what has become possible. Called after every event."""
 
     def greeting(self) -> Message:
-        """What a newcomer is told: how far this worker is, and that no more of it will follow."""
+        """Return the message for a new member: this worker's iteration, with nothing to follow."""
         return Message(MessageKind.PROGRESS, self.synchronizer.own)
 
-    def held_for(self) -> frozenset[Rank]:
-        """Peers for whose messages the next local step waits, beside the synchroniser's."""
+    def blocking_peers(self) -> frozenset[Rank]:
+        """Return peers to wait for, in addition to those of the synchronizer."""
         return frozenset()
 
-    # ---- events --------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes one event; what is to be done about it, in order.
+        """Handle one event; return instructions in execution order.
 
         Raises:
             ValueError: a local step that was not allowed, or values to send that are not finite.
         """
-        told: list[Instruction] = []
+        instructions: list[Instruction] = []
         match event:
             case LocalStepDone():
-                if held := self.held_for():
+                if held := self.blocking_peers():
                     msg = f"local step {event.iteration} done while held for {sorted(held)}"
                     raise ValueError(msg)
                 self.synchronizer.step_done(event.iteration)
                 self.local_batch_size = event.local_batch_size
-                self.of_all = event.global_batch_size
-                told = self.stepped(event)
-            case Descended():
-                told = self.descended()
+                self.reported_batch_size = event.global_batch_size
+                instructions = self.stepped(event)
+            case UpdateApplied():
+                instructions = self.update_applied()
             case MessageArrived(sender=sender, message=message):
-                told = self._message_arrived(sender, message)
+                instructions = self._message_arrived(sender, message)
             case MemberJoined(rank=rank, iteration=iteration):
-                told = self._joined(rank, iteration)
+                instructions = self._joined(rank, iteration)
             case MemberLeft(rank=rank):
                 self._left(rank)
-        return told + self.go_on()
+        return instructions + self.advance()
 
     def waiting_for(self) -> frozenset[Rank]:
-        """Peers that must be heard before the next local step may begin; empty: begin."""
-        return self.synchronizer.waiting_for() | self.held_for()
+        return self.synchronizer.waiting_for() | self.blocking_peers()
 
     def next_iteration(self) -> int:
-        """Number of the next local step."""
         return self.synchronizer.next_iteration()
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if sender not in self.context.neighbours:
             allowed = sorted(self.context.neighbours)
-            return [Refuse(sender, f"message from worker {sender}; allowed: {allowed}")]
+            return [RejectMessage(sender, f"message from worker {sender}; allowed: {allowed}")]
         if message.kind not in (MessageKind.PROGRESS, MessageKind.WEIGHTS):
             return self._unused(sender, message)
         try:
@@ -142,7 +140,7 @@ class PeerMachine(ABC):
             if message.payload:
                 raise ContractError("PROGRESS with a payload; allowed: none")
         except ContractError as error:
-            return [Refuse(sender, str(error))]
+            return [RejectMessage(sender, str(error))]
         self._finished[sender] = max(self._finished.get(sender, 0), message.iteration)
         if message.local_batch_size:
             self._batch_of[sender] = message.local_batch_size
@@ -152,12 +150,14 @@ class PeerMachine(ABC):
 
     def _unused(self, sender: Rank, message: Message) -> list[Instruction]:
         if message.kind is not MessageKind.GRADIENT:
-            return []  # the driver's business, or a section's that has no part here
+            return []  # handled by the driver, or unused by these policies
         policy = self.context.spec.exchange.policy
-        return [Refuse(sender, f"GRADIENT under policy {policy}; allowed: PROGRESS, WEIGHTS")]
+        return [
+            RejectMessage(sender, f"GRADIENT under policy {policy}; allowed: PROGRESS, WEIGHTS")
+        ]
 
     def _check_header(self, message: Message) -> None:
-        most = self.context.most_samples
+        most = self.context.max_samples
         if not 0 <= message.local_batch_size <= most:
             msg = (
                 f"{message.kind.name} with a local batch of {message.local_batch_size} samples; "
@@ -170,12 +170,12 @@ class PeerMachine(ABC):
 
     def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         self.synchronizer.joined(rank, iteration)
-        if rank in self._finished:  # its first words came before the word that its link is up
+        if rank in self._finished:  # its first message arrived before MemberJoined
             self.synchronizer.heard(rank, self._finished[rank])
         self.joined(rank, iteration)
         if not self.synchronizer.stepped:
             return []
-        return [Send(rank, self.greeting())]
+        return [SendMessage(rank, self.greeting())]
 
     def _left(self, rank: Rank) -> None:
         self._finished.pop(rank, None)
@@ -183,31 +183,30 @@ class PeerMachine(ABC):
         self.synchronizer.left(rank)
         self.left(rank)
 
-    # ---- for the policies ----------------------------------------------------------------------
+    # ---- for the policies ------------------------------------------------------------------------
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
-        """This worker's weights, as they are now."""
         if self.context.replica is None:
             raise ValueError(f"policy {self.context.spec.exchange.policy} needs the replica")
         return self.context.replica.weights_D
 
-    def furthest_told(self) -> int:
-        """The last iteration that any peer has said to have finished; 0: none has."""
+    def max_reported_iteration(self) -> int:
+        """The highest iteration that any peer reported as finished; 0: none."""
         return max(self._finished.values(), default=0)
 
     def progress(self, *, weights_version: int = 0) -> list[Instruction]:
-        """Tells every member of the local step just done."""
+        """Report the local step just done to every member."""
         message = Message(
             MessageKind.PROGRESS, self.synchronizer.own, self.local_batch_size, weights_version
         )
-        return [Send(peer, message) for peer in self.synchronizer.active]
+        return [SendMessage(peer, message) for peer in self.synchronizer.active]
 
     def global_batch_size(self) -> int:
-        """This worker's local batch and the last known ones of all members.
+        """Return the sum of this worker's batch and the last known batches of all members.
 
-        Of members that have not told theirs yet, this one and those make up the manifest's initial
-        global batch.
+        If some members have not reported theirs, assume that the sum is the manifest's initial
+        global batch size.
         """
         known = self.local_batch_size
         unknown = 0
@@ -217,22 +216,22 @@ class PeerMachine(ABC):
         initial = self.context.spec.batching.global_batch_size.initial
         return max(known + unknown, initial) if unknown else known
 
-    def update(self, gradient_D: Flat) -> Descend:
-        """To the optimizer, for the batches of this worker and of all whom it hears."""
-        of_all = 0 if self.context.hears_all else self.of_all
-        return Descend(gradient_D, self.global_batch_size(), of_all)
+    def update(self, gradient_D: Flat) -> ApplyGradient:
+        """Pass the gradient to the optimizer, for the batches of this worker and its members."""
+        reported_batch_size = 0 if self.context.exchanges_with_all else self.reported_batch_size
+        return ApplyGradient(gradient_D, self.global_batch_size(), reported_batch_size)
 
-    def update_alone(self, gradient_D: Flat) -> Descend:
-        """To the optimizer, for this worker's own batch."""
-        return Descend(gradient_D, self.local_batch_size, self.of_all)
+    def update_alone(self, gradient_D: Flat) -> ApplyGradient:
+        """Pass the gradient to the optimizer, for this worker's batch only."""
+        return ApplyGradient(gradient_D, self.local_batch_size, self.reported_batch_size)
 
-    # ---- checkpoints ---------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
-        """Everything that a restart must bring back; members come anew as events.
+        """Return everything that a restart needs; members arrive again as events.
 
-        What is awaited when it is taken is not awaited after a restart: that iteration ends with
-        the weights as they are.
+        A restored worker does not wait for messages that were pending. That iteration ends with the
+        current weights.
         """
         return {
             "iteration": self.synchronizer.own,
@@ -241,7 +240,6 @@ class PeerMachine(ABC):
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; before any other event."""
         rule = self.synchronizer.rule
         self.synchronizer = Synchronizer(rule, iteration=int(state["iteration"]))
         self.local_batch_size = int(state["local_batch_size"])
@@ -252,6 +250,6 @@ class PeerMachine(ABC):
         }
 
 
-def flat(value: Value) -> Flat:
-    """A vector out of a state, a copy."""
+def vector_from_state(value: Value) -> Flat:
+    """Return a vector of a state, as a copy."""
     return np.array(value, np.float32)

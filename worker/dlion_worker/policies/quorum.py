@@ -1,19 +1,19 @@
-"""Which sites are joined with this worker, by links alone, and whether these are enough.
+"""Determine from links alone which sites are reachable, and whether they are a quorum.
 
-Called by `trainer.standstill`, for the trainer and the simulator. Every worker tells its peers with
-whom it is linked, and hands on what others have told (a link state each, by origin and version).
-From these all workers that can reach each other, over whatever peers, know the same graph, so they
-count the same sites: once news has gone from one end of the side to the other they decide alike,
-though each notices a broken link at a time of its own. No coordinator is asked.
+Used by `trainer.quorum_gate`, for the trainer and the simulator. Every worker sends its peers the
+list of its links, and forwards those of others, by origin and version (link-state flooding). So all
+workers that can reach each other know the same graph and count the same sites. Once an update has
+crossed the partition they decide alike, though each notices a broken link at its own time. No
+coordinator is involved.
 
-A link counts from the moment that it is up. But who holds still counts a new one only when its peer
-has told its own links, or asks to come in: before, that peer may itself have to wait for this one.
+A link counts once it is up. But a halted worker counts a new link only when its peer has sent its
+own links or asks to join. Before that, the peer may itself wait for this worker.
 
-Of a peer that is linked only its own word counts: others can neither outdate it nor invent more.
+For a linked peer only its own messages count: no other worker can replace them.
 
-Source: flooding of link states as in OSPF (RFC 2328, section 13), without its ages: what is out of
-reach does not count, however long it is remembered. Who hears of itself what it has not told goes
-above that, as there (13.4).
+Source: flooding of link states as in OSPF (RFC 2328, section 13), without ages: unreachable workers
+do not count, however long they are remembered. A worker that receives a newer state of itself
+continues from that version, as there (13.4).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dlion_worker.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    Refuse,
-    Send,
+    RejectMessage,
+    SendMessage,
 )
 
 if TYPE_CHECKING:
@@ -44,30 +44,32 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct("<IQQBI")
 _RANK = struct.Struct("<I")
 _LATEST = 2**53
-"""Incarnation and version of a link state, at most."""
+"""Maximum incarnation and version of a link state."""
 
 
 @dataclass(frozen=True)
-class LinkState:
-    """What one worker says of itself."""
+class LinkStateAdvertisement:
+    """Links that one worker reports about itself."""
 
     origin: Rank
     incarnation: int
     version: int
-    """Counts what the incarnation has told; a later one, or one of a later incarnation, stands."""
-    is_still: bool
-    """Whether it holds still, or has since and has not gone on."""
+    """Counter within an incarnation. The highest incarnation, then version, is valid."""
+    is_halted: bool
+    """Whether it is halted, or was and has not continued."""
     linked: frozenset[Rank]
 
     @property
     def age(self) -> tuple[int, int, bool]:
-        """Of two of one origin the larger is the newer. What peers note of one that asks to come in
-        stands until it has told more itself."""
-        return self.incarnation, self.version, self.is_still
+        """Sort key: of two states of one origin, the larger is newer.
+
+        What peers record about a joining worker is valid until that worker sends more itself.
+        """
+        return self.incarnation, self.version, self.is_halted
 
 
-def encode(states: Iterable[LinkState]) -> bytes:
-    """As the payload of a `REACH` message."""
+def encode_link_states(states: Iterable[LinkStateAdvertisement]) -> bytes:
+    """Encode as the payload of a `REACH` message."""
     parts: list[bytes] = []
     for state in states:
         parts.append(_HEAD.pack(state.origin, *state.age, len(state.linked)))
@@ -75,24 +77,28 @@ def encode(states: Iterable[LinkState]) -> bytes:
     return b"".join(parts)
 
 
-def decode(payload: bytes | memoryview, rank_of: Callable[[int], Rank]) -> list[LinkState]:
-    """The link states in a payload, one of each origin. `rank_of` raises LookupError for who cannot
-    take part. Reads no further than the first thing that is wrong.
+def decode_link_states(
+    payload: bytes | memoryview, rank_of: Callable[[int], Rank]
+) -> list[LinkStateAdvertisement]:
+    """Decode the link states of a payload, one per origin.
+
+    `rank_of` raises LookupError for ranks that cannot take part. Decoding stops at the first error.
 
     Raises:
-        ContractError: it is cut short, out of order, of absurd age, or names workers twice or such
-            as there are not.
+        ContractError: truncated, out of order, of invalid age, or with repeated or unknown workers.
     """
     rest = memoryview(payload)
-    states: dict[Rank, LinkState] = {}
+    states: dict[Rank, LinkStateAdvertisement] = {}
     while rest:
         try:
             origin, incarnation, version, still, count = _HEAD.unpack_from(rest)
             ranks = rest[_HEAD.size : _HEAD.size + count * _RANK.size]
             if ranks.nbytes != count * _RANK.size or origin in states:
-                raise ContractError(f"REACH: links of worker {origin} cut short, or told twice")
+                raise ContractError(f"REACH: links of worker {origin} truncated or repeated")
             linked = _rising(ranks, rank_of)
-            state = LinkState(rank_of(origin), incarnation, version, bool(still), linked)
+            state = LinkStateAdvertisement(
+                rank_of(origin), incarnation, version, bool(still), linked
+            )
         except (struct.error, LookupError) as error:
             raise ContractError(f"REACH of {len(payload)} bytes: {error}") from error
         if max(state.age) > _LATEST:
@@ -103,126 +109,127 @@ def decode(payload: bytes | memoryview, rank_of: Callable[[int], Rank]) -> list[
 
 
 def _rising(ranks: memoryview, rank_of: Callable[[int], Rank]) -> frozenset[Rank]:
-    """Each larger than the one before. Raises: ContractError, and what `rank_of` raises."""
-    found: list[Rank] = []
+    """Decode strictly increasing ranks. Raises ContractError, and what `rank_of` raises."""
+    decoded: list[Rank] = []
     for (rank,) in _RANK.iter_unpack(ranks):
-        if found and rank <= found[-1]:
-            raise ContractError(f"REACH: a link with worker {rank} behind that with {found[-1]}")
-        found.append(rank_of(rank))
-    return frozenset(found)
+        if decoded and rank <= decoded[-1]:
+            raise ContractError(f"REACH: ranks of links not increasing: {decoded[-1]}, {rank}")
+        decoded.append(rank_of(rank))
+    return frozenset(decoded)
 
 
-class Quorum:
-    """What one worker knows of its side."""
+class SiteQuorum:
+    """What one worker knows about its partition."""
 
     def __init__(
         self,
         rank: Rank,
         incarnation: int,
         *,
-        least_sites: int,
+        min_sites: int,
         site_of: Callable[[Rank], SiteName],
         version: int = 0,
     ) -> None:
-        """`least_sites`: with fewer a side holds still. `site_of`: raises LookupError for a rank
-        that cannot take part. `version`: of what this incarnation has told already."""
+        """`min_sites`: with fewer, a partition is halted. `site_of`: raises LookupError for ranks
+        that cannot take part. `version`: last version that this incarnation has sent."""
         self._rank = rank
-        self._least_sites, self._site_of = least_sites, site_of
+        self._min_sites, self._site_of = min_sites, site_of
         self._site_by_rank: dict[Rank, SiteName] = {}
         self._linked: set[Rank] = set()
         self._counted: set[Rank] = set()
-        """Of the linked, those that count."""
-        self._told = LinkState(rank, incarnation, version, False, frozenset())
-        self._own_words: dict[Rank, LinkState] = {}
-        """Of the linked, what each has told last of itself."""
-        self._rumours: dict[Rank, LinkState] = {}
-        """What was told last of each of the others, by whomever."""
-        self._news: dict[Rank, tuple[LinkState, Rank]] = {}
-        """What is to be handed on, and who told it."""
-        self._strangers: set[Rank] = set()
-        """Peers that have come and been told nothing yet."""
+        """Linked peers that count."""
+        self._own_state = LinkStateAdvertisement(rank, incarnation, version, False, frozenset())
+        self._linked_states: dict[Rank, LinkStateAdvertisement] = {}
+        """Latest state of each linked peer, received from itself."""
+        self._other_states: dict[Rank, LinkStateAdvertisement] = {}
+        """Latest state of each other worker, received from any peer."""
+        self._to_forward: dict[Rank, tuple[LinkStateAdvertisement, Rank]] = {}
+        """States to forward, with the peer that sent them."""
+        self._new_peers: set[Rank] = set()
+        """New peers that were sent nothing yet."""
         self._early: set[Rank] = set()
-        """Peers whose first words came before the word that their link is up."""
-        self._side: frozenset[Rank] | None = None
-        """As `side` has it; None: to be found anew."""
-        self.is_still = False
-        """Whether this worker holds still, or has since and has not gone on: whoever holds is not
-        to count a link before its peer has spoken."""
+        """Peers that sent a message before `MemberJoined`."""
+        self._reachable: frozenset[Rank] | None = None
+        """Cached result of `reachable_workers`; None: recompute."""
+        self.is_halted = False
+        """Whether this worker is halted, or was and has not continued. While true, a link counts
+        only after a message of its peer."""
 
-    # ---- what has happened ---------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes one event; of messages only `REACH` and `MEET` mean anything here."""
+        """Handle one event. Only `REACH` and `MEET` messages matter here."""
         match event:
             case MemberJoined(rank=rank):
-                self._side = None
+                self._reachable = None
                 self._linked.add(rank)
-                self._strangers.add(rank)
-                if rank in self._early or not self.is_still:
+                self._new_peers.add(rank)
+                if rank in self._early or not self.is_halted:
                     self._counted.add(rank)
                 self._early.discard(rank)
             case MemberLeft(rank=rank):
-                self._side = None
-                for known in (self._linked, self._counted, self._strangers, self._early):
+                self._reachable = None
+                for known in (self._linked, self._counted, self._new_peers, self._early):
                     known.discard(rank)
-                if (state := self._own_words.pop(rank, None)) is not None:
+                if (state := self._linked_states.pop(rank, None)) is not None:
                     self._keep(state)
             case MessageArrived(sender=sender, message=message):
                 if message.kind is MessageKind.REACH:
-                    return self._reach(sender, message)
+                    return self._links_received(sender, message)
                 if message.kind is MessageKind.MEET:
-                    self._asks_to_come_in(sender)
+                    self._join_requested(sender)
         return []
 
-    def _spoke(self, peer: Rank) -> None:
-        self._side = None
+    def _count_link(self, peer: Rank) -> None:
+        self._reachable = None
         (self._counted if peer in self._linked else self._early).add(peer)
 
-    def _asks_to_come_in(self, peer: Rank) -> None:
-        """So it trains nowhere, whatever was told of an earlier life of it."""
-        self._spoke(peer)
-        known = self._state_of(peer) or LinkState(peer, 0, 0, True, frozenset())
-        note = self._own_words[peer] = replace(known, is_still=True, linked=frozenset())
+    def _join_requested(self, peer: Rank) -> None:
+        """A joining peer does not train, whatever was reported about its earlier incarnation."""
+        self._count_link(peer)
+        known = self._state_of(peer) or LinkStateAdvertisement(peer, 0, 0, True, frozenset())
+        note = self._linked_states[peer] = replace(known, is_halted=True, linked=frozenset())
         if note.age > known.age:
-            self._news[peer] = (note, peer)
+            self._to_forward[peer] = (note, peer)
 
-    def _reach(self, sender: Rank, message: Message) -> list[Instruction]:
+    def _links_received(self, sender: Rank, message: Message) -> list[Instruction]:
         try:
-            states = decode(message.payload, self._known)
+            states = decode_link_states(message.payload, self._known)
         except ContractError as error:
-            return [Refuse(sender, str(error))]
-        self._spoke(sender)
+            return [RejectMessage(sender, str(error))]
+        self._count_link(sender)
         for state in states:
-            known = self._own_words.get(state.origin)
+            known = self._linked_states.get(state.origin)
             if state.origin == self._rank:
-                self._go_above(state)
+                self._supersede(state)
             elif state.origin == sender:
                 if known is None or state.age > known.age:
-                    self._own_words[sender] = state
-                    self._news[sender] = (state, sender)
+                    self._linked_states[sender] = state
+                    self._to_forward[sender] = (state, sender)
             elif (known is None or state.age > known.age) and self._keep(state):
-                self._news[state.origin] = (state, sender)
+                self._to_forward[state.origin] = (state, sender)
         return []
 
-    def _keep(self, state: LinkState) -> bool:
-        """As the newest that was told of its origin; whether it is."""
-        known = self._rumours.get(state.origin)
+    def _keep(self, state: LinkStateAdvertisement) -> bool:
+        """Store the state if it is the newest of its origin; return whether it is."""
+        known = self._other_states.get(state.origin)
         if known is not None and state.age <= known.age:
             return False
-        self._rumours[state.origin] = state
+        self._other_states[state.origin] = state
         return True
 
-    def _go_above(self, state: LinkState) -> None:
-        """Somebody has told of this worker what it has not: the next that it tells is newer."""
-        if state.age > self._told.age and max(state.age) < _LATEST:
-            older = frozenset({self._rank})  # which it is never linked with: told anew
-            self._told = replace(
-                self._told, incarnation=state.incarnation, version=state.version, linked=older
+    def _supersede(self, state: LinkStateAdvertisement) -> None:
+        """A peer has a state of this worker that it did not send: the next one gets a higher
+        version."""
+        if state.age > self._own_state.age and max(state.age) < _LATEST:
+            older = frozenset({self._rank})  # never true, so that the state is sent again
+            self._own_state = replace(
+                self._own_state, incarnation=state.incarnation, version=state.version, linked=older
             )
 
-    def _state_of(self, rank: Rank) -> LinkState | None:
-        own = self._own_words.get(rank) if rank in self._linked else None
-        return self._rumours.get(rank) if own is None else own
+    def _state_of(self, rank: Rank) -> LinkStateAdvertisement | None:
+        own = self._linked_states.get(rank) if rank in self._linked else None
+        return self._other_states.get(rank) if own is None else own
 
     def _known(self, rank: int) -> Rank:
         known = Rank(rank)
@@ -230,53 +237,58 @@ class Quorum:
             self._site_by_rank[known] = self._site_of(known)
         return known
 
-    def news(self) -> list[Send]:
-        """What peers have to be told since the last call.
+    def pending_messages(self) -> list[SendMessage]:
+        """Return messages for peers since the last call.
 
-        A state goes on only to those that its origin has not told itself.
+        A state is not forwarded to peers that receive it from its origin.
         """
-        to_tell: dict[Rank, dict[Rank, LinkState]] = {peer: {} for peer in sorted(self._linked)}
-        is_still, counted = self.is_still, frozenset(self._counted)
-        if (is_still, counted) != (self._told.is_still, self._told.linked):
-            version = self._told.version + 1
-            self._told = replace(self._told, version=version, is_still=is_still, linked=counted)
-            for states in to_tell.values():
-                states[self._rank] = self._told
-        for state, teller in self._news.values():
-            for peer in self._linked - state.linked - {teller, state.origin}:
-                to_tell[peer][state.origin] = state
-        everything = {self._rank: self._told, **self._rumours, **self._own_words}
-        for peer in self._strangers:
-            to_tell[peer] = everything
-        self._news = {}
-        self._strangers = set()
+        outgoing: dict[Rank, dict[Rank, LinkStateAdvertisement]] = {
+            peer: {} for peer in sorted(self._linked)
+        }
+        is_halted, counted = self.is_halted, frozenset(self._counted)
+        if (is_halted, counted) != (self._own_state.is_halted, self._own_state.linked):
+            version = self._own_state.version + 1
+            self._own_state = replace(
+                self._own_state, version=version, is_halted=is_halted, linked=counted
+            )
+            for states in outgoing.values():
+                states[self._rank] = self._own_state
+        for state, sender in self._to_forward.values():
+            for peer in self._linked - state.linked - {sender, state.origin}:
+                outgoing[peer][state.origin] = state
+        all_states = {self._rank: self._own_state, **self._other_states, **self._linked_states}
+        for peer in self._new_peers:
+            outgoing[peer] = all_states
+        self._to_forward = {}
+        self._new_peers = set()
         return [
-            Send(peer, Message(MessageKind.REACH, 0, payload=encode(states.values())))
-            for peer, states in to_tell.items()
+            SendMessage(
+                peer, Message(MessageKind.REACH, 0, payload=encode_link_states(states.values()))
+            )
+            for peer, states in outgoing.items()
             if states
         ]
 
-    # ---- what follows --------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Of what it has told last."""
-        return self._told.version
+        return self._own_state.version
 
-    def side(self) -> frozenset[Rank]:
-        """The workers that this one reaches over links, itself included."""
-        if self._side is None:
-            self._side = self._found()
-        return self._side
+    def reachable_workers(self) -> frozenset[Rank]:
+        """Return the workers that this one reaches over links, itself included."""
+        if self._reachable is None:
+            self._reachable = self._search()
+        return self._reachable
 
-    def _found(self) -> frozenset[Rank]:
-        found, to_visit = {self._rank}, [self._rank]
+    def _search(self) -> frozenset[Rank]:
+        reachable, to_visit = {self._rank}, [self._rank]
         while to_visit:
             at = to_visit.pop()
-            new = self._links_of(at) - found
-            found |= new
+            new = self._links_of(at) - reachable
+            reachable |= new
             to_visit += sorted(new)
-        return frozenset(found)
+        return frozenset(reachable)
 
     def _links_of(self, rank: Rank) -> frozenset[Rank]:
         if rank == self._rank:
@@ -285,14 +297,12 @@ class Quorum:
         return frozenset() if state is None else state.linked
 
     def sites(self) -> set[SiteName]:
-        """The sites of this side."""
-        return {self._site_by_rank[self._known(rank)] for rank in self.side()}
+        return {self._site_by_rank[self._known(rank)] for rank in self.reachable_workers()}
 
     def is_met(self) -> bool:
-        """Whether this side has enough sites to train."""
-        return len(self.sites()) >= self._least_sites
+        return len(self.sites()) >= self._min_sites
 
-    def others_went_on(self) -> bool:
-        """Whether some worker of this side is known to train, or to have all along."""
-        states = (self._state_of(rank) for rank in self.side() - {self._rank})
-        return any(state is not None and not state.is_still for state in states)
+    def others_kept_training(self) -> bool:
+        """Return whether some reachable worker is known to train."""
+        states = (self._state_of(rank) for rank in self.reachable_workers() - {self._rank})
+        return any(state is not None and not state.is_halted for state in states)

@@ -1,14 +1,14 @@
-"""When groups of workers change: the one decider's part in `exchange.topology: clustered`.
+"""When to change groups of workers, for `exchange.topology: clustered`; runs at the one decider.
 
-Owns hysteresis. Called by the sidecar (`sidecar.groups`) of the worker that decides, with what
-links carry; another sidecar that takes over begins with an empty memory, which delays a change and
-does no harm. Pure: time is an argument.
+Implements hysteresis. Called by the sidecar (`sidecar.grouping`) of the deciding worker with
+measured link rates. A sidecar that takes over starts without memory, which only delays a change.
+Pure: time is an argument.
 
-A new grouping is made only where what links say fits it better than the present one by
-`LEAST_GAIN`, in `PATIENCE` looks one after the other; the last one's is taken: what each comes to
-may differ by a faded link. The first look of a run, which knows nothing but sites, needs no
-patience. A gateway that is gone is replaced at once, by its group's best; groups stay as they are,
-and when it is back it is an ordinary member.
+A new grouping is made only if it fits the measured rates better than the current one by `MIN_GAIN`
+in `PATIENCE` consecutive checks. The result of the last check is used; results may differ by a
+temporarily slow link. The first check of a run, which knows only sites, needs no patience. A
+gateway that has left is replaced at once by the best of its group. Groups stay unchanged, and on
+return it is an ordinary member.
 
 Source: ours.
 """
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 5.0
 PATIENCE: Final = 3
-LEAST_GAIN: Final = 0.25
-"""Of what the links of one worker say: so much must fit better. A move of one worker counts the
-same however many others there are."""
+MIN_GAIN: Final = 0.25
+"""Required improvement, as a fraction of the links of one worker. Moving one worker counts the same
+for any number of others."""
 
 
 class Regrouping:
-    """What one decider has seen of late."""
+    """Recent observations of one decider."""
 
     def __init__(self, decider: Rank) -> None:
         self._decider = decider
         self._looked_at_s = float("-inf")
         self._times = 0
-        """Looks one after the other in which something else would fit better."""
+        """Consecutive checks in which another grouping fits better."""
 
     def look(
         self,
@@ -57,10 +57,10 @@ class Regrouping:
         held: Grouping,
         now_s: float,
     ) -> Grouping | None:
-        """The next grouping, or None: `held` stands.
+        """Return the next grouping, or None to keep `held`.
 
-        `rates`: bytes per second of the pairs that are known, by their lower and higher rank. As
-        long as a pair among those `present` is unknown nothing but a gateway's leaving counts.
+        `rates`: bytes per second by pair of lower and higher rank, where known. While a pair of
+        `present` workers is unknown, only the loss of a gateway causes a change.
         """
         if lost := self._without_lost_gateways(present, rates, held):
             self._times = 0
@@ -85,7 +85,7 @@ class Regrouping:
         rates: Mapping[tuple[Rank, Rank], float],
         held: Grouping,
     ) -> Grouping | None:
-        """Where one is gone and its group is not."""
+        """The grouping with replaced gateways, if one left and its group did not."""
         pairs = zip(held.groups, held.gateways, strict=True)
         if all(gateway in present or not set(group) & set(present) for group, gateway in pairs):
             return None
@@ -98,30 +98,29 @@ class Regrouping:
         rates: Mapping[tuple[Rank, Rank], float],
         held: Grouping,
     ) -> tuple[Groups, tuple[Rank, ...]] | None:
-        """Groups that fit what links carry better than those there are, or the same groups with
-        better gateways; None: neither."""
+        """Better groups for these rates, or the same groups with better gateways; None: neither."""
         parted = len([group for group in held.groups if set(group) & set(present)]) > 1
         separation = KEPT_SEPARATION if parted and held.version > 0 else SEPARATION
-        least = LEAST_GAIN * 2 / len(present)  # a link has two ends
+        least = MIN_GAIN * 2 / len(present)  # a link has two ends
         groups, wrong = held.groups, misfit(held.groups, rates, separation)
-        if wrong >= least:  # else there is not so much to gain, and no need to search
-            found = find_groups(rates, separation)
-            if wrong - misfit(found, rates, separation) >= least:
-                groups = _with_absent(found, held)
+        if wrong >= least:  # else the possible gain is too small
+            candidate = find_groups(rates, separation)
+            if wrong - misfit(candidate, rates, separation) >= least:
+                groups = _with_absent(candidate, held)
         gateways = choose_gateways(groups, rates, present, held.gateways)
         changed = (groups, gateways) != (held.groups, held.gateways)
         return (groups, gateways) if changed else None
 
 
-def _with_absent(found: Groups, held: Grouping) -> Groups:
-    """Who is not there goes with most of those with whom it was; alone it stays alone."""
-    groups = [list(group) for group in found]
-    known = {rank for group in found for rank in group}
+def _with_absent(candidate: Groups, held: Grouping) -> Groups:
+    """Assign absent workers to the group of most of their former members, else to their own."""
+    groups = [list(group) for group in candidate]
+    known = {rank for group in candidate for rank in group}
     for before in held.groups:
         absent = [rank for rank in before if rank not in known]
         if not absent:
             continue
-        shared = [len(set(before) & set(group)) for group in found]
+        shared = [len(set(before) & set(group)) for group in candidate]
         if max(shared):
             groups[shared.index(max(shared))] += absent
         else:

@@ -1,13 +1,13 @@
-"""Whom workers of `hierarchical` take for a site's gateway, and how they tell each other.
+"""Choice of gateways in `hierarchical`, and how workers report it to each other.
 
-A site's gateway is the lowest rank of it that is known to train. Links break one by one, though:
-a worker without one to its gateway would take itself, or the next, for it, and wait for gradients
-that go elsewhere. So each word that a step is done also says two things, to each receiver its own:
-whom the sender follows, and whom it takes for the gateway of the receiver's site. Who hears of a
-gateway that it is not linked with follows the lowest of those who told so instead: it gives
-nothing, counts nowhere, and takes the results from there until its link is back.
+A site's gateway is its lowest rank that is known to train. But links fail individually. A worker
+without a link to its gateway would choose itself or the next rank, and wait for gradients that go
+elsewhere. So each step report contains two ranks for its receiver: the worker that the sender
+follows, and the one that it regards as the gateway of the receiver's site. A worker that learns of
+a gateway without a link to it follows the lowest sender of such a report. It then contributes
+nothing and takes results from there until its link is back.
 
-Called by `hierarchical`. Nothing is sent here.
+Used by `hierarchical`. Sends nothing itself.
 """
 
 from __future__ import annotations
@@ -21,76 +21,79 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _VIEWS: Final = 2**32
-"""Of a word that a step is done the weights version, from here on: both ranks, each plus one."""
+"""Step reports encode a view in the weights version, from this value on: both ranks plus one."""
 
 
 @dataclass(frozen=True)
-class View:
-    """What a worker says of gateways, to one other."""
+class GatewayView:
+    """A worker's view of gateways, for one receiver."""
 
     follows: Rank
-    """Whose results it takes; its own rank where it makes them."""
+    """The worker that provides the sender's results; itself if it computes them."""
     yours: Rank
-    """Whom it takes for the gateway of the receiver's site."""
+    """Which worker it regards as the gateway of the receiver's site."""
 
 
-def to_version(view: View) -> int:
-    """A view as a weights version.
+def to_version(view: GatewayView) -> int:
+    """Encode a view as a weights version.
 
-    >>> from_version(to_version(View(Rank(3), Rank(0)))) == View(Rank(3), Rank(0))
+    >>> from_version(to_version(GatewayView(Rank(3), Rank(0)))) == GatewayView(Rank(3), Rank(0))
     True
     """
     return _VIEWS * (view.follows + 1) + view.yours + 1
 
 
-def from_version(version: int) -> View | None:
-    """The view that a weights version stands for; None: it is none."""
+def from_version(version: int) -> GatewayView | None:
+    """Decode the view of a weights version; None: it has none."""
     follows, yours = divmod(version, _VIEWS)
-    return View(Rank(follows - 1), Rank(yours - 1)) if follows and yours else None
+    return GatewayView(Rank(follows - 1), Rank(yours - 1)) if follows and yours else None
 
 
-class Gateways:
-    """What one worker knows of who trains and of gateways."""
+class GatewayTracker:
+    """What one worker knows about training workers and gateways."""
 
     def __init__(self, own: Rank, groups: Sequence[Collection[Rank]]) -> None:
         self._own = own
         self.group_of = {rank: at for at, group in enumerate(groups) for rank in group}
         self.home = self.group_of[own]
-        self._stepped_to: dict[Rank, int] = {}  # by local steps since it joined, by nothing else
-        self._views: dict[Rank, View] = {}
-        self._told: dict[Rank, View] = {}
+        self._stepped_to: dict[Rank, int] = {}  # counts only local steps since it joined
+        self._views: dict[Rank, GatewayView] = {}
+        self._sent_views: dict[Rank, GatewayView] = {}
 
-    # ---- what is heard ---------------------------------------------------------------------------
+    # ---- reports from workers --------------------------------------------------------------------
 
     def stepped(self, rank: Rank, iteration: int, version: int) -> None:
-        """That worker has done a local step, and says what it takes for gateways."""
+        """Record a worker's local step and its view of gateways."""
         self._stepped_to[rank] = max(self._stepped_to.get(rank, 0), iteration)
         if (view := from_version(version)) is not None:
             self._views[rank] = view
 
-    def gone(self, rank: Rank) -> None:
-        """What it has said is void: it has left, or is there anew."""
-        for known in (self._stepped_to, self._views, self._told):
+    def forget(self, rank: Rank) -> None:
+        """Drop what a worker reported: it has left or rejoined."""
+        for known in (self._stepped_to, self._views, self._sent_views):
             known.pop(rank, None)
 
-    # ---- what follows ----------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------
 
     def step_of(self, rank: Rank) -> int:
-        """The last local step that it has done; 0: whether it trains is not known."""
+        """Return the last local step of a worker; 0: not known to train."""
         return self._stepped_to.get(rank, 0)
 
     def members(self, group: int, counted: Iterable[Rank]) -> list[Rank]:
-        """Those of them that are of that group."""
+        """Return the workers of that group among those counted."""
         return [rank for rank in counted if self.group_of[rank] == group]
 
     def in_sight(self, group: int, counted: Iterable[Rank]) -> Rank | None:
-        """The lowest of that group that trains, of those and this worker; None: nobody does."""
+        """Return the lowest training worker of the group, this one included; None: none."""
         trains = [rank for rank in self.members(group, counted) if self.step_of(rank)]
         return min([*trains, *([self._own] if group == self.home else [])], default=None)
 
     def gateway(self, counted: Collection[Rank]) -> tuple[Rank, bool]:
-        """Whom this worker follows, and whether that is its site's gateway (itself, maybe) or
-        stands in for one that this worker does not see training, as its link has broken."""
+        """Return the worker that this one follows, and whether it is its site's gateway (maybe
+        itself).
+
+        False: it stands in for a gateway without a link to this worker.
+        """
         lowest = self.in_sight(self.home, counted)
         assert lowest is not None
         for rank in counted:
@@ -102,26 +105,24 @@ class Gateways:
         return lowest, True
 
     def followers(self, linked: Iterable[Rank]) -> Iterator[Rank]:
-        """Who takes its results from this worker."""
         for rank in linked:
             view = self._views.get(rank)
             if view is not None and view.follows == self._own:
                 yield rank
 
-    def views(self, counted: Collection[Rank], linked: Collection[Rank]) -> dict[Rank, View]:
-        """What each of those linked is to be told."""
+    def views(self, counted: Collection[Rank], linked: Collection[Rank]) -> dict[Rank, GatewayView]:
+        """Return the view to report to each linked worker."""
         follows, _ = self.gateway(counted)
         lowest = {at: self.in_sight(at, counted) for at in {self.group_of[r] for r in linked}}
         views = {}
         for rank in linked:
             yours = lowest[self.group_of[rank]]
-            views[rank] = View(follows, rank if yours is None else yours)
+            views[rank] = GatewayView(follows, rank if yours is None else yours)
         return views
 
-    def untold(self, views: Mapping[Rank, View]) -> dict[Rank, View]:
-        """Those among the views that are not what was told last."""
-        return {rank: view for rank, view in views.items() if self._told.get(rank) != view}
+    def changed_views(self, views: Mapping[Rank, GatewayView]) -> dict[Rank, GatewayView]:
+        """Return the views that differ from those last sent."""
+        return {rank: view for rank, view in views.items() if self._sent_views.get(rank) != view}
 
-    def told(self, views: Mapping[Rank, View]) -> None:
-        """Those have been told."""
-        self._told.update(views)
+    def record_sent(self, views: Mapping[Rank, GatewayView]) -> None:
+        self._sent_views.update(views)

@@ -1,8 +1,7 @@
-"""What goes between sites and how it is put together: `hierarchical`'s arithmetic.
+"""Arithmetic of `hierarchical`: groups, entries to send, and the combination of sites' means.
 
-Who is of which group, what of a site's mean travels, and one gradient out of the means of all
-sites: their mean by samples, or a robust one entry by entry, which a single site cannot carry away.
-Nothing is known here of messages.
+The gradient of an iteration is the sample-weighted mean of all sites' means, or a robust mean per
+entry that a single site cannot dominate. Independent of messages.
 
 Source of the robust means: Yin et al., "Byzantine-robust distributed learning", ICML 2018
 (coordinate-wise median and trimmed mean; there over workers, here over sites).
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_worker.codecs import GradientPart
-from dlion_worker.policies.entries import largest
+from dlion_worker.policies.entries import largest_indices
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 _BLOCK = 2**16
 """Entries sorted at a time."""
 
-_MOST = np.float32(2.0**120)
-"""No sum of what peers send goes beyond: finite values alone could add up to infinity."""
+_MAX_SUM = np.float32(2.0**120)
+"""Limit of sums of received values, since finite values could add up to infinity."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """A sum's part: so many samples, and their mean gradient; None: it is all zeros."""
+class SampledGradient:
+    """Number of samples and their mean gradient; None: all zeros."""
 
     samples: int
     part: GradientPart | None
@@ -47,7 +46,7 @@ class Share:
 def groups_of(
     ranks: Collection[Rank], sites: Mapping[Rank, str], most: int
 ) -> tuple[tuple[Rank, ...], ...]:
-    """Workers that exchange among themselves: a site's, or at most so many of it (0: all).
+    """Return groups of workers that exchange directly: a site, or at most `most` of it (0: all).
 
     >>> groups_of([0, 1, 2, 3], {0: "b", 1: "b", 2: "b", 3: "a"}, 2)
     ((3,), (0, 1), (2,))
@@ -60,8 +59,8 @@ def groups_of(
     return tuple(groups)
 
 
-def mean_of(shares: Mapping[Rank, Share], size: int) -> tuple[int, Flat]:
-    """Samples of all, and the mean of their gradients by samples, summed in rank order."""
+def mean_gradient(shares: Mapping[Rank, SampledGradient], size: int) -> tuple[int, Flat]:
+    """Return the total samples and the sample-weighted mean gradient, summed in rank order."""
     samples = sum(share.samples for share in shares.values())
     mean_D = np.zeros(size, np.float32)
     for _, share in sorted(shares.items()):
@@ -70,19 +69,19 @@ def mean_of(shares: Mapping[Rank, Share], size: int) -> tuple[int, Flat]:
     return samples, mean_D
 
 
-def gather(gathered_D: Flat, mean_D: Flat) -> None:
-    """Adds a mean to what has not been sent yet, in place."""
-    gathered_D += np.clip(mean_D, -_MOST, _MOST)
-    np.clip(gathered_D, -_MOST, _MOST, out=gathered_D)
+def accumulate(gathered_D: Flat, mean_D: Flat) -> None:
+    """Add a mean to the unsent part, in place."""
+    gathered_D += np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
+    np.clip(gathered_D, -_MAX_SUM, _MAX_SUM, out=gathered_D)
 
 
 def entries_to_send(
     value_D: Flat, share: float, iteration: int, *, in_turn: bool
 ) -> NDArray[np.intp] | slice:
-    """Which entries of what a site has gathered travel in that iteration.
+    """Return the entries of a site's accumulated mean to send in that iteration.
 
-    The largest; or, where every site is to send the same ones, all parts in turn: a median wants
-    every site's word on an entry.
+    These are the largest. With `in_turn` they are a part that rotates, the same at every site,
+    because a median needs every site's value of an entry.
 
     >>> entries_to_send(np.zeros(10, np.float32), 0.3, 5, in_turn=True)
     slice(2, 5, None)
@@ -91,17 +90,17 @@ def entries_to_send(
     if share >= 1:
         return slice(0, size)
     if not in_turn:
-        return largest(value_D, max(1, round(share * size)))
+        return largest_indices(value_D, max(1, round(share * size)))
     parts = min(size, math.ceil(1 / share))
     turn = iteration % parts
     return slice(turn * size // parts, (turn + 1) * size // parts)
 
 
-def combine(shares: Sequence[Share], size: int, trim: int | None) -> Flat:
-    """One gradient out of the sites' means, in the order given.
+def combine(shares: Sequence[SampledGradient], size: int, trim: int | None) -> Flat:
+    """Return one gradient from the sites' means, in the given order.
 
-    `trim` None: their mean by samples. Otherwise each site counts the same: of every entry that
-    many of the largest and of the smallest values are left out, as many as leave one or two.
+    `trim` None: their sample-weighted mean. Otherwise sites count equally, and that many of the
+    largest and smallest values of each entry are left out. At least one or two values remain.
     """
     if trim is None:
         mean_D = np.zeros(size, np.float32)
@@ -109,12 +108,12 @@ def combine(shares: Sequence[Share], size: int, trim: int | None) -> Flat:
         for share in shares:
             if share.part is not None:
                 share.part.add_to(mean_D, np.float32(share.samples / samples))
-        return np.clip(mean_D, -_MOST, _MOST)
+        return np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
     return _trimmed_mean([dense(share, size) for share in shares], size, trim)
 
 
-def dense(share: Share, size: int) -> Flat:
-    """Its mean gradient, with zeros where nothing was sent."""
+def dense(share: SampledGradient, size: int) -> Flat:
+    """Return its mean gradient, with zeros where nothing was sent."""
     if share.part is None:
         return np.zeros(size, np.float32)
     return share.part.weighted(np.float32(1))
@@ -127,6 +126,6 @@ def _trimmed_mean(value_SD: list[Flat], size: int, trim: int) -> Flat:
     for at in range(0, size, _BLOCK):
         block = slice(at, at + _BLOCK)
         sorted_SB = np.sort(np.stack([value_D[block] for value_D in value_SD]), axis=0)
-        kept_SB = np.clip(sorted_SB[cut : sites - cut], -_MOST, _MOST)
+        kept_SB = np.clip(sorted_SB[cut : sites - cut], -_MAX_SUM, _MAX_SUM)
         mean_D[block] = kept_SB.mean(axis=0, dtype=np.float32)
     return mean_D

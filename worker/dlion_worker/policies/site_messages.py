@@ -1,9 +1,8 @@
-"""What workers of `hierarchical` tell each other: kinds of messages, their checks, what is kept.
+"""Messages of `hierarchical`: kinds, checks, and records of received and sent ones.
 
-A message's weights version says what it is (of a word that a step is done, a view of gateways, too:
-`site_gateways`). Entries go as `GRADIENT`; where all are zeros, the same
-goes as `PROGRESS` without a payload. Whatever arrives is untrusted; it is kept by its sender, so
-that nobody can displace what another has said.
+A message's weights version is its kind; for a step report it may encode a view of gateways
+(`site_gateways`). Entries travel as `GRADIENT`; if all are zero, as `PROGRESS` without a payload.
+Messages are untrusted and stored by sender, so no peer can replace another's contribution.
 """
 
 from __future__ import annotations
@@ -15,44 +14,44 @@ from dlion_api.errors import ContractError
 from dlion_worker.codecs import decode_gradient
 from dlion_worker.policies.interface import Message, MessageKind
 from dlion_worker.policies.site_gateways import from_version
-from dlion_worker.policies.site_means import Share
+from dlion_worker.policies.site_means import SampledGradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dlion_api.names import Rank
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
 
 TICK: Final = 0
 RESULT: Final = 1
 PART: Final = 2
 MEAN: Final = 3
-"""A local step done; an iteration's result; its sender's gradient; from here on the mean of the
-site (or group) of that number."""
+"""Kinds: a local step is done; an iteration's result; the sender's gradient; from 3 on, the mean of
+site (or group) number kind - 3."""
 
 _KEPT = 2
-"""Iterations kept of what each sender says of a source: one that waits for this worker is not
-further."""
+"""Iterations kept per sender and source. A sender that waits for this worker is not further
+ahead."""
 
-Source = int
-"""Whose gradient it is: a worker's, by rank; a site's, as `mean_source`."""
+ContributionSource = int
+"""Source of a gradient: a worker's rank, or a site's `mean_source`."""
 
 
-def mean_source(group: int) -> Source:
-    """Stands for a site's mean among ranks."""
+def mean_source(group: int) -> ContributionSource:
+    """Return the negative number that represents a site's mean among ranks."""
     return -1 - group
 
 
 @dataclass(frozen=True)
-class Told:
-    """A message, and what it brings."""
+class SiteMessage:
+    """A message and its decoded contribution."""
 
     message: Message
-    share: Share
+    share: SampledGradient
 
 
 def is_tick(message: Message) -> bool:
-    """Whether it says that a local step is done, with a view of gateways or without."""
+    """Whether it reports a local step, with or without a view of gateways."""
     is_view = from_version(message.weights_version) is not None
     return message.weights_version == TICK or (is_view and message.kind is MessageKind.PROGRESS)
 
@@ -60,7 +59,7 @@ def is_tick(message: Message) -> bool:
 def check_source(
     sender: Rank, message: Message, own: Rank, group_of: Mapping[Rank, int], groups: int
 ) -> None:
-    """Passes what that sender may say to worker `own`.
+    """Check that the sender may send this message to worker `own`.
 
     Raises:
         ContractError: it may not.
@@ -77,100 +76,96 @@ def check_source(
         raise ContractError(f"mean of site number {what - MEAN} from worker {sender}")
 
 
-def share_of(message: Message, context: Context) -> Share:
-    """What a checked message brings.
+def decode_contribution(message: Message, context: PolicyContext) -> SampledGradient:
+    """Return the contribution of a checked message.
 
     Raises:
-        ContractError: of no samples or too many, or not this model's gradient.
+        ContractError: invalid samples, or not this model's gradient.
     """
     workers = 1 if message.weights_version == PART else len(context.ranks)
-    most = workers * context.most_samples
+    most = workers * context.max_samples
     samples = message.local_batch_size
     if not 1 <= samples <= most:
         raise ContractError(f"gradient of {samples} samples; allowed: 1 to {most}")
     if message.kind is MessageKind.GRADIENT:
-        return Share(samples, decode_gradient(message.payload, context.layout.size))
+        return SampledGradient(samples, decode_gradient(message.payload, context.layout.size))
     if message.payload:
         raise ContractError("PROGRESS with a payload; allowed: none")
-    return Share(samples, None)
+    return SampledGradient(samples, None)
 
 
-class Given:
-    """What has been sent to whom, and who has sent something here, until its iteration is over."""
+class SentLog:
+    """Records sent messages by receiver, and the senders of received ones, until the iteration
+    ends."""
 
     def __init__(self) -> None:
         self._to: set[tuple[Rank, int, int]] = set()
         self._from: dict[Rank, int] = {}
 
-    def is_news(self, rank: Rank, message: Message) -> bool:
-        """Whether that worker is given such a message of that iteration for the first time."""
+    def mark_sent(self, rank: Rank, message: Message) -> bool:
+        """Record a message to that worker; return whether it is the first of its kind and
+        iteration."""
         key = (rank, message.weights_version, message.iteration)
         was_given = key in self._to
         self._to.add(key)
         return not was_given
 
     def has(self, rank: Rank, what: int, iteration: int) -> bool:
-        """Whether it has been given that."""
         return (rank, what, iteration) in self._to
 
-    def came(self, rank: Rank, iteration: int) -> None:
-        """That worker has sent something of that iteration here."""
+    def record_received(self, rank: Rank, iteration: int) -> None:
         self._from[rank] = iteration
 
-    def givers(self, iteration: int) -> list[Rank]:
-        """Who has last sent something of that iteration here."""
+    def senders_for(self, iteration: int) -> list[Rank]:
+        """Return workers that last sent a message of that iteration."""
         return sorted(rank for rank, at in self._from.items() if at == iteration)
 
     def forget_before(self, iteration: int) -> None:
-        """Drops what is of earlier iterations."""
         self._to = {one for one in self._to if one[2] >= iteration}
 
     def left(self, rank: Rank) -> None:
-        """Of what that worker was given nothing is known."""
         self._to = {one for one in self._to if one[0] != rank}
         self._from.pop(rank, None)
 
 
-class Heard:
-    """Gradients and means that have come, until their iteration is over."""
+class ReceivedContributions:
+    """Received gradients and means, until their iteration ends."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[Source, int], dict[Rank, Told]] = {}
-        self._kept: dict[tuple[Source, Rank], list[int]] = {}
-        """Iterations kept of what each sender says of a source."""
+        self._messages: dict[tuple[ContributionSource, int], dict[Rank, SiteMessage]] = {}
+        self._kept: dict[tuple[ContributionSource, Rank], list[int]] = {}
+        """Iterations kept, by source and sender."""
 
-    def add(self, sender: Rank, told: Told) -> None:
-        """Keeps the first that a sender says of a source and iteration."""
-        what, iteration = told.message.weights_version, told.message.iteration
+    def add(self, sender: Rank, contribution: SiteMessage) -> None:
+        """Keep the first contribution of a sender per source and iteration."""
+        what, iteration = contribution.message.weights_version, contribution.message.iteration
         source = sender if what == PART else mean_source(what - MEAN)
         kept = self._kept.setdefault((source, sender), [])
         if iteration in kept:
             return
         kept.append(iteration)
-        self._told.setdefault((source, iteration), {})[sender] = told
+        self._messages.setdefault((source, iteration), {})[sender] = contribution
         if len(kept) > _KEPT:
             self._drop(source, sender, min(kept))
 
-    def _drop(self, source: Source, sender: Rank, iteration: int) -> None:
+    def _drop(self, source: ContributionSource, sender: Rank, iteration: int) -> None:
         self._kept[source, sender].remove(iteration)
-        by_sender = self._told[source, iteration]
+        by_sender = self._messages[source, iteration]
         del by_sender[sender]
         if not by_sender:
-            del self._told[source, iteration]
+            del self._messages[source, iteration]
 
-    def known(self, source: Source, iteration: int) -> Told | None:
-        """What a source brings to an iteration, whoever has passed it on: of the lowest rank."""
-        by_sender = self._told.get((source, iteration))
+    def known(self, source: ContributionSource, iteration: int) -> SiteMessage | None:
+        """Return a source's contribution to an iteration, from the sender of lowest rank."""
+        by_sender = self._messages.get((source, iteration))
         return by_sender[min(by_sender)] if by_sender else None
 
-    def means(self, iteration: int) -> Iterator[tuple[Rank, Told]]:
-        """Means of sites, and who has sent them here."""
-        sources = (of for of, at in self._told if of < 0 and at == iteration)
+    def means(self, iteration: int) -> Iterator[tuple[Rank, SiteMessage]]:
+        sources = (of for of, at in self._messages if of < 0 and at == iteration)
         for source in sorted(sources):
-            yield from sorted(self._told[source, iteration].items(), key=lambda one: one[0])
+            yield from sorted(self._messages[source, iteration].items(), key=lambda one: one[0])
 
     def forget_before(self, iteration: int) -> None:
-        """Drops what is of earlier iterations."""
         for (source, sender), kept in self._kept.items():
             for at in [at for at in kept if at < iteration]:
                 self._drop(source, sender, at)

@@ -1,23 +1,23 @@
 """Policy `topk`: the largest entries of the whole gradient, with or without error feedback.
 
-On each link goes a fixed share of the entries (the same to all), or, with `share: 0`, as many as
-that link's budget carries. Entries compete over the whole vector by |g|; of equal ones the first
-win. Receivers add what comes, under the manifest's weighting. An entry kept for later counts by
-the local batch of the iteration that sends it.
+Each link carries a fixed share of the entries (the same for all), or with `share: 0` as many as its
+budget allows. Entries compete over the whole vector by |g|; ties go to the lower index. Receivers
+add them under the manifest's weighting. A delayed entry is weighted by the local batch of the
+iteration that sends it.
 
-| `residual` | kept | what counts here |
+| `residual` | kept | applied locally |
 |---|---|---|
 | `none` | nothing | what is sent, with a fixed share; by budgets: the whole gradient |
 | `shared` | one residual; all links carry the same, as many as the narrowest takes | what is sent |
-| `perLink` | a residual of its own for each link (D floats each) | the whole gradient |
+| `perLink` | a residual per link (D floats each) | the whole gradient |
 
-What counts here is what all peers get too, wherever all get the same: under full synchronous
-exchange those replicas stay identical. Where links carry different entries nothing could be the
-same for all, so a worker takes its own gradient whole and at once. A worker without peers takes
-all that it has. A peer that leaves takes its link's residual with it.
+If all peers get the same entries, this worker applies the same too, so replicas stay identical
+under full synchronous exchange. If links carry different entries, no choice is equal for all, so it
+applies its whole gradient at once. A worker without peers applies its whole residual. If a peer
+leaves, its link's residual is dropped.
 
 Source: Aji & Heafield, Sparse communication for distributed gradient descent, EMNLP 2017; Stich et
-al., Sparsified SGD with memory, NeurIPS 2018. Budgets and the residual for each link are ours.
+al., Sparsified SGD with memory, NeurIPS 2018. Budgets and the residual per link are ours.
 """
 
 from __future__ import annotations
@@ -27,29 +27,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import AnyCoding, GradientPart, kept_that_fit, require_finite
-from dlion_worker.policies.building import Context, gradient_machine
-from dlion_worker.policies.entries import Coded, Residual, code, largest, only
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.codecs import AnyCoding, GradientPart, max_kept_entries, require_finite
+from dlion_worker.policies.entries import (
+    EncodedEntries,
+    Residual,
+    encode_nonzero,
+    largest_indices,
+    zero_except,
+)
+from dlion_worker.policies.factory import PolicyContext, gradient_machine
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlion_worker.policies.interface import Flat, Machine, Value
+    from dlion_worker.policies.interface import Flat, PolicyMachine, Value
     from dlion_worker.policies.parameters import TopKParameters
 
 _SHARED = "topk_residual_D"
 _PER_LINK = "topk_residual_D_of_"
 
 
-def topk(context: Context, parameters: TopKParameters) -> Machine:
-    """The largest entries to every peer, with error feedback as the parameters say."""
-    sending = TopK(context.layout.size, context.coding, parameters.share, parameters.residual)
-    return gradient_machine(context, sending)
+def topk(context: PolicyContext, parameters: TopKParameters) -> PolicyMachine:
+    selector = TopK(context.layout.size, context.coding, parameters.share, parameters.residual)
+    return gradient_machine(context, selector)
 
 
 class TopK:
-    """What of each gradient goes on each link, and what stays."""
+    """Selection per link, and the residuals."""
 
     combines = True
 
@@ -63,8 +68,8 @@ class TopK:
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
-    ) -> Outgoing:
-        """A payload for each link that has something to carry.
+    ) -> OutgoingPayloads:
+        """Return a payload for each link that has entries to carry.
 
         Raises:
             ValueError: an entry is not finite.
@@ -79,41 +84,40 @@ class TopK:
         return self._memoryless(gradient_D, count)
 
     def _count(self, budget_bytes: int | None) -> int:
-        """The most entries that go on a link."""
         if self._share:
             return max(1, int(self._share * self._size))
         if budget_bytes is None:
             return self._size
-        return kept_that_fit(budget_bytes, self._size, self._codec)
+        return max_kept_entries(budget_bytes, self._size, self._codec)
 
-    def _memoryless(self, gradient_D: Flat, count: Mapping[Rank, int]) -> Outgoing:
+    def _memoryless(self, gradient_D: Flat, count: Mapping[Rank, int]) -> OutgoingPayloads:
         by_count = {
-            kept: code(only(gradient_D, largest(gradient_D, kept)), self._codec)
+            kept: encode_nonzero(
+                zero_except(gradient_D, largest_indices(gradient_D, kept)), self._codec
+            )
             for kept in set(count.values())
         }
         whole = GradientPart(gradient_D)
         own = next(iter(by_count.values())).part if self._share and count else whole
         return _outgoing({peer: by_count[kept] for peer, kept in count.items()}, own)
 
-    def _from_shared(self, gradient_D: Flat, count: Mapping[Rank, int]) -> Outgoing:
+    def _from_shared(self, gradient_D: Flat, count: Mapping[Rank, int]) -> OutgoingPayloads:
         self._shared.value_D += gradient_D
         if not count:
-            return Outgoing({}, GradientPart(self._shared.take()))
-        kept = largest(self._shared.value_D, min(count.values()))
+            return OutgoingPayloads({}, GradientPart(self._shared.take()))
+        kept = largest_indices(self._shared.value_D, min(count.values()))
         coded = self._shared.send(kept, self._codec)
         return _outgoing(dict.fromkeys(count, coded), coded.part)
 
-    def _from_link(self, peer: Rank, gradient_D: Flat, count: int) -> Coded:
+    def _from_link(self, peer: Rank, gradient_D: Flat, count: int) -> EncodedEntries:
         residual = self._by_link.setdefault(peer, Residual(self._size))
         residual.value_D += gradient_D
-        return residual.send(largest(residual.value_D, count), self._codec)
+        return residual.send(largest_indices(residual.value_D, count), self._codec)
 
     def forget(self, peer: Rank) -> None:
-        """What was kept for its link alone is void."""
         self._by_link.pop(peer, None)
 
     def state(self) -> dict[str, Value]:
-        """The residuals."""
         state: dict[str, Value] = {
             f"{_PER_LINK}{peer}": residual.value_D.copy()
             for peer, residual in self._by_link.items()
@@ -123,7 +127,6 @@ class TopK:
         return state
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         if _SHARED in state:
             self._shared.value_D = np.array(state[_SHARED], np.float32)
         self._by_link = {}
@@ -133,6 +136,6 @@ class TopK:
                 residual.value_D = np.array(value_D, np.float32)
 
 
-def _outgoing(coded: Mapping[Rank, Coded], own: GradientPart) -> Outgoing:
+def _outgoing(coded: Mapping[Rank, EncodedEntries], own: GradientPart) -> OutgoingPayloads:
     payloads = {peer: one.payload for peer, one in coded.items() if one.payload is not None}
-    return Outgoing(payloads, own)
+    return OutgoingPayloads(payloads, own)

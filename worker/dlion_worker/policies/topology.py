@@ -1,18 +1,17 @@
-"""Who exchanges with whom: the graph of `exchange.topology`, the same at every worker.
+"""Exchange graph of `exchange.topology`, the same at every worker.
 
-Called by `building`, by the sidecar's director, and by trainer and simulator, which link what is
-beside each other here and nothing else. Pure: a graph follows from topology, degree, seed and
-ranks. It is over all workers that may ever take part, and connected; who is not there just now is
-missing from it, whoever that parts. Under `clustered` it says who may ever be linked: everybody;
-who is now, `clusters` says.
+Used by `factory`, by the sidecar's director, and by trainer and simulator, which link only
+neighbours. Pure: a graph follows from topology, degree, seed and ranks. It covers all workers that
+may ever take part and is connected. Absent workers are missing from it, even if that disconnects
+others. Under `clustered` it contains all possible links; `clusters` defines the current ones.
 
-- `ring`: each worker and those beside it by rank.
+- `ring`: each worker and its neighbours by rank.
 - `randomRegular`: each with `degree` others, drawn by networkx until the graph is connected. With
-  degree 2 a ring in random order; above half of the workers the complement of such a graph, which
-  is connected as each has more than half of the others (Dirac).
-- `bipartite`: workers at even places (by rank) with those at odd ones: all of them, or `degree`,
-  by a circulant over both sides in random order (ours), of which two neighbouring links make a
-  ring through all.
+  degree 2 a ring in random order. Above half of the workers, the complement of such a graph. It is
+  connected, since each worker has more than half of the others (Dirac).
+- `bipartite`: workers at even positions (by rank) with those at odd ones: all of them, or `degree`.
+  The latter is a circulant over both sides in random order (ours), in which two adjacent links form
+  a ring through all.
 
 Source: Steger and Wormald, Generating random regular graphs quickly, 1999 (networkx's algorithm).
 """
@@ -37,25 +36,28 @@ CLUSTERED: Final = "clustered"
 
 
 def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
-    """With whom each of those workers exchanges.
+    """Return the neighbours of each of those workers.
 
-    Raises: ValueError for a topology that cannot be built (`Spec`'s rules exclude it).
+    Raises:
+        ValueError: a topology that cannot be built (`Spec`'s rules exclude it).
     """
     exchange = spec.exchange
     return _graph(exchange.topology, exchange.degree, spec.trainer.seed, tuple(sorted(ranks)))
 
 
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
-    """The workers of a job with whom that one exchanges, or may; those that a group is to grow
-    by come on top, and are linked with all (`Job.may_grow`)."""
+    """Return the possible neighbours of a job's worker.
+
+    Workers by which a group may grow are not included; they are linked with all (`Job.may_grow`).
+    """
     return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
 
 
-def fewest_neighbours(exchange: Exchange, count: int) -> int:
-    """How many neighbours the worker has that has the fewest, of so many workers. Draws no graph.
+def min_neighbours(exchange: Exchange, count: int) -> int:
+    """Return the smallest number of neighbours among `count` workers, without drawing a graph.
 
     >>> from dlion_api.spec import Exchange
-    >>> fewest_neighbours(Exchange(), 6), fewest_neighbours(Exchange(topology="ring"), 6)
+    >>> min_neighbours(Exchange(), 6), min_neighbours(Exchange(topology="ring"), 6)
     (5, 2)
     """
     others = max(0, count - 1)
@@ -68,10 +70,10 @@ def fewest_neighbours(exchange: Exchange, count: int) -> int:
     return others
 
 
-def beside(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:
-    """The one or two beside a worker on the ring of those ranks, itself where it is alone.
+def ring_neighbours(ranks: Sequence[Rank], rank: Rank) -> frozenset[Rank]:
+    """Return the one or two neighbours on the ring of those ranks; itself if alone.
 
-    >>> sorted(beside([0, 1, 2, 3], 0)), sorted(beside([0, 2], 2))
+    >>> sorted(ring_neighbours([0, 1, 2, 3], 0)), sorted(ring_neighbours([0, 2], 2))
     ([1, 3], [0])
     """
     place, count = ranks.index(rank), len(ranks)
@@ -83,8 +85,8 @@ def _graph(
     topology: str, degree: int | None, seed: int, ranks: tuple[Rank, ...]
 ) -> Mapping[Rank, frozenset[Rank]]:
     if topology in ("allToAll", CLUSTERED):
-        everybody = frozenset(ranks)
-        return MappingProxyType({rank: everybody - {rank} for rank in ranks})
+        everyone = frozenset(ranks)
+        return MappingProxyType({rank: everyone - {rank} for rank in ranks})
     built = _built(topology, degree, random.Random(seed), len(ranks))  # noqa: S311 - no secret
     return MappingProxyType(
         {rank: frozenset(ranks[other] for other in built[at]) for at, rank in enumerate(ranks)}
@@ -92,11 +94,11 @@ def _graph(
 
 
 def _built(topology: str, degree: int | None, chance: random.Random, count: int) -> nx.Graph[int]:
-    """The graph over places 0 to `count` - 1."""
-    import networkx as nx  # a job in which all are linked does without
+    """Build the graph over positions 0 to `count` - 1."""
+    import networkx as nx  # all-to-all does not need it
 
     if count < 2:
-        raise ValueError(f"topology {topology} of {count} workers; allowed: two at least")
+        raise ValueError(f"topology {topology} of {count} workers; allowed: at least two")
     if topology == "ring":
         ring: nx.Graph[int] = nx.cycle_graph(count) if count > 2 else nx.path_graph(2)
         return ring
@@ -149,17 +151,17 @@ def _between_sides(
     ]
 
 
-def likeness(graph: Mapping[Rank, frozenset[Rank]], rank: Rank) -> dict[Rank, float]:
-    """What each worker counts in an average at `rank`, over what one counts in the plain mean.
+def relative_mixing_weights(graph: Mapping[Rank, frozenset[Rank]], rank: Rank) -> dict[Rank, float]:
+    """Return each worker's weight in an average at `rank`, relative to the plain mean.
 
     Metropolis-Hastings weights 1 / (1 + the larger number of neighbours), over 1 / (1 + the own
-    number); the worker itself takes the rest. The mixing matrix is symmetric and doubly
-    stochastic; where all have as many neighbours everyone counts 1, exactly.
+    number); the worker itself gets the rest. The mixing matrix is symmetric and doubly stochastic.
+    If all have equally many neighbours, each weight is exactly 1.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.
 
     >>> graph = {0: frozenset({1, 2}), 1: frozenset({0}), 2: frozenset({0})}
-    >>> likeness(graph, 0), likeness(graph, 1)
+    >>> relative_mixing_weights(graph, 0), relative_mixing_weights(graph, 1)
     ({0: 1.0, 1: 1.0, 2: 1.0}, {1: 1.3333333333333335, 0: 0.6666666666666666})
     """
     own = 1 + len(graph[rank])
@@ -167,12 +169,12 @@ def likeness(graph: Mapping[Rank, frozenset[Rank]], rank: Rank) -> dict[Rank, fl
     return {rank: 1.0 + sum(1.0 - weight for weight in others.values()), **others}
 
 
-def lazy_row(
+def lazy_mixing_row(
     graph: Mapping[Rank, frozenset[Rank]], rank: Rank, self_weight: float
 ) -> dict[Rank, float]:
-    """That worker's row of s I + (1 - s) M, where M gives each link 1 / the larger degree.
+    """Return the worker's row of s I + (1 - s) M, where M gives each link 1 / the larger degree.
 
-    Symmetric, rows sum to 1. The smallest eigenvalue of M is at least -1, so that of the row's
+    Symmetric, with row sums of 1. The smallest eigenvalue of M is at least -1, so that of the row's
     matrix is at least 2 s - 1.
     """
     share = 1 - self_weight

@@ -1,33 +1,34 @@
-"""Policy `twostep`: velocity is gathered for each link until it passes the link's threshold.
+"""Policy `twostep`: accumulate velocity per link until it passes the link's threshold.
 
 Step one. At each local step, with momentum m, for every link l:
 
-    u <- m u + g        momentum correction: velocity is gathered, not gradient
+    u <- m u + g        momentum correction: velocity is accumulated, not gradient
     v_l <- v_l + u
     release v_l where |v_l| >= W_l;  v_l <- v_l - released
 
-The threshold W_l comes of the cost model. A release of b bytes takes T_c = latency + b / bandwidth;
-it may take `ratio` of the time computed since the last one. In iterations of this worker, with the
-measured bytes that the link carries in one, B, its latency d, and k iterations since the last
-release, that is b <= B min(ratio, ratio k - d): W_l is the lowest magnitude whose entries fit,
-never below `threshold`. A slower or farther link so has the higher threshold, releases less and
-less often. Step two codes what is released: half floats, and whichever positions are shortest.
+The threshold W_l follows from the cost model. A release of b bytes takes T_c = latency + b /
+bandwidth. It may take `ratio` of the time computed since the last one. In iterations of this
+worker, let B be the measured bytes per iteration of the link, d its latency, and k the iterations
+since the last release. Then b <= B min(ratio, ratio k - d), and W_l is the lowest magnitude whose
+entries fit, at least `threshold`. So a slower or more distant link has a higher threshold, and
+releases less and less often. Step two encodes the release: half floats and the shortest encoding of
+positions.
 
-Updates are asynchronous (`delayed`: receivers *add* each as it comes, weighted by the manifest; how
-stale they were stands in the state). A worker takes its own velocity whole and at once, so the
-optimizer is to have no momentum. What a codec rounds off stays in v_l; a peer that leaves takes its
-link's v_l with it.
+Updates are asynchronous (`delayed_gradients`: receivers *add* each on arrival, weighted by the
+manifest; the state contains their staleness). A worker applies its own velocity whole and at once,
+so the optimizer must have no momentum. Codec rounding errors stay in v_l. If a peer leaves, its
+link's v_l is dropped.
 
 Combining: at every `combineEverySteps` iterations the first worker (by rank) of each site sends its
-model to all workers of other sites. A receiver, whose weights stand for its own site's, takes the
-mean by the sites' samples of what has come since its own last turn. That asks for `allToAll`, where
-a worker hears of all samples.
+model to all workers of other sites. A receiver's weights represent its own site. It takes the mean,
+weighted by the sites' samples, of the models received since its own last turn. This requires
+`allToAll`, where a worker knows all samples.
 
 Source: Sudharsan et al., "Toward distributed, global, deep learning using IoT devices", IEEE
 Internet Computing 2021, and its slides: both steps, the cost model, a high threshold on a poor
 connection; combining from the same authors' ML-Model-Combining (weighted average; theirs is of
 predictions). As recalled: momentum correction in the form of `dgc`, without masking. Ours: how the
-cost sets the threshold, per link. Thinning the data is the data set's (docs/data.md).
+cost sets the threshold, per link. Data subsampling is part of the dataset (docs/data.md).
 """
 
 from __future__ import annotations
@@ -42,48 +43,47 @@ from dlion_worker.codecs import (
     AnyCoding,
     GradientPart,
     decode_weights,
-    kept_that_fit,
+    max_kept_entries,
     require_finite,
 )
-from dlion_worker.policies.delayed import DelayedMachine
-from dlion_worker.policies.entries import Residual, largest
-from dlion_worker.policies.headers import by_rank
-from dlion_worker.policies.interface import Mix, SendWeights
-from dlion_worker.policies.sending import Outgoing
+from dlion_worker.policies.delayed_gradients import DelayedGradientMachine
+from dlion_worker.policies.entries import Residual, largest_indices
+from dlion_worker.policies.gradient_selectors import OutgoingPayloads
+from dlion_worker.policies.interface import AverageWeights, SendWeights
+from dlion_worker.policies.message_checks import ints_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from dlion_worker.policies.building import Context
+    from dlion_worker.policies.factory import PolicyContext
+    from dlion_worker.policies.gradient_selectors import Payload
     from dlion_worker.policies.interface import (
         BudgetsChanged,
         Flat,
         Instruction,
         LocalStepDone,
-        Machine,
         Message,
+        PolicyMachine,
         Value,
     )
     from dlion_worker.policies.parameters import TwostepParameters
-    from dlion_worker.policies.sending import Payload
 
 _GATHERED = "twostep_gathered_D_of_"
 _WAITED = "twostep_steps_since_"
 _COMBINED = "twostep_combined_with_"
-"""Before a rank, in a checkpoint."""
+"""Prefixes of checkpoint keys, each followed by a rank."""
 
 
-def twostep(context: Context, parameters: TwostepParameters) -> Machine:
-    """Velocity to every peer, entry by entry, once it passes that link's threshold."""
+def twostep(context: PolicyContext, parameters: TwostepParameters) -> PolicyMachine:
     return TwoStep(context, parameters)
 
 
 def room_for_release(
     budget_bytes: int | None, delay_steps: float, waited_steps: int, ratio: float
 ) -> float:
-    """The most bytes b with delay + b / budget <= ratio * waited, no more than ratio * budget.
+    """Return the maximum bytes b with delay + b / budget <= ratio * waited, at most ratio * budget.
 
     >>> room_for_release(1000, 0.25, 1, 1.0), room_for_release(1000, 2.5, 2, 1.0)
     (750.0, 0.0)
@@ -93,8 +93,8 @@ def room_for_release(
     return budget_bytes * max(0.0, min(ratio, ratio * waited_steps - delay_steps))
 
 
-class Releases:
-    """The velocity, what each link has not released of it, and each link's threshold."""
+class LinkReleases:
+    """The velocity, and each link's unreleased part and threshold."""
 
     own_as_peers = False
 
@@ -104,10 +104,14 @@ class Releases:
         self._gathered: dict[Rank, Residual] = {}
         self._waited: dict[Rank, int] = {}
         self.threshold: dict[Rank, float] = {}
-        """The last of each link; infinite where the link carried nothing at all."""
+        """Last threshold per link; infinite if the link could carry nothing."""
 
-    def prepare(self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged) -> Outgoing:
-        """A payload for each link on which something passes; the whole velocity counts here.
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged
+    ) -> OutgoingPayloads:
+        """Return a payload for each link with entries above its threshold.
+
+        The whole velocity counts locally.
 
         Raises:
             ValueError: an entry is not finite.
@@ -123,45 +127,44 @@ class Releases:
             if coded.payload is not None:
                 payloads[peer] = coded.payload
                 self._waited[peer] = 0
-        return Outgoing(payloads, GradientPart(velocity_D))
+        return OutgoingPayloads(payloads, GradientPart(velocity_D))
 
     def _gather(self, peer: Rank, links: BudgetsChanged) -> float:
-        """One velocity more for that link; the bytes that may be released on it now."""
+        """Add the velocity for that link; return the bytes that may be released now."""
         self._gathered.setdefault(peer, Residual(self._size)).value_D += self._velocity_D
         waited = self._waited[peer] = self._waited.get(peer, 0) + 1
         budget, delay = links.budget_bytes.get(peer), links.delay_steps.get(peer, 0.0)
         return room_for_release(budget, delay, waited, self._parameters.ratio)
 
     def _passing(self, peer: Rank, room_bytes: float) -> NDArray[np.intp]:
-        """Positions that pass the link's threshold, which is set here."""
+        """Set the link's threshold; return the positions that pass it."""
         value_D = self._gathered[peer].value_D
         fits = self._size
         if room_bytes != float("inf"):
-            fits = kept_that_fit(int(room_bytes), self._size, self._codec)
+            fits = max_kept_entries(int(room_bytes), self._size, self._codec)
         if not fits:
             self.threshold[peer] = float("inf")
             return np.empty(0, np.intp)
-        where = largest(value_D, fits)
+        where = largest_indices(value_D, fits)
         lowest = float(np.abs(value_D[where]).min()) if fits < self._size and where.size else 0.0
         self.threshold[peer] = max(lowest, self._parameters.threshold)
         return where[np.abs(value_D[where]) >= np.float32(self.threshold[peer])]
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:
-        """Old velocity counts as it is."""
+        """Do not correct old velocity."""
 
     def applied(self, part: GradientPart) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def read(self, reader: Rank) -> None:
-        """Nothing is kept of what a peer has read."""
+        """Keep nothing."""
 
     def forget(self, reader: Rank) -> None:
-        """What was gathered for its link is void."""
         for kept in (self._gathered, self._waited, self.threshold):
             kept.pop(reader, None)
 
     def state(self) -> dict[str, Value]:
-        """Velocity, and for each link what waits and since when."""
+        """Return the velocity, and per link the unreleased part and the steps since a release."""
         return {
             "twostep_velocity_D": self._velocity_D.copy(),
             **{f"{_GATHERED}{peer}": one.value_D.copy() for peer, one in self._gathered.items()},
@@ -169,9 +172,8 @@ class Releases:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave."""
         self._velocity_D = np.array(state["twostep_velocity_D"], np.float32)
-        self._waited = by_rank(state, _WAITED)
+        self._waited = ints_by_rank(state, _WAITED)
         self._gathered = {}
         for name, value_D in state.items():
             if name.startswith(_GATHERED):
@@ -179,26 +181,26 @@ class Releases:
                 gathered.value_D = np.array(value_D, np.float32)
 
 
-class TwoStep(DelayedMachine):
-    """Asynchronous updates of what links release, and models of sites combined."""
+class TwoStep(DelayedGradientMachine):
+    """Asynchronous updates from releases, and combination of the sites' models."""
 
-    def __init__(self, context: Context, parameters: TwostepParameters) -> None:
-        self.releases = Releases(context.layout.size, context.coding, parameters)
+    def __init__(self, context: PolicyContext, parameters: TwostepParameters) -> None:
+        self.releases = LinkReleases(context.layout.size, context.coding, parameters)
         super().__init__(context, self.releases, bound=parameters.bound, server=None, share=True)
         self._sites = context.sites
         self._every = parameters.combine_every_steps
         self._turn = 0
-        """The last of this worker's own, in multiples of `combineEverySteps`."""
+        """Last own turn, in multiples of `combineEverySteps`."""
         self._combined: dict[Rank, int] = {}
-        """The iteration of the last model that was taken in of each worker."""
+        """Iteration of the last combined model of each worker."""
         self._taken_samples = 0
-        """Of the sites whose models were taken in since the last turn."""
+        """Samples of the sites with models that were combined since the last turn."""
 
     def _step_done(self, step: LocalStepDone) -> list[Instruction]:
         return super()._step_done(step) + self._combine(step.iteration)
 
     def _combine(self, iteration: int) -> list[Instruction]:
-        """This site's model to the workers of the others, where it is this worker's turn."""
+        """Send this site's model to workers of other sites if it is this worker's turn."""
         if not self._every or iteration // self._every <= self._turn:
             return []
         self._turn, self._taken_samples = iteration // self._every, 0
@@ -209,7 +211,7 @@ class TwoStep(DelayedMachine):
 
     def _weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if not self._every or self._sites.get(sender) == self._sites.get(self._rank):
-            raise ContractError(f"weights of worker {sender}, whose model is not combined here")
+            raise ContractError(f"weights of worker {sender}: its model is not combined here")
         weights_D = decode_weights(message.payload, self._size)
         if message.iteration <= self._combined.get(sender, 0):
             return []
@@ -217,10 +219,10 @@ class TwoStep(DelayedMachine):
         theirs = self._samples_of(sender)
         self._taken_samples += theirs
         fraction = theirs / (self._samples_of(self._rank) + self._taken_samples)
-        return [Mix(weights_D, fraction, sender)]
+        return [AverageWeights(weights_D, fraction, sender)]
 
     def _samples_of(self, rank: Rank) -> int:
-        """One iteration's, over the site of that worker."""
+        """Samples per iteration of that worker's site."""
         site = self._sites.get(rank)
         sizes = {rank: self._batch_of.get(rank, self._batch_size)} | self._batch_sizes()
         return sum(size for peer, size in sizes.items() if self._sites.get(peer) == site)
@@ -230,7 +232,6 @@ class TwoStep(DelayedMachine):
         self._combined.pop(rank, None)
 
     def state(self) -> dict[str, Value]:
-        """With the models taken in since this worker's last turn."""
         return {
             **super().state(),
             "twostep_turn": self._turn,
@@ -239,9 +240,8 @@ class TwoStep(DelayedMachine):
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Takes back what `state` gave; before any other event."""
         super().restore(state)
         passed = int(state["iteration"]) // self._every if self._every else 0
         self._turn = max(passed, int(state["twostep_turn"]))
         self._taken_samples = int(state["twostep_taken_samples"])
-        self._combined = by_rank(state, _COMBINED)
+        self._combined = ints_by_rank(state, _COMBINED)

@@ -1,7 +1,4 @@
-"""What policies take that exchange weights or updates of them; as in `parameters`.
-
-Imported by `catalogue` alone and by the policies.
-"""
+"""Parameters of policies that exchange weights or updates; see `parameters`."""
 
 from __future__ import annotations
 
@@ -13,30 +10,29 @@ from dlion_api.document import Limits, setting
 
 @dataclass(frozen=True, kw_only=True)
 class AdpsgdParameters:
-    """Of `adpsgd`."""
+    """Parameters of `adpsgd`."""
 
     graph: Literal["complete", "ring"] = setting(
-        "workers at even places (by rank) form pairs with all at odd ones, or with those beside"
-        " them (default ours).",
+        "whether workers at even positions (by rank) pair with all at odd ones, or with ring"
+        " neighbours (default ours).",
         default="complete",
     )
     overlap: bool = setting(
-        "whether an active worker computes on while it awaits its neighbour's weights, or is held"
-        " (default ours).",
+        "whether an active worker continues to compute while it waits for weights (default ours).",
         default=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class D2Parameters:
-    """Of `d2`."""
+    """Parameters of `d2`."""
 
     mixing: Literal["complete", "ring"] = setting(
-        "W gives everyone 1/n, or each worker and those beside it by rank (default ours).",
+        "W gives each worker 1/n, or only itself and its ring neighbours (default ours).",
         default="complete",
     )
     self_weight: float = setting(
-        "of a worker in its own row of W, on a ring (default ours).",
+        "weight of a worker in its own row of W, on a ring (default ours).",
         default=0.5,
         above=1 / 3,
         maximum=1,
@@ -45,20 +41,23 @@ class D2Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class EventgradParameters:
-    """Of `eventgrad`."""
+    """Parameters of `eventgrad`."""
 
     graph: Literal["complete", "ring"] = setting(
-        "a worker's neighbours are all members, or those beside it by rank.", default="ring"
+        "neighbours of a worker: all members, or its ring neighbours by rank.", default="ring"
     )
     horizon: float = setting(
-        "a variable's threshold is its norm's recent change per iteration, times this for each"
-        " iteration that it is not sent; 0: it is sent always.",
+        "factor of the threshold per iteration without sending; the threshold starts as the"
+        " norm's recent change per iteration; 0: send always.",
         default=1.0,
         minimum=0,
         maximum=1000,
     )
     threshold: float | None = setting(
-        "of every variable, in place of the adaptive one.", default=None, minimum=0, maximum=10**9
+        "fixed threshold of every variable, instead of the adaptive one.",
+        default=None,
+        minimum=0,
+        maximum=10**9,
     )
     warmup_steps: int = setting(
         "steps before which everything is sent.",
@@ -67,7 +66,7 @@ class EventgradParameters:
         maximum=10**6,
     )
     most_silent_steps: int = setting(
-        "a variable is sent after so many steps at the latest; 0: no bound (ours).",
+        "maximum steps without sending a variable; 0: no limit (ours).",
         default=50,
         minimum=0,
         maximum=10**6,
@@ -82,16 +81,17 @@ class EventgradParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class GaiaParameters:
-    """Of `gaia`."""
+    """Parameters of `gaia`."""
 
     threshold: float = setting(
-        "S: an update is significant where it is above this share of the weight (as recalled).",
+        "S: an update is significant above this share of the weight (as recalled).",
         default=0.01,
         minimum=0,
         maximum=1000,
     )
     decay: Literal["lr", "inv_sqrt", "none"] = setting(
-        "the threshold follows the learning rate; is divided by the root of the steps done; stays.",
+        "the threshold follows the learning rate (lr), is divided by the root of the steps"
+        " (inv_sqrt), or is constant (none).",
         default="lr",
     )
     clock_bound: int = setting(
@@ -105,24 +105,24 @@ class GaiaParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class FedatParameters:
-    """Of `fedat`."""
+    """Parameters of `fedat`."""
 
     server: int = setting(
         "rank of the worker in the server's role.", default=0, minimum=0, maximum=10**6
     )
     tiers: tuple[Annotated[int, Limits(minimum=1, maximum=10000)], ...] = setting(
-        "tier of each worker by rank, 1 the fastest; without it, by the order of their answers.",
+        "tier of each worker by rank, 1 is the fastest; by default, by the order of their answers.",
         default=(),
         max_items=10000,
     )
     tier_count: int = setting(
-        "M, where the answers' order makes the tiers (default ours).",
+        "M, the number of tiers if the order of answers defines them (default ours).",
         default=3,
         minimum=1,
         maximum=10000,
     )
     profile_rounds: int = setting(
-        "first rounds, of all workers, whose answers' order counts (default ours).",
+        "number of first rounds, of all workers, that define the order of answers (default ours).",
         default=2,
         minimum=1,
         maximum=1000,
@@ -134,28 +134,28 @@ class FedatParameters:
         maximum=10**6,
     )
     proximal: float = setting(
-        "lambda, of the pull back to the global weights (as recalled).",
+        "lambda, weight of the proximal term towards the global weights (as recalled).",
         default=0.4,
         minimum=0,
         maximum=1000,
     )
     decimals: int = setting(
-        "of the weights that travel as polylines (as recalled).", default=4, minimum=0, maximum=9
+        "decimals of weights sent as polylines (as recalled).", default=4, minimum=0, maximum=9
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HopParameters:
-    """Of `hop`."""
+    """Parameters of `hop`."""
 
     backup_workers: int = setting(
-        "b: members whose weights need not be there (as recalled).",
+        "b: members that may be missing from an average (as recalled).",
         default=1,
         minimum=0,
         maximum=10000,
     )
     staleness: int = setting(
-        "s: iterations that averaged weights may be old (as recalled).",
+        "s: maximum age of averaged weights in iterations (as recalled).",
         default=5,
         minimum=0,
         maximum=100,
@@ -179,7 +179,7 @@ class HopParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalsgdParameters:
-    """For `localsgd`."""
+    """Parameters of `localsgd`."""
 
     local_steps: int = setting(
         "H, iterations between two averages (default ours).",
@@ -188,15 +188,16 @@ class LocalsgdParameters:
         maximum=10**6,
     )
     outer_learning_rate: float = setting(
-        "of the outer step; 1 with no momentum: the plain mean (DiLoCo's, as recalled).",
+        "learning rate of the outer step; 1 without momentum: the plain mean (DiLoCo's, as"
+        " recalled).",
         default=0.7,
         above=0,
         maximum=10,
     )
     outer_momentum: float = setting(
-        "of the outer step (default ours; 0.9 in DiLoCo, as recalled).",
+        "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).",
         default=0.5,
         minimum=0,
         below=1,
     )
-    nesterov: bool = setting("whether the outer momentum looks ahead.", default=True)
+    nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)

@@ -1,9 +1,7 @@
-"""What a run leaves behind: the folder, its figures and the page that shows them.
+"""The results of a run: the folder, its figures and the report page.
 
-`folder` writes while the run goes on, `events` reads it again, `tally` adds records up in bounded
-memory, `summary` turns the tally into `summary.json`, `faults` judges a fault by its events and
-`report` draws the page. Whoever starts a run (`dlion run`) and `dlion report` call it.
-
-What stays out: training, evaluation, and anything that needs TensorFlow; what is shown in a
-terminal belongs to the command line.
+`folder` writes during the run and `events` reads its records. `tally` aggregates records in bounded
+memory, `summary` turns that into `summary.json`, `faults` measures the cost of a fault, and
+`report` draws the page. Nothing here trains, evaluates or needs TensorFlow. Terminal output belongs
+to the command line.
 """

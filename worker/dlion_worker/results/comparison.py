@@ -1,10 +1,10 @@
-"""Runs of several variants and seeds side by side: the figures of a fair comparison.
+"""Compares runs of several variants over several seeds.
 
-Owns what is read off the runs of one variant and how seeds are put together (median and range).
-Called by `dlion compare` with loaded result folders. Draws and runs nothing.
+Extracts the figures of each run and combines seeds by median and range. `dlion compare` calls it
+with loaded result folders.
 
-Source: fair comparison of the project (policies.md section 6): accuracy is the mean over replicas,
-interpolated; bytes are those sent by all workers.
+Source: the project's definition of a fair comparison (policies.md section 6): accuracy is the
+interpolated mean over replicas; bytes are those sent by all workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dlion_worker.results.curves import at_times, first_time_judged
+from dlion_worker.results.curves import at_times, time_to_accuracy
 from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.summary import sent_bytes_at
 
@@ -29,7 +29,7 @@ _SINGLE = (
     "time_to_target_s", "bytes_to_target", "accuracy", "best_replica", "averaged_model", "drift",
     "sent_bytes", "compute_share", "samples",
 )  # fmt: skip
-"""Figures that have a median and a range."""
+"""Figures with a median and a range."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +41,32 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One run's; None: the target was not reached, or nothing was measured.
+class VariantRun:
+    """Figures of one run; None if the target was not reached or nothing was measured.
 
-    Where the run diverged nothing is known but that: it counts as the worst in every figure.
+    A diverged run has no figures and counts as the worst in each.
     """
 
     seed: int
     time_to_target_s: float | None
     bytes_to_target: float | None
     accuracy: float | None
-    """Mean over replicas at the goal's time, or at the run's end where that came before."""
+    """Mean over replicas at the goal's time, or at the run's end if earlier."""
     best_replica: float | None
     averaged_model: float | None
     drift: float | None
     sent_bytes: float | None
     compute_share: float | None
-    """Of the workers' time, computing; the rest is waiting and communication."""
+    """Fraction of the workers' time spent on computing, not on waiting or communication."""
     samples: int | None = None
     received_bytes: tuple[float, ...] = ()
-    """Sent to each worker, by rank, until the run's end."""
+    """Bytes received by each worker, by rank, until the run's end."""
     curve: tuple[float | None, ...] = ()
     """Mean accuracy over replicas at `CURVE_POINTS` equal steps from 0 to the goal's time; None
     before the first evaluation."""
     diverged: bool = False
     partial: bool = False
-    """Whether the environment took a worker away whose replica the model lacks."""
+    """Whether the environment removed a worker whose replica the model lacks."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """One variant in one environment."""
 
     environment: str
     variant: str
     learning_rate: float
-    figures: tuple[Figures, ...]
+    figures: tuple[VariantRun, ...]
 
     def spread(self, name: str) -> Spread:
-        """Over seeds, of one of the figures."""
+        """Median and range of one figure over seeds."""
         return spread([getattr(one, name) for one in self.figures])
 
     def document(self) -> dict[str, Any]:
@@ -104,25 +104,25 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Against:
-    """One variant held against another of the same environment; None where one has no median."""
+class RelativeResult:
+    """One variant relative to another in the same environment; None without a median."""
 
     variant: str
     speed_up: float | None
-    """How many times as long the other takes to the target."""
+    """The other's time to the target over this variant's."""
     points: float | None
-    """Accuracy at the goal's time above the other's, in percentage points."""
+    """Difference of accuracies at the goal's time, in percentage points."""
     relative: float | None
-    """The same as a part of the other's accuracy."""
+    """The same, relative to the other's accuracy."""
     at_least: float | None = None
-    """Bound of the speed-up where only the other never got there: it had all the goal's time."""
+    """Lower bound of the speed-up if only the other never reached the target."""
 
 
-def against(row: Row, other: Row, goal: Goal) -> Against:
-    """How much better the row is than the other: medians over seeds."""
+def relative_result(row: VariantRow, other: VariantRow, goal: Goal) -> RelativeResult:
+    """Compare two rows by medians over seeds."""
     own_s, its_s = (one.spread("time_to_target_s").median for one in (row, other))
     own, its = (one.spread("accuracy").median for one in (row, other))
-    return Against(
+    return RelativeResult(
         other.variant,
         speed_up=its_s / own_s if own_s and its_s else None,
         points=100 * (own - its) if own is not None and its is not None else None,
@@ -131,20 +131,20 @@ def against(row: Row, other: Row, goal: Goal) -> Against:
     )
 
 
-def diverged(seed: int) -> Figures:
-    """Of a run whose weights or loss overflowed."""
-    return Figures(seed, None, None, None, None, None, None, None, None, diverged=True)
+def diverged(seed: int) -> VariantRun:
+    """The figures of a run whose weights or loss overflowed."""
+    return VariantRun(seed, None, None, None, None, None, None, None, None, diverged=True)
 
 
-def figures_of(run: LoadedRun, goal: Goal, *, seed: int) -> Figures:
-    """What one run comes to."""
+def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
+    """The figures of one run."""
     mean = run.mean_accuracy()
     replicas = [worker.accuracy_curve.points() for worker in run.workers]
-    time_s = first_time_judged(replicas, goal.target_accuracy)
+    time_s = time_to_accuracy(replicas, goal.target_accuracy)
     sent = None if time_s is None else float(sent_bytes_at(run.workers, [time_s])[0])
     accuracy = run.summary["accuracy"]
     wall_s = sum(worker.compute_s + worker.waited_s for worker in run.workers)
-    return Figures(
+    return VariantRun(
         seed=seed,
         time_to_target_s=time_s,
         bytes_to_target=sent,
@@ -175,8 +175,10 @@ def _curve(run: LoadedRun, goal: Goal) -> tuple[float | None, ...]:
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Median and range. Where more than half of the seeds have no value, neither has the median; of
-    an even number it is the lower of the two in the middle, which is one of the runs.
+    """Median and range.
+
+    The median is None if more than half of the seeds have no value. For an even number it is the
+    lower of the two middle values, so it is always a value of one run.
 
     >>> spread([3.0, None, 1.0]).median, spread([None, None, 1.0]).median
     (3.0, None)
@@ -195,9 +197,9 @@ def spread(values: Sequence[float | None]) -> Spread:
     )
 
 
-def better(first: Row, second: Row) -> bool:
-    """Whether the first is the better of two learning rates: sooner at the target, else more
-    accurate at the goal's time."""
+def is_better(first: VariantRow, second: VariantRow) -> bool:
+    """Whether the first of two learning rates is better: earlier at the target, else more accurate
+    at the goal's time."""
     one, other = first.spread("time_to_target_s"), second.spread("time_to_target_s")
     if one.median is not None or other.median is not None:
         return other.median is None or (one.median is not None and one.median < other.median)

@@ -1,7 +1,6 @@
-"""Curves over time in bounded memory, and what is read off them.
+"""Curves over time in bounded memory, with subsampling and interpolation.
 
-Owns thinning and interpolation. Called by `tally` while a run goes on and by `summary` and
-`report` afterwards. Knows nothing of records.
+Used by `tally` during a run, and by `summary` and `report` afterwards. Independent of records.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ Points = NDArray[np.float64]
 
 
 class Curve:
-    """Values over time, never more than `limit` rows, however long the run.
+    """Values over time in at most `limit` rows.
 
-    When it is full, neighbours are folded two into one and from then on twice as many samples go
-    into a row: the rows stay evenly spread over the whole run, and the newest sample is always
-    there. `averaged` decides whether a row is the mean of its samples (losses) or the first of
-    them (accuracies and running totals, which are only ever read off at their own time).
+    When it is full, pairs of rows are merged, and each new row holds twice as many samples. So rows
+    are evenly spread over the run; the newest sample is always included. With `averaged` a row is
+    the mean of its samples (losses), else the first (accuracies and running totals).
     """
 
     def __init__(self, value_count: int, *, limit: int = 2048, averaged: bool = False) -> None:
@@ -41,7 +39,7 @@ class Curve:
         return len(self._rows) + (self._open_count > 0)
 
     def append(self, time_s: float, *values: float) -> None:
-        """Adds one sample; NaN stands for a value that is not known."""
+        """Add one sample; NaN marks an unknown value."""
         row = np.array((time_s, *values), dtype=np.float64)
         self._newest = row
         if self._averaged and self._open_count:
@@ -56,16 +54,16 @@ class Curve:
                 self._fold()
 
     def hold(self, until_s: float) -> None:
-        """Keeps the newest values until just before that time, where something else is measured.
+        """Hold the newest values until just before `until_s`, where a different quantity starts.
 
-        What is interpolated before it does not lean towards it then.
+        Interpolation before that time then ignores it.
         """
         before_s = float(np.nextafter(until_s, -np.inf))
         if self._newest is not None and self._newest[0] < before_s:
             self.append(before_s, *self._newest[1:])
 
     def points(self) -> Points:
-        """All rows, shape [T, 1 + V], in the order in which they came."""
+        """All rows, shape [T, 1 + V], in order."""
         rows = list(self._rows)
         if self._open_count:
             rows.append(self._closed())
@@ -79,7 +77,7 @@ class Curve:
     def _fold(self) -> None:
         even, odd = self._rows[0::2], self._rows[1::2]
         if self._averaged:
-            pairs = zip(even, odd, strict=False)  # an odd one out is dropped: one row of thousands
+            pairs = zip(even, odd, strict=False)  # an unpaired last row is dropped
             self._rows = [(first + second) / 2 for first, second in pairs]
         else:
             self._rows = even
@@ -87,7 +85,7 @@ class Curve:
 
 
 def at_times(points: Points, times_s: Sequence[float] | Points, column: int = 1) -> Points:
-    """That column at those times, linear in between; held before the first and after the last."""
+    """Interpolate a column linearly; constant before the first and after the last row."""
     if len(points) == 0:
         return np.full(len(times_s), np.nan)
     ordered = points[np.argsort(points[:, 0], kind="stable")]
@@ -98,9 +96,8 @@ def at_times(points: Points, times_s: Sequence[float] | Points, column: int = 1)
 def mean_over_replicas(replicas: Sequence[Points]) -> Points:
     """Mean accuracy over replicas against time, shape [T, 2].
 
-    It begins when the last replica has its first evaluation (before that there is no mean over
-    all of them) and has a row at every evaluation of any of them. A replica that ended early
-    keeps its last accuracy. Source: fair comparison of the project, interpolated.
+    Begins when every replica has an evaluation, and has a row at each evaluation of any. A replica
+    that ended early keeps its last accuracy. Source: the project's fair comparison, interpolated.
     """
     known = [points for points in replicas if len(points)]
     if not known:
@@ -112,10 +109,10 @@ def mean_over_replicas(replicas: Sequence[Points]) -> Points:
     return np.column_stack((times_s, mean))
 
 
-def first_time_at(curve: Points, level: float) -> float | None:
-    """Seconds at which the curve first reaches `level`, linear in between; None when it never does.
+def first_crossing_s(curve: Points, level: float) -> float | None:
+    """Seconds at which the curve first reaches `level`, interpolated; None if never.
 
-    A curve that begins above the level reached it at its first point at the latest: that time.
+    A curve that begins above the level yields the time of its first point.
     """
     above = np.flatnonzero(curve[:, 1] >= level)
     if len(above) == 0:
@@ -127,11 +124,12 @@ def first_time_at(curve: Points, level: float) -> float | None:
     return float(t0_s + (t1_s - t0_s) * (level - low) / (high - low))
 
 
-def first_time_judged(replicas: Sequence[Points], level: float) -> float | None:
-    """Seconds at which the mean over replicas first counts as `level`, None when it never does.
+def time_to_accuracy(replicas: Sequence[Points], level: float) -> float | None:
+    """Seconds at which the mean over replicas first reaches `level`; None if never.
 
-    By the curves (`mean_over_replicas`), or by the last accuracy of each replica as a run judges
-    its target: what comes after that moment may draw a curve back below it.
+    The earlier of two criteria: the interpolated curves (`mean_over_replicas`), and each replica's
+    last accuracy, by which a run tests its target. Later evaluations may lower an interpolated
+    curve below the level again.
     """
     known = [points[np.argsort(points[:, 0], kind="stable")] for points in replicas if len(points)]
     if not known:
@@ -140,5 +138,5 @@ def first_time_judged(replicas: Sequence[Points], level: float) -> float | None:
     times_s = interpolated[:, 0]
     last = [points[np.searchsorted(points[:, 0], times_s, side="right") - 1, 1] for points in known]
     reached = np.flatnonzero(np.mean(last, axis=0) >= level)
-    found = [first_time_at(interpolated, level), *times_s[reached[:1]].tolist()]
-    return min((time_s for time_s in found if time_s is not None), default=None)
+    candidates = [first_crossing_s(interpolated, level), *times_s[reached[:1]].tolist()]
+    return min((time_s for time_s in candidates if time_s is not None), default=None)

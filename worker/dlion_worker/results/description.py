@@ -1,7 +1,6 @@
-"""What results need to know of a job: its workers, its goal, its settings.
+"""The properties of a job that results need: workers, goal, settings.
 
-Owns the step from a manifest to that. Called by `folder` and `summary` with a job that was loaded,
-and by `report` with the `job.yaml` of a folder. The manifest's own rules are `dlion_api.spec`'s.
+Derived from a loaded job, or from `job.yaml` in a result folder.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A job as results see it; `document` is the manifest with its defaults filled in."""
+    """The job of a run; `document` is the manifest with its defaults."""
 
     job: Job
     key: JobKey
@@ -36,20 +35,20 @@ class RunDescription:
     max_epochs: int | None = None
 
     def worker(self, rank: Rank) -> WorkerIdentity | None:
-        """The worker of that rank; None: the job cannot have it."""
+        """The worker of that rank; None if the job has no such rank."""
         try:
             return self.job.worker(rank)
         except LookupError:
             return None
 
     def worker_name(self, rank: Rank) -> str:
-        """Short name of that worker; of a rank that the job cannot have, its number."""
+        """Short name of that worker, or its rank if the job has no such worker."""
         worker = self.worker(rank)
         return f"worker {rank}" if worker is None else worker.name
 
 
 def describe(job: Job) -> RunDescription:
-    """The description of a job that was loaded and checked."""
+    """Describe a loaded and validated job."""
     stop = job.spec.trainer.stop
     return RunDescription(
         job=job,
@@ -65,9 +64,9 @@ def describe(job: Job) -> RunDescription:
 
 
 def describe_folder(folder: Path) -> RunDescription:
-    """The description kept in a result folder.
+    """Describe the job of a result folder.
 
-    Raises: DataError when the folder holds no readable `job.yaml`.
+    Raises DataError if the folder has no readable `job.yaml`.
     """
     from dlion_api.spec import load_job
 
@@ -77,5 +76,5 @@ def describe_folder(folder: Path) -> RunDescription:
         return describe(load_job(document, source=str(path)))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, DLionError) as error:
         raise DataError(
-            f"{path}: is no job that can be read ({error}). Name a folder that `dlion run` made"
+            f"{path}: is not a readable job ({error}). Name a folder that `dlion run` made"
         ) from error

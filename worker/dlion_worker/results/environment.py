@@ -1,7 +1,7 @@
-"""What an environment asked of the machine beside what it gave, as results keep it.
+"""Requested and measured values of an environment, as results store them.
 
-Owns `environment.yaml` and that part of the summary. The local runner measures; this only spells
-its comparisons in the units that people use.
+Defines `environment.yaml` and that part of the summary. The local runner measures; this module
+converts to common units.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlion_worker.local.measuring import Comparison
+    from dlion_worker.local.measurement import Comparison
 
 _SPELLINGS: Mapping[str, tuple[str, str, float]] = {
     "linkBytesPerS": ("link rate", "Mbit/s", 8e-6),
     "latencyS": ("latency, one way", "ms", 1e3),
     "quotaCores": ("CPU quota", "cores", 1.0),
 }
-"""Quantity -> (name for people, unit, factor to that unit)."""
+"""Quantity -> (display name, unit, factor to that unit)."""
 
 
 @dataclass(frozen=True)
 class EnvironmentFigure:
-    """One quantity of one worker, or of its link to `peer`; None where it is not known."""
+    """One quantity of a worker, or of its link to `peer`; None if unknown."""
 
     rank: int
     quantity: str
@@ -34,12 +34,12 @@ class EnvironmentFigure:
     peer: int | None = None
     note: str = ""
     begins_s: float = 0.0
-    """Of the run: from when on it was asked for."""
+    """When it was first requested, in seconds of the run."""
 
 
 @dataclass(frozen=True)
 class EnvironmentReport:
-    """The environment of a run; `document` is the environment file as it was given."""
+    """The environment of a run; `document` is the environment file."""
 
     name: str
     figures: tuple[EnvironmentFigure, ...] = ()
@@ -54,20 +54,20 @@ def environment_report(
     document: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> EnvironmentReport:
-    """The report of what the local runner compared."""
+    """Report the local runner's comparisons."""
     figures = tuple(_figure(comparison) for comparison in comparisons)
     return EnvironmentReport(name, figures, tuple(notes), document or {})
 
 
 def environment_document(environment: EnvironmentReport) -> dict[str, Any]:
-    """What `environment.yaml` and the summary hold of it."""
+    """Content for `environment.yaml` and the summary."""
     return {
         "name": environment.name,
         "figures": [
             {
                 **asdict(figure),
-                "requested": finite(figure.requested),
-                "measured": finite(figure.measured),
+                "requested": finite_or_none(figure.requested),
+                "measured": finite_or_none(figure.measured),
             }
             for figure in environment.figures
         ],
@@ -76,8 +76,8 @@ def environment_document(environment: EnvironmentReport) -> dict[str, Any]:
     }
 
 
-def finite(value: float | None) -> float | None:
-    """The value, or None where it is not known: JSON has neither NaN nor infinity."""
+def finite_or_none(value: float | None) -> float | None:
+    """The value, or None if it is not finite: JSON has neither NaN nor infinity."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 

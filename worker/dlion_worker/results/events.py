@@ -1,7 +1,6 @@
-"""Reading `events.jsonl`, also of a run that was killed or is still going on.
+"""Reads `events.jsonl`, also of a run that was killed or is still running.
 
-Owns what counts as readable. Called by `report`, by `folder` when a run is resumed, and by tests
-that judge a run by its events. Writing belongs to `folder`.
+`folder` writes the file.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 
     from dlion_api.progress import ProgressRecord
 
-LONGEST_LINE_BYTES = MAX_RECORD_BYTES + 1
-"""Of a whole record and its newline."""
+MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
+"""Maximum length of a record with its newline."""
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is no record; `number` counts from 1."""
+    """A line that is not a record; `number` counts from 1."""
 
     number: int
     reason: str
@@ -36,13 +35,12 @@ class BadLine:
 def read_events(
     path: Path, on_bad_line: Callable[[BadLine], None] | None = None
 ) -> Iterator[ProgressRecord]:
-    """The records of the file in its order, one at a time.
+    """Iterate over the records of the file, in order.
 
-    A last line without its newline that is no record is torn (the writer was killed, or writes it
-    just now) and is left out in silence; any other bad line goes to `on_bad_line`, and reading
-    goes on behind it.
+    A last line without newline that is not a record is ignored: the writer was killed or is still
+    writing. Other bad lines are passed to `on_bad_line`, and reading continues.
 
-    Raises: DataError when there is no such file or it cannot be read.
+    Raises DataError if the file does not exist or cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -57,10 +55,10 @@ def read_events(
 
 
 def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Lines with their newline; one that is too long comes cut, and its rest is skipped."""
-    while line := readline(LONGEST_LINE_BYTES):
-        if len(line) == LONGEST_LINE_BYTES and not line.endswith(b"\n"):
-            while (rest := readline(LONGEST_LINE_BYTES)) and not rest.endswith(b"\n"):
+    """Lines with their newline; a line that is too long is replaced and its rest skipped."""
+    while line := readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            while (rest := readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
             line = b"(too long)\n"
         yield line

@@ -1,8 +1,7 @@
-"""What a fault cost the other workers, read from a run's events.
+"""Measures what a fault cost the other workers, from a run's records.
 
-Owns the project's definition: a worker *loses at most one iteration* when none of its iterations
-is longer than twice its median and none of its local steps was thrown away. Called by the fault
-tests and by whoever judges a run; takes records, reads no files.
+The project's definition: a worker *loses at most one iteration* if none of its iterations is longer
+than twice its median, and none of its local steps was discarded. Used by the fault tests.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ SLOW_FACTOR = 2.0
 class IterationLoss:
     """What one surviving worker lost.
 
-    `slow` are iterations longer than twice the median, `repeated` those that were done and then
-    done again, so that their gradient went nowhere, `skipped` those that it never did. In mode
-    `backup` a worker that the others have gone on without takes up where they are: there an
-    iteration may be skipped without a fault.
+    `slow` are iterations longer than twice the median. `repeated` were done twice, so the first
+    gradient was discarded; `skipped` were never done. In mode `backup` a worker that others have
+    overtaken continues at their iteration, so it may skip iterations without a fault.
     """
 
     rank: Rank
@@ -60,8 +58,8 @@ def iteration_losses(
 ) -> dict[Rank, IterationLoss]:
     """The loss of every worker that was not killed.
 
-    Iterations are judged when they end within `since_s`..`until_s` (around the fault); the median
-    is over all of the worker's iterations. The first one of an incarnation is left out: it
+    Only iterations that end within `since_s`..`until_s` (around the fault) are judged; the median
+    is over all of the worker's iterations. The first one of an incarnation is left out, because it
     compiles.
     """
     steps: dict[Rank, list[StepRecord]] = {}
@@ -74,12 +72,11 @@ def iteration_losses(
 def lost_by_waiting(
     records: Iterable[ProgressRecord], *, staying: Collection[Rank]
 ) -> dict[int, float]:
-    """Iterations that waiting made longer than twice the median of one of those who stayed.
+    """Iterations in which waiting alone exceeded the limit for a lost iteration.
 
-    By iteration, how long it held them, seconds: the least that any of `staying` waited in it, as
-    where one waited less, its own computing held the others. That is what a loss of the others is
-    judged by where computing itself takes now this long and now that, as on a busy machine or
-    under a quota: an iteration that takes what it usually does becomes longer than two medians by
+    Maps iteration to seconds of waiting: the minimum over all `staying` workers, as a worker that
+    waited less delayed the others by its own computing. Use it where computing times vary, as on a
+    busy machine or under a quota. There an iteration of usual length exceeds twice the median by
     more than one median of waiting. First iterations of an incarnation are left out.
     """
     walls_s: dict[Rank, list[float]] = {}
@@ -119,6 +116,6 @@ def _loss(rank: Rank, steps: list[StepRecord], since_s: float, until_s: float) -
 
 
 def _between(steps: list[StepRecord], missing: Callable[[int, int], range]) -> tuple[int, ...]:
-    """What `missing` names between each two iterations that follow each other."""
+    """Iterations that `missing` returns for each pair of consecutive iterations."""
     numbers = pairwise(step.iteration for step in steps)
     return tuple(sorted({each for before, after in numbers for each in missing(before, after)}))

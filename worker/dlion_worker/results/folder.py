@@ -1,16 +1,16 @@
-"""The result folder of a run: made once, added to while the run goes on, finished when it ends.
+"""The result folder of a run: created, appended to during the run, finished at its end.
 
-Owns the folder's layout (docs/results.md). `dlion run` makes one and appends every progress record
-to it. Reading belongs to `events`, the figures to `tally` and `summary`, the page to `report`.
+Defines the folder's layout (docs/results.md). `dlion run` creates it and appends every progress
+record. `events` reads it again; `tally` and `summary` compute the figures.
 
     job.yaml           the manifest with its defaults
-    environment.yaml   what the environment asked for and what was measured
+    environment.yaml   requested and measured values of the environment
     events.jsonl       every record of every worker, a line each
-    run.lock           held by the run that goes on in the folder
+    run.lock           held by the run that uses the folder
     summary.json       the figures, once the run has ended
     tensorboard/       scalars per worker
-    models/<site>/     the trained model (`model.keras`) and what it is (`model.json`)
-    state/             checkpoints, and where the user's program was (`program_root`)
+    models/<site>/     the trained model (`model.keras`) and its description (`model.json`)
+    state/             checkpoints, and the folder of the user's program (`program_root`)
     report.html        made by `dlion report`
 """
 
@@ -31,14 +31,14 @@ import yaml
 from dlion_api.errors import Problem, SpecError
 from dlion_api.records import record_to_json
 from dlion_worker.results.environment import EnvironmentReport, environment_document
-from dlion_worker.results.events import LONGEST_LINE_BYTES, BadLine, read_events
-from dlion_worker.results.lock import BEGUN, LOCK, FolderLock, is_lock
+from dlion_worker.results.events import MAX_LINE_BYTES, BadLine, read_events
+from dlion_worker.results.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
 from dlion_worker.results.models import read_models
-from dlion_worker.results.resuming import CHECKPOINTS, check_resumable
+from dlion_worker.results.resume_checks import CHECKPOINTS, check_resumable
 from dlion_worker.results.storage import (
     AppendedFile,
     StorageError,
-    drop_torn_line,
+    drop_partial_line,
     storage_error,
     write_whole,
 )
@@ -65,12 +65,12 @@ _log = logging.getLogger(__name__)
 
 
 def default_folder(job_name: str, now: datetime) -> Path:
-    """Where a run goes when no folder is named: `runs/<job>-<YYYYmmdd-HHMMSS>`."""
+    """The default folder of a run: `runs/<job>-<YYYYmmdd-HHMMSS>`."""
     return Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
 
 
-def kept_program_root(folder: Path) -> Path | None:
-    """The folder of the manifest that a run was started with; None: `folder` is no run's."""
+def stored_program_root(folder: Path) -> Path | None:
+    """The folder of the manifest that a run was started with; None if `folder` is not a run's."""
     try:
         return Path(os.fsdecode((folder / PROGRAM_ROOT).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
@@ -78,7 +78,7 @@ def kept_program_root(folder: Path) -> Path | None:
 
 
 class ResultFolder:
-    """An open result folder; `create` makes it. Not for use by two threads at once."""
+    """An open result folder; `create` makes one. Not thread-safe."""
 
     def __init__(
         self,
@@ -87,12 +87,15 @@ class ResultFolder:
         *,
         now: datetime,
         lock: FolderLock,
-        made: Sequence[Path] = (),
+        created: Sequence[Path] = (),
     ) -> None:
-        """`lock` is the one on `path`; `close` releases it. `made`: `path` and its parents, as far
-        as they were made for this run, the innermost first."""
+        """Open the folder `path`.
+
+        `lock` is the lock on it; `close` releases it. `created` are `path` and its parents as far
+        as this run created them, innermost first.
+        """
         self.path = path
-        self._lock, self._made = lock, made
+        self._lock, self._created = lock, created
         self.run = run
         self._started_at = now
         self._tally = RunTally(worker.rank for worker in run.workers)
@@ -101,55 +104,55 @@ class ResultFolder:
         names = {worker.rank: worker.name for worker in run.workers}
         self._logs = TensorBoardLogs(path / TENSORBOARD, names, opened_at_s=now.timestamp())
         if (path / EVENTS).exists():
-            self._take_up_events()
+            self._load_events()
         self._events = AppendedFile(path / EVENTS)
 
     @classmethod
     def create(
         cls, path: Path | None, run: RunDescription, *, now: datetime, resume: bool = False
     ) -> ResultFolder:
-        """Makes the folder (`None`: `default_folder`) with `job.yaml` in it.
+        """Create the folder (`None`: `default_folder`) with `job.yaml` in it.
 
-        With `resume` the folder of an earlier run is taken up: its events stay, new ones follow,
-        and `job.yaml` takes on the settings that may change (`resuming`).
+        With `resume`, open the folder of an earlier run: its events stay, new ones follow, and
+        `job.yaml` gets the settings that may change (`resume_checks`).
 
-        Raises: SpecError when the folder holds something already (or, with `resume`, no run of
-            this job with a checkpoint, or a lock that is none); UnavailableError while another
-            run goes on in it; DataError when its job cannot be read; StorageError when it cannot
-            be written.
+        Raises: SpecError if the folder is not empty (or, with `resume`, holds no run of this job
+        with a checkpoint, or an invalid lock); UnavailableError while another run uses it;
+        DataError if its job cannot be read; StorageError if it cannot be written.
         """
         path = path or _unused(default_folder(run.key.name, now))
         _check(path, resume=resume)
-        made = [each for each in (path, *path.parents) if not each.exists()]
+        created = [each for each in (path, *path.parents) if not each.exists()]
         _make(path)
         try:
             lock = FolderLock(path)
         except StorageError:
-            if made:
-                _take_back(path, made)
+            if created:
+                _remove_created(path, created)
             raise
         try:
-            _check(path, resume=resume)  # again: another run may have come and gone before the lock
+            _check(
+                path, resume=resume
+            )  # check again: another run may have used it before the lock was taken
             if resume:
                 check_resumable(path, run)
             try:
                 write_whole(path / JOB, _yaml(run.document))
-                return cls(path, run, now=now, lock=lock, made=made)
+                return cls(path, run, now=now, lock=lock, created=created)
             except (StorageError, KeyboardInterrupt):
                 if not resume:
-                    _take_back(path, made)
+                    _remove_created(path, created)
                 raise
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def take_up(cls, path: Path, run: RunDescription, *, now: datetime) -> ResultFolder:
-        """The folder of that run, made where there is none, gone on with where there is.
+    def open_or_create(cls, path: Path, run: RunDescription, *, now: datetime) -> ResultFolder:
+        """Open the folder of that run, or create it.
 
-        For a keeper, whose restarts are no news: nothing is asked of what the folder holds.
-
-        Raises: UnavailableError while another process writes in it; StorageError.
+        For a keeper, which may restart: existing content is not checked. Raises UnavailableError
+        while another process writes to it, and StorageError.
         """
         _make(path)
         lock = FolderLock(path)
@@ -162,17 +165,17 @@ class ResultFolder:
 
     @property
     def report_path(self) -> Path:
-        """Where `dlion report` puts the page of this run."""
+        """Where `dlion report` writes the page of this run."""
         return self.path / REPORT
 
     @property
     def elapsed_s(self) -> float:
-        """Time of the last record so far: where the clock of a run that is resumed goes on."""
+        """Time of the last record: a resumed run's clock continues from there."""
         return self._tally.end_s
 
     @property
     def last_iteration(self) -> int:
-        """Of the worker that came furthest; 0 before the first."""
+        """The highest iteration of any worker; 0 before the first."""
         return max((worker.last_iteration for worker in self._tally.workers.values()), default=0)
 
     @property
@@ -181,34 +184,35 @@ class ResultFolder:
         return any(worker.steps for worker in self._tally.workers.values())
 
     def append(self, record: ProgressRecord) -> None:
-        """Adds one record; it is on its way to the disk when this returns. Raises: StorageError."""
+        """Append one record and pass it to the operating system. Raises StorageError."""
         self._events.append(record_to_json(record).encode() + b"\n")
         self._tally.add(record)
         try:
             self._logs.add(record)
         except StorageError:
-            self.check_there()
+            self.check_exists()
             raise
 
-    def check_there(self) -> None:
-        """Returns where the folder is there. Raises: StorageError: it was removed or moved."""
-        if not self._events.is_there():
+    def check_exists(self) -> None:
+        """Raises StorageError if the folder was removed or moved."""
+        if not self._events.is_in_place():
             raise StorageError(
                 errno.ENOENT,
-                "the result folder is gone: it was removed or moved while the run went on. What "
-                "the run had recorded and saved went with it; start afresh, with another --out",
+                "the result folder is gone: it was removed or moved while the run went on. Its "
+                "records and models are lost. Start a new run with another --out",
                 str(self.path),
             )
 
     def write_environment(self, environment: EnvironmentReport) -> None:
-        """Keeps what the environment asked for, and what was measured. May be called again."""
+        """Store requested and measured values of the environment. May be called again."""
         self._environment = environment
         write_whole(self.path / ENVIRONMENT, _yaml(environment_document(environment)))
 
-    def keep_program_root(self, program_root: Path) -> None:
-        """Keeps where the user's program is, for runs that start from this folder's `job.yaml`.
+    def store_program_root(self, program_root: Path) -> None:
+        """Store the folder of the user's program, for runs that start from this folder's
+        `job.yaml`.
 
-        Raises: StorageError.
+        Raises StorageError.
         """
         path = self.path / PROGRAM_ROOT
         try:
@@ -218,7 +222,7 @@ class ResultFolder:
         write_whole(path, os.fsencode(program_root))
 
     def finish(self, ending: Ending, *, reference: Mapping[str, Any] | None = None) -> Json:
-        """Writes `summary.json`; its content. Raises: StorageError."""
+        """Write and return `summary.json`. Raises StorageError."""
         summary = summarise(
             self.run,
             self._tally,
@@ -233,15 +237,17 @@ class ResultFolder:
         return summary
 
     def discard(self) -> None:
-        """Takes back what `create` and this have written, of a run in which nothing was trained:
-        the same name is free again. Not of one that was taken up or resumed."""
+        """Remove what was written, of a run without training, so that the name is free again.
+
+        Not for a folder that was resumed or reopened.
+        """
         self._events.close()
         self._logs.close()
-        _take_back(self.path, self._made)
+        _remove_created(self.path, self._created)
         self._lock.release()
 
     def close(self) -> None:
-        """Closes the files. A folder that was never finished is readable all the same."""
+        """Close the files. An unfinished folder remains readable."""
         self._events.close()
         self._logs.close()
         self._lock.release()
@@ -252,20 +258,20 @@ class ResultFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take_up_events(self) -> None:
-        """Goes on behind the events of the run that is resumed."""
-        drop_torn_line(self.path / EVENTS, longest_line_bytes=LONGEST_LINE_BYTES)
+    def _load_events(self) -> None:
+        """Load the events of the run that is resumed."""
+        drop_partial_line(self.path / EVENTS, longest_line_bytes=MAX_LINE_BYTES)
         for record in read_events(self.path / EVENTS, self._note_bad_line):
             self._tally.add(record)
-            self._logs.recall(record)
+            self._logs.note_existing(record)
 
     def _note_bad_line(self, line: BadLine) -> None:
         self._bad_lines += 1
-        _log.warning("%s: %s; left out", self.path / EVENTS, line)
+        _log.warning("%s: %s; ignored", self.path / EVENTS, line)
 
 
 def _unused(path: Path) -> Path:
-    """`path`, or with `-2`, `-3`, ... behind it: two runs may begin within a second."""
+    """`path`, or with `-2`, `-3`, ... appended: two runs may begin within a second."""
     candidate, number = path, 1
     while candidate.exists():
         number += 1
@@ -280,7 +286,7 @@ def _check(path: Path, *, resume: bool) -> None:
                 [
                     Problem(
                         "--resume",
-                        "holds no run that could go on",
+                        "holds no run to resume",
                         value=str(path),
                         advice="Name a folder that `dlion run` made",
                     )
@@ -288,27 +294,31 @@ def _check(path: Path, *, resume: bool) -> None:
             )
         return
     if path.exists() and not path.is_dir():
-        message, advice = "is a file, and results are a folder", "Name another"
+        message, advice = "is a file, but results need a folder", "Name another"
     elif path.exists() and not (
-        all(entry.name in {LOCK, BEGUN} for entry in path.iterdir()) and is_lock(path / LOCK)
+        all(entry.name in {LOCK, COMPARISON_MARKER} for entry in path.iterdir())
+        and is_lock(path / LOCK)
     ):
-        message, advice = "is not empty, and nothing in it may be overwritten", _way_out(path)
+        message, advice = (
+            "is not empty, and nothing in it may be overwritten",
+            _occupied_advice(path),
+        )
     else:
         return
     allowed = "a new or an empty folder"
     raise SpecError([Problem("--out", message, value=str(path), allowed=allowed, advice=advice)])
 
 
-def _way_out(path: Path) -> str:
-    """What to do about a folder that holds something."""
+def _occupied_advice(path: Path) -> str:
+    """Advice about a folder that is not empty."""
     another = "Name another folder"
     if not (path / EVENTS).exists():
         return another
     if any(path.glob(CHECKPOINTS)):
-        return f"{another}, or go on with the run in it: dlion run FILE --resume {path}"
+        return f"{another}, or resume its run: dlion run FILE --resume {path}"
     return (
-        f"{another}, or remove this one: the run in it has no checkpoint to go on from (a "
-        "simulation never has, and costs only its time)"
+        f"{another}, or remove this one: its run has no checkpoint to resume from (a "
+        "simulation never has one, and is cheap to repeat)"
     )
 
 
@@ -319,16 +329,18 @@ def _make(path: Path) -> None:
         raise storage_error("cannot make the result folder", path, error) from error
 
 
-def _take_back(path: Path, made: Sequence[Path]) -> None:
-    """Removes what a run writes before its first step, and the folders that were made for it; as
-    far as that goes: there is another error to tell."""
+def _remove_created(path: Path, created: Sequence[Path]) -> None:
+    """Remove what a run writes before its first step, and the folders created for it.
+
+    Errors are ignored, because another error is being reported.
+    """
     shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
     with contextlib.suppress(OSError):
         for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY):
             (path / name).unlink(missing_ok=True)
         if is_lock(path / LOCK):
             (path / LOCK).unlink(missing_ok=True)
-        for folder in made:
+        for folder in created:
             folder.rmdir()
 
 

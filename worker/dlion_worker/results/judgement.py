@@ -1,8 +1,7 @@
-"""How a run ended: one definition of success for `dlion run` and `dlion simulate`.
+"""Decides whether a run succeeded, for `dlion run` and `dlion simulate`.
 
-A run has succeeded where its stop rule was met and each saved model holds the replica of every
-worker that the manifest has. Called by the command line when all processes have ended. No I/O; an
-operator judges runs of a cluster by the same rule.
+A run has succeeded if its stop rule was met and each saved model holds the replica of every worker
+in the manifest. An operator applies the same rule in a cluster.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from dlion_api.exit_codes import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dlion_worker.results.models import SavedModel
+    from dlion_worker.results.models import SiteModel
 
 
 class EndReason(StrEnum):
-    """`ending.reason` in summary.json. The first five are a cluster's reasons, too."""
+    """`ending.reason` in summary.json. The first five are also a cluster's reasons."""
 
     COMPLETED = "Completed"
     ENDED_EARLY = "EndedEarly"
     PARTIAL = "Partial"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     PROGRAM_FAILED = "ProgramFailed"
-    STOPPED = "Stopped"  # `stop.continuous`, by a signal: as it should
+    STOPPED = "Stopped"  # `stop.continuous`, ended by a signal as intended
     INTERRUPTED = "Interrupted"
     DATA_FAILED = "DataFailed"
     DIVERGED = "Diverged"
@@ -38,7 +37,7 @@ class EndReason(StrEnum):
 
     @classmethod
     def of(cls, code: ExitCode) -> EndReason:
-        """The reason that goes with an exit code.
+        """The reason for an exit code.
 
         >>> EndReason.of(ExitCode.STORAGE), EndReason.of(ExitCode.SPEC)
         (<EndReason.STORAGE_FAILED: 'StorageFailed'>, <EndReason.FAILED: 'Failed'>)
@@ -61,48 +60,48 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a run that ended in order comes to."""
+class RunVerdict:
+    """The verdict on a run that ended in order."""
 
     exit_code: ExitCode
     stop_reason: str
     missing: tuple[int, ...] = ()
-    """Replicas that a saved model lacks."""
+    """Ranks of replicas that a saved model lacks."""
     message: str = ""
-    """What is missing; empty: nothing is."""
+    """What is missing; empty if nothing is."""
 
 
-def judge(
+def judge_run(
     stop_reasons: Sequence[str],
     *,
     expected: Collection[int],
-    models: Sequence[SavedModel],
+    models: Sequence[SiteModel],
     iteration: int,
     why: Mapping[int, str] | None = None,
-) -> Judgement:
-    """What such a run comes to.
+) -> RunVerdict:
+    """Judge a run that ended in order.
 
-    `stop_reasons`: of its workers, in their order. `expected`: ranks that a model is to hold;
-    `models`: those that this run has saved. `iteration`: the last one. `why`: what became of a
-    worker that ended for good.
+    `stop_reasons` are its workers', in order. `expected` are the ranks that a model must hold,
+    `models` the saved models, `iteration` the last one. `why` explains workers that ended
+    permanently.
     """
     reasons = [own_reason(reason) for reason in stop_reasons] or ["no worker trained to the end"]
     met = next(filter(is_stop_rule, reasons), None)
     held = set(expected).intersection(*(model.ranks for model in models)) if models else set()
     missing = tuple(sorted(set(expected) - held))
     if met is None:
-        words = (
+        text = (
             f"the run ended early, at iteration {iteration:,}, before its stop rule was met: "
             f"{reasons[0]}"
         )
-        return Judgement(ExitCode.ENDED_EARLY, reasons[0], missing, words)
+        return RunVerdict(ExitCode.ENDED_EARLY, reasons[0], missing, text)
     if not missing:
-        return Judgement(ExitCode.OK, met)
-    words = f"the result is partial: {_lacks(models, missing)}{_whys(missing, why or {})}"
-    return Judgement(ExitCode.PARTIAL, met, missing, words)
+        return RunVerdict(ExitCode.OK, met)
+    text = f"the result is partial: {_lacks(models, missing)}{_whys(missing, why or {})}"
+    return RunVerdict(ExitCode.PARTIAL, met, missing, text)
 
 
-def _lacks(models: Sequence[SavedModel], missing: Sequence[int]) -> str:
+def _lacks(models: Sequence[SiteModel], missing: Sequence[int]) -> str:
     if not models:
         return "no model was saved"
     if len({model.ranks for model in models}) == 1:

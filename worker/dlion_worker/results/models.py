@@ -1,7 +1,6 @@
-"""Which models a run has saved, as each site's lead worker says beside them.
+"""Reads which models a run has saved, from `models/<site>/model.json`.
 
-Reads `models/<site>/model.json`, which the trainer writes. Called by `folder` when a run ends and
-by `report`. Loads no model.
+The trainer writes these files. Loads no model.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODELS = "models"
-ABOUT = "model.json"
+MODEL_INFO = "model.json"
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SavedModel:
+class SiteModel:
     """One site's saved model; `path` is relative to the result folder."""
 
     site: str
@@ -31,27 +30,27 @@ class SavedModel:
     accuracy: float
     averaged_accuracy: float
     ranks: tuple[int, ...]
-    """Replicas that were averaged."""
+    """Ranks of the averaged replicas."""
     sites: tuple[str, ...]
     samples: int
     stop_reason: str
 
 
-def read_models(folder: Path) -> tuple[SavedModel, ...]:
-    """Models in the result folder, by site; one that says nothing readable is left out."""
+def read_models(folder: Path) -> tuple[SiteModel, ...]:
+    """The models in the result folder, by site; unreadable ones are left out."""
     models = []
-    for about in sorted((folder / MODELS).glob(f"*/{ABOUT}")):
+    for about in sorted((folder / MODELS).glob(f"*/{MODEL_INFO}")):
         try:
             models.append(_model(about))
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _log.warning("%s: cannot be read (%r); its model is left out", about, error)
+            _log.warning("%s: cannot be read (%r); ignoring its model", about, error)
     return tuple(models)
 
 
-def _model(about: Path) -> SavedModel:
+def _model(about: Path) -> SiteModel:
     values = json.loads(about.read_text("utf-8"))
     site = about.parent.name
-    return SavedModel(
+    return SiteModel(
         site=site,
         path=f"{MODELS}/{site}/model.keras",
         model=str(values["model"]),

@@ -1,8 +1,6 @@
-"""Writing so that a full disk or a kill leaves nothing half-written.
+"""Writes files so that a full disk or a kill leaves nothing half-written.
 
-Owns the two ways in which results reach a disk: whole files that replace the old one at once, and
-lines that are there entirely or not at all. Called by `folder` and `tensorboard`; knows nothing
-of what is written.
+Two ways: whole files that replace the old one atomically, and files that grow by complete lines.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class StorageError(DLionError, OSError):
 
 
 def storage_error(action: str, path: Path, error: OSError) -> StorageError:
-    """The error to raise for `error`, saying what to do about it."""
+    """The StorageError for `error`, with advice."""
     return StorageError(
         error.errno or errno.EIO,  # HDF5 gives none
         f"{action}: {error.strerror or error}. Free some space or make the folder writable, "
@@ -38,8 +36,10 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
 
 @contextmanager
 def writing(action: str, path: Path) -> Iterator[None]:
-    """Makes an error of the system inside one that names `path`: what others write, Keras say, ends
-    with an error that has no name in it where the disk is full. Raises: StorageError."""
+    """Convert an OSError inside to a StorageError that names `path`.
+
+    Errors of other writers, such as Keras, do not name the file when the disk is full.
+    """
     try:
         yield
     except StorageError:
@@ -49,19 +49,13 @@ def writing(action: str, path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Returns where the file `path` can be made or replaced, as far as can be known before.
-
-    Raises: StorageError.
-    """
+    """Check that the file `path` can be created or replaced. Raises StorageError."""
     with writing(f"cannot write {path.name}", path), tempfile.NamedTemporaryFile(dir=path.parent):
         pass
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replaces `path` by `content` at once; on any failure the old file stands as it was.
-
-    Raises: StorageError.
-    """
+    """Replace `path` atomically; on failure the old file stays. Raises StorageError."""
     try:
         write_atomically(path, content, mode=0o644)
     except OSError as error:
@@ -69,10 +63,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 class AppendedFile:
-    """A file that only grows, by whole chunks, each handed to the system before `append` returns.
+    """A file that grows by whole chunks, each passed to the operating system by `append`.
 
-    A chunk that does not fit on the disk is taken back, so that the file stays readable and can
-    go on once there is room. What a killed writer left half-written is `repair`'s business.
+    A chunk that does not fit on the disk is removed, so that the file stays readable and can grow
+    later. `drop_partial_line` repairs a file after its writer was killed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +78,7 @@ class AppendedFile:
         self._length = self._stream.tell()
 
     def append(self, chunk: bytes) -> None:
-        """Adds the whole chunk or nothing. Raises: StorageError."""
+        """Append the whole chunk or nothing. Raises StorageError."""
         rest = memoryview(chunk)
         try:
             while rest:
@@ -95,20 +89,20 @@ class AppendedFile:
             raise storage_error(f"cannot add to {self._path.name}", self._path, error) from error
         self._length += len(chunk)
 
-    def is_there(self) -> bool:
-        """Whether the path still leads to this very file."""
+    def is_in_place(self) -> bool:
+        """Whether the path still refers to this file."""
         try:
             return os.path.samestat(os.fstat(self._stream.fileno()), self._path.stat())
         except OSError:
             return False
 
     def close(self) -> None:
-        """Closes the file; what was appended is in it already."""
+        """Close the file; all appended data is already in it."""
         self._stream.close()
 
 
-def drop_torn_line(path: Path, *, longest_line_bytes: int) -> None:
-    """Cuts off a last line without newline, left by a killed writer. Raises: StorageError."""
+def drop_partial_line(path: Path, *, longest_line_bytes: int) -> None:
+    """Remove a last line without newline, left by a killed writer. Raises StorageError."""
     try:
         with path.open("r+b") as stream:
             length = stream.seek(0, os.SEEK_END)

@@ -1,8 +1,7 @@
-"""`summary.json`: the figures of a finished run, in a documented and versioned form.
+"""`summary.json`: the figures of a finished run, in a versioned format.
 
-Owns the form (`summary.schema.json` beside this file; docs/results.md says the same in words) and
-how each figure follows from the tally. Called by `folder` when a run ends and by `report`. Writing
-the file is `folder`'s business, showing it the command line's.
+Defines the format (`summary.schema.json`, docs/results.md) and computes each figure from the tally.
+Used by `folder` at the end of a run and by `report`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlion_worker.results.curves import Points, at_times, first_time_judged
-from dlion_worker.results.environment import EnvironmentReport, environment_document, finite
+from dlion_worker.results.curves import Points, at_times, time_to_accuracy
+from dlion_worker.results.environment import EnvironmentReport, environment_document, finite_or_none
 from dlion_worker.results.judgement import EndReason
 from dlion_worker.results.tally import first_step_s, training_s
 
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_worker.results.description import RunDescription
-    from dlion_worker.results.models import SavedModel
+    from dlion_worker.results.models import SiteModel
     from dlion_worker.results.tally import LinkTally, RunTally, WorkerTally
 
 SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields may come without it."""
+"""Raised when a field changes its meaning or is removed, but not for new fields."""
 
 LEVELS = (0.25, 0.5, 0.65, 0.75, 0.8, 0.9, 0.95, 0.99)
-"""Accuracies whose time and bytes are reported, beside the job's own target."""
+"""Accuracies whose time and bytes are reported, besides the job's target."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, as whoever ran it knows.
+    """How a run ended.
 
-    `stop_reason` says which condition of `stop` was met, or what went wrong; `started_at` is the
-    wall-clock time of the start, ISO 8601.
+    `stop_reason` is the met condition of `stop`, or the error. `started_at` is the wall-clock
+    start, ISO 8601.
     """
 
     stop_reason: str
@@ -49,9 +48,9 @@ class Ending:
     succeeded: bool = True
     started_at: str = ""
     reason: str = ""
-    """`EndReason`; empty: as `succeeded` says."""
+    """`EndReason`; empty: derived from `succeeded`."""
     missing: tuple[int, ...] = ()
-    """Replicas that a saved model lacks."""
+    """Ranks of replicas that a saved model lacks."""
 
 
 def summarise(
@@ -59,15 +58,14 @@ def summarise(
     tally: RunTally,
     *,
     ending: Ending,
-    models: Sequence[SavedModel] = (),
+    models: Sequence[SiteModel] = (),
     environment: EnvironmentReport | None = None,
     reference: Mapping[str, Any] | None = None,
     bad_line_count: int = 0,
 ) -> Json:
-    """The summary as `summary.json` holds it.
+    """The content of `summary.json`.
 
-    `reference` is the summary of the same job on a single worker: speed-up is measured against
-    it, and is left out without it.
+    `reference` is the summary of the same job on a single worker; without it there is no speed-up.
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
     summary: Json = {
@@ -104,15 +102,15 @@ def schema() -> Json:
 
 
 def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Json:
-    """Speed-up X on Y workers, and X/Y, against one worker (or few).
+    """Speed-up X on Y workers, and X/Y, relative to the reference.
 
-    In time to the highest accuracy that both reached, where there is one, and in samples/s. Time
-    counts from the first step: how long six imports take on one machine says nothing of training.
+    Uses the time to the highest accuracy that both reached, if any, and samples/s. Time counts from
+    the first step, because start-up time depends on the machine, not on training.
     """
     workers = len(summary["workers"])
     own, other = (
-        {entry["accuracy"]: entry["training_time_s"] for entry in told["levels"]}
-        for told in (summary, reference)
+        {entry["accuracy"]: entry["training_time_s"] for entry in each["levels"]}
+        for each in (summary, reference)
     )
     both = [level for level in own if own[level] and other.get(level)]
     level = max(both, default=None)
@@ -140,13 +138,13 @@ def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
     }
 
 
-def _model(model: SavedModel) -> Json:
+def _model(model: SiteModel) -> Json:
     return {
         "site": model.site,
         "path": model.path,
         "model": model.model,
-        "accuracy": finite(model.accuracy),
-        "averaged_accuracy": finite(model.averaged_accuracy),
+        "accuracy": finite_or_none(model.accuracy),
+        "averaged_accuracy": finite_or_none(model.averaged_accuracy),
         "ranks": list(model.ranks),
         "sites": list(model.sites),
         "samples": model.samples,
@@ -169,8 +167,8 @@ def _totals(workers: Sequence[WorkerTally]) -> Json:
     }
 
 
-def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SavedModel]) -> Json:
-    """Over replicas, each by its final evaluation, or its last where it has no final one."""
+def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Json:
+    """Over replicas, each by its final evaluation, or else its last."""
     final = {
         worker.rank: worker.last_evaluation.accuracy
         for worker in workers
@@ -183,13 +181,13 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SavedModel]) -> J
         "max": max(final.values(), default=None),
         "best_rank": max(final, key=lambda rank: final[rank], default=None),
         "replicas": len(final),
-        "averaged_model": finite(averaged),
+        "averaged_model": finite_or_none(averaged),
     }
 
 
 def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
-    """When the mean over replicas reached that accuracy, and what had been sent by then."""
-    time_s = first_time_judged([worker.accuracy_curve.points() for worker in workers], accuracy)
+    """When the mean over replicas reached that accuracy, and the bytes sent by then."""
+    time_s = time_to_accuracy([worker.accuracy_curve.points() for worker in workers], accuracy)
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     began_s = first_step_s(workers)
     trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
@@ -202,7 +200,7 @@ def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
 
 
 def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
-    """Bytes that all workers together had sent by those times; nothing was sent at time 0."""
+    """Bytes that all workers had sent by those times; 0 at time 0."""
     total = np.zeros(len(times_s))
     for worker in workers:
         points = worker.sent_curve.points()
@@ -233,12 +231,12 @@ def _worker(run: RunDescription, worker: WorkerTally) -> Json:
         "samples": worker.samples,
         "samples_per_s": worker.samples_per_s,
         "mean_loss": worker.loss_sum / worker.loss_count if worker.loss_count else None,
-        "last_loss": finite(worker.last_loss),
+        "last_loss": finite_or_none(worker.last_loss),
         "accuracy": {
-            "final": finite(evaluation.accuracy) if evaluation else None,
-            "best": finite(worker.best_accuracy),
+            "final": finite_or_none(evaluation.accuracy) if evaluation else None,
+            "best": finite_or_none(worker.best_accuracy),
             "evaluated_samples": evaluation.evaluated_samples if evaluation else 0,
-            "classes": [finite(a) for a in evaluation.class_accuracy] if evaluation else [],
+            "classes": [finite_or_none(a) for a in evaluation.class_accuracy] if evaluation else [],
         },
         "batch_size": {
             "min": worker.batch_min,
@@ -263,5 +261,5 @@ def _link(peer: int, link: LinkTally) -> Json:
         "most_queued_bytes": link.most_queued_bytes,
         "dropped_messages": link.dropped_messages,
         "last_budget_bytes": link.budget_bytes,
-        "last_bandwidth_bytes_per_s": finite(link.bandwidth_bytes_per_s),
+        "last_bandwidth_bytes_per_s": finite_or_none(link.bandwidth_bytes_per_s),
     }

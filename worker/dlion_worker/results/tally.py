@@ -1,8 +1,8 @@
-"""Adding up the records of a run, one at a time and in bounded memory.
+"""Aggregates the records of a run, one at a time and in bounded memory.
 
-Owns the running figures per worker, per link and of the whole job. `folder` feeds it while the run
-goes on, so that the summary is there at once when a run ends; `report` feeds it from
-`events.jsonl`. What the figures mean for people is `summary`'s business.
+Holds running figures per worker, per link and of the whole job. `folder` feeds it during the run,
+so that the summary is ready at its end; `report` feeds it from `events.jsonl`. `summary` interprets
+the figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT_EVENTS = 2000
 
 @dataclass
 class LinkTally:
-    """One link, one direction."""
+    """Totals of one link in one direction."""
 
     sent_bytes: int = 0
     acknowledged_bytes: int = 0
@@ -50,10 +50,10 @@ class LinkTally:
     _iteration: int = 0
 
     def add(self, record: LinkRecord) -> None:
-        """Takes one report.
+        """Add one report.
 
-        Its byte counts are those since the report before it; dropped messages count on, and begin
-        anew when the worker does.
+        Byte counts are relative to the previous report. Dropped messages are a running total that
+        restarts with the worker.
         """
         self.sent_bytes += record.sent_bytes
         self.acknowledged_bytes += record.acknowledged_bytes
@@ -78,7 +78,7 @@ class LinkTally:
 
 @dataclass
 class WorkerTally:
-    """One worker over all of its incarnations."""
+    """Totals of one worker over all of its incarnations."""
 
     rank: Rank
     steps: int = 0
@@ -113,7 +113,7 @@ class WorkerTally:
     sent_curve: Curve = field(default_factory=lambda: Curve(1))
     """Bytes sent so far on all links."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
-    """Relative compute power in samples/s, as this worker's own sidecar gave it."""
+    """Relative compute power in samples/s, reported by this worker's sidecar."""
 
     @property
     def samples_per_s(self) -> float:
@@ -122,7 +122,7 @@ class WorkerTally:
         return self.samples / span_s if span_s > 0 else 0.0
 
     def add_step(self, record: StepRecord) -> None:
-        """Takes one iteration."""
+        """Add one iteration."""
         batch = record.local_batch_size
         self.batch_min = min(self.batch_min, batch) if self.steps else batch
         self.batch_max = max(self.batch_max, batch)
@@ -146,7 +146,8 @@ class WorkerTally:
         self.rate_curve.append(record.time_s, self.samples)
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
-        """Takes one evaluation of this replica. A final one, over all of the split, wins."""
+        """Add one evaluation of this replica. A final one, over the whole split, takes
+        precedence."""
         earlier = self.last_evaluation
         if earlier is None or record.final or not earlier.final:
             self.last_evaluation = record
@@ -154,12 +155,12 @@ class WorkerTally:
             self.best_accuracy = max(
                 record.accuracy, -1.0 if math.isnan(self.best_accuracy) else self.best_accuracy
             )
-            if record.final:  # on other samples than those before
+            if record.final:  # evaluated on different samples than before
                 self.accuracy_curve.hold(record.time_s)
             self.accuracy_curve.append(record.time_s, record.accuracy, record.loss)
 
     def add_link(self, record: LinkRecord, limit: int) -> None:
-        """Takes one report of one of this worker's links, kept in at most `limit` rows."""
+        """Add one report of a link; its curve has at most `limit` rows."""
         link = self.links.get(record.peer)
         if link is None:
             link = self.links[record.peer] = LinkTally(curve=Curve(4, limit=limit))
@@ -168,7 +169,7 @@ class WorkerTally:
         self.sent_curve.append(record.time_s, self.sent_bytes)
 
     def add_directive(self, record: DirectiveRecord) -> None:
-        """Takes what this worker's sidecar told it."""
+        """Add a directive of this worker's sidecar."""
         self.directive = record
         own = record.capacities.get(self.rank)
         if own is not None:
@@ -176,7 +177,7 @@ class WorkerTally:
 
 
 class RunTally:
-    """The whole run so far: feed it records in the order in which they came, of all workers."""
+    """Totals of the whole run; `add` takes all workers' records in order."""
 
     def __init__(self, ranks: Iterable[Rank]) -> None:
         self.workers = {rank: WorkerTally(rank) for rank in ranks}
@@ -190,7 +191,7 @@ class RunTally:
         self._link_rows = min(512, max(32, _LINK_ROWS_IN_ALL // links))
 
     def add(self, record: ProgressRecord) -> None:
-        """Takes one record."""
+        """Add one record."""
         self.end_s = max(self.end_s, record.time_s)
         match record:
             case StepRecord():
@@ -208,7 +209,7 @@ class RunTally:
                 self.events.append(record)
 
     def _worker(self, rank: Rank) -> WorkerTally:
-        """That worker; also one that the manifest does not have (counts may differ at a site)."""
+        """That worker, which need not be in the manifest (counts may differ at a site)."""
         return self.workers.setdefault(rank, WorkerTally(rank))
 
     def _add_drift(self, record: EvaluationRecord) -> None:
@@ -218,13 +219,15 @@ class RunTally:
 
 
 def first_step_s(workers: Iterable[WorkerTally]) -> float | None:
-    """When the first step of any worker began: where the time of training counts from; None before
-    it. Whoever compares runs takes this: a start-up is the machine's, not the training's."""
+    """Start of any worker's first step, or None: the origin of training time.
+
+    Start-up depends on the machine, so comparisons of runs must use this origin.
+    """
     return min((worker.started_s for worker in workers if worker.steps), default=None)
 
 
 def training_s(workers: Iterable[WorkerTally]) -> float:
-    """From there to the end of the last step; 0 before the first."""
+    """Seconds from the first step of any worker to the end of the last; 0 before the first."""
     trained = [worker for worker in workers if worker.steps]
     began_s = first_step_s(trained)
     if began_s is None:
@@ -233,7 +236,7 @@ def training_s(workers: Iterable[WorkerTally]) -> float:
 
 
 def _increase(before: int, now: int) -> int:
-    """By how much a counter rose; one that fell has begun again from 0."""
+    """Increase of a counter; one that fell has restarted from 0."""
     return now - before if now >= before else now
 
 

@@ -1,7 +1,7 @@
-"""TensorBoard logs of a run: one sub-folder per worker, scalars only.
+"""TensorBoard logs of a run: scalars, in one sub-folder per worker.
 
-Owns tags and thinning. Called by `folder`. Uses TensorBoard's own record format and messages, not
-its `EventFileWriter`, which would load all of TensorFlow into the command line.
+Uses TensorBoard's record format and messages, but not its `EventFileWriter`, which would load all
+of TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
 
 STEP_INTERVAL_S = 1.0
-"""At most one point per second of steps and links: TensorBoard shows a thousand points anyway."""
+"""At most one point per second of steps and links: TensorBoard shows only a thousand points."""
 
 
 class TensorBoardLogs:
     """Writes records as scalars: loss, batch size, samples/s, accuracy and bytes on each link.
 
-    `opened_at_s` is the wall-clock time (seconds since 1970) at which the run began, or went on
-    behind the records that were recalled; for TensorBoard's axis alone.
+    `opened_at_s` is the wall-clock start (seconds since 1970) of the run, or of its resumption
+    after the existing records. It sets TensorBoard's time axis.
     """
 
     def __init__(self, folder: Path, names: Mapping[Rank, str], *, opened_at_s: float) -> None:
         self._folder = folder
         self._names = names
         self._opened_at_s = opened_at_s
-        self._recalled_s = 0.0
+        self._existing_until_s = 0.0
         self._files: dict[Rank, AppendedFile] = {}
         self._due_s: dict[tuple[Rank, Rank | None], float] = {}
         self._sent_bytes: dict[tuple[Rank, Rank], int] = {}
 
     def add(self, record: ProgressRecord) -> None:
-        """Adds the record's scalars, if it has any and they are due. Raises: StorageError."""
+        """Add the record's scalars, if they are due. Raises StorageError."""
         match record:
             case StepRecord() if self._due(record.rank, None, record.time_s):
                 self._write(record, record.iteration, _step_scalars(record))
@@ -55,17 +55,17 @@ class TensorBoardLogs:
             case _:
                 pass
 
-    def recall(self, record: ProgressRecord) -> None:
-        """Takes note of a record of the run that is resumed; its scalars are written already.
+    def note_existing(self, record: ProgressRecord) -> None:
+        """Note a record of the run that is resumed; its scalars are already written.
 
         Call it before the first `add`.
         """
-        self._recalled_s = max(self._recalled_s, record.time_s)
+        self._existing_until_s = max(self._existing_until_s, record.time_s)
         if isinstance(record, LinkRecord):
             self._count_sent(record)
 
     def close(self) -> None:
-        """Closes the files; everything added is in them already."""
+        """Close the files; all data is already in them."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -91,7 +91,7 @@ class TensorBoardLogs:
 
     def _write(self, record: ProgressRecord, step: int, scalars: Mapping[str, float]) -> None:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        wall_time = self._opened_at_s + record.time_s - self._recalled_s
+        wall_time = self._opened_at_s + record.time_s - self._existing_until_s
         event = Event(wall_time=wall_time, step=step, summary=Summary(value=values))
         self._file(record.rank).append(_framed(event))
 
@@ -100,7 +100,9 @@ class TensorBoardLogs:
             name = self._names.get(rank, str(rank)).replace("/", ".")
             path = self._folder / name / f"events.out.tfevents.{int(self._opened_at_s):010d}.dlion"
             try:
-                self._folder.mkdir(exist_ok=True)  # the result folder is not made again
+                self._folder.mkdir(
+                    exist_ok=True
+                )  # parents=False: a removed result folder must not be recreated
                 path.parent.mkdir(exist_ok=True)
                 fresh = not path.exists() or path.stat().st_size == 0
             except OSError as error:
@@ -124,7 +126,7 @@ def _step_scalars(record: StepRecord) -> dict[str, float]:
 
 
 def _framed(event: Event) -> bytes:
-    """The event as TensorBoard's files hold it, length and checksums around it."""
+    """The event in TensorBoard's file format, with length and checksums."""
     buffer = io.BytesIO()
     RecordWriter(buffer).write(event.SerializeToString())
     return buffer.getvalue()

@@ -1,8 +1,7 @@
-"""The sidecar: what a worker can do, measured, and told to its trainer and its peers.
+"""The sidecar: measures what a worker can do, and sets its batch size and link budgets.
 
-What goes in: estimators and the director (pure: time is an argument), node facts, and the thin
-skins around them (Unix socket, gRPC between sidecars, Prometheus). What stays out: the gradient
-exchange itself, and which entries of a gradient are sent (`dlion_worker.policies`).
+Estimators and the controller are pure (time is an argument). Around them are a Unix socket to the
+trainer, gRPC to other sidecars and Prometheus metrics.
 
 Started as `python -m dlion_worker.sidecar --config FILE` beside each trainer; nothing else imports
 it. It must stay small (80 MB, 2 % of a core): no TensorFlow here.

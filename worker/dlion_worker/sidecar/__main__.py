@@ -1,6 +1,6 @@
 """`python -m dlion_worker.sidecar --config FILE`: the sidecar of one worker.
 
-Puts the parts together and turns errors into exit codes. Ends in order on SIGTERM and SIGINT.
+Turns errors into exit codes. Ends in order on SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dlion_api.errors import ContractError, Problem, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
-from dlion_worker.sidecar.process import Sidecar
+from dlion_worker.sidecar.process import SidecarProcess
 
 _LOG = logging.getLogger("dlion_worker.sidecar")
 
 
 def main() -> int:
-    """Exit code of the process."""
     arguments = _arguments()
     logging.basicConfig(
         level=arguments.log_level,
@@ -62,7 +61,7 @@ def _job(config: WorkerConfig) -> Job:
     try:
         job.worker(config.rank)
     except LookupError as error:
-        problem = Problem("rank", f"is no worker of the job: {error}")
+        problem = Problem("rank", f"is not a worker of the job: {error}")
         raise SpecError([problem], source="worker configuration") from error
     return job
 
@@ -72,9 +71,9 @@ async def _serve(config: WorkerConfig, job: Job, arguments: argparse.Namespace) 
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stopped.set)
-    # Whoever became this process may have held them back until somebody handles them (`pod`).
+    # The process that started this one may have blocked them until a handler exists (`pod`).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
-    sidecar = Sidecar(
+    sidecar = SidecarProcess(
         config,
         job,
         metrics_host=arguments.metrics_host or config.listen_host,

@@ -1,7 +1,6 @@
-"""What a sidecar answers its peers' sidecars: capacities, and how fast a probe arrived.
+"""The gRPC service for other sidecars: exchanges capacities and measures probes.
 
-Owns the checks on who calls and what is said: a peer's message is untrusted input. Called by
-gRPC; hands capacities on. Decides nothing.
+Checks the caller and its message, which is untrusted input.
 """
 
 from __future__ import annotations
@@ -14,50 +13,48 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from dlion_api.addresses import joined
+from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, kind_of
+from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.peer_proof import PeerProof
-from dlion_worker.sidecar.peer_words import MOST_PROBE_BYTES, OwnWorker, from_wire, to_wire
+from dlion_worker.peer_certificate import PeerCertificate
+from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, LocalWorker, from_wire, to_wire
 
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024
 
-Context = grpc.aio.ServicerContext[Any, Any]
+MeasuringCallContext = grpc.aio.ServicerContext[Any, Any]
 
 
 class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
-    """The service of one sidecar."""
-
     def __init__(
         self,
         *,
         job: Job,
         rank: Rank,
-        worker: OwnWorker,
+        worker: LocalWorker,
         credentials: WorkerCredentials,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = job.key
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
-        self._proofs: dict[Rank, PeerProof] = {}
+        self._proofs: dict[Rank, PeerCertificate] = {}
 
     async def Share(  # noqa: N802 - gRPC's name
-        self, request: measuring_pb2.CapacityShare, context: Context
+        self, request: measuring_pb2.CapacityShare, context: MeasuringCallContext
     ) -> measuring_pb2.CapacityShare:
-        """Takes a peer's capacity, gives this worker's."""
+        """Receive a peer's capacity and return this worker's."""
         try:
             self._check_caller(request.run, request.rank, context)
             if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
                 raise ContractError(f"share of {size} bytes; allowed: {MAX_MESSAGE_BYTES}")
             capacity = from_wire(request, self._key, Rank(request.rank))
-            self._worker.heard(capacity, request.incarnation)
+            self._worker.handle_capacity(capacity, request.incarnation)
         except ContractError as error:
             await self._refuse(context, error)
         return to_wire(self._worker.own(), self._key, self._worker.incarnation())
@@ -65,9 +62,9 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
     async def Probe(  # noqa: N802 - gRPC's name
         self,
         request_iterator: AsyncIterator[measuring_pb2.ProbeChunk],
-        context: Context,
+        context: MeasuringCallContext,
     ) -> measuring_pb2.ProbeResult:
-        """Bytes after the first chunk, and the time in which they arrived here."""
+        """The bytes after the first chunk, and the time in which they arrived."""
         first_s, last_s, total, rest = 0.0, 0.0, 0, 0
         async for chunk in request_iterator:
             last_s = self._clock()
@@ -80,26 +77,30 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             else:
                 rest += len(chunk.payload)
             total += max(1, len(chunk.payload))
-            if total > MOST_PROBE_BYTES:
-                too_long = ContractError(f"a probe of more than {MOST_PROBE_BYTES} bytes")
+            if total > MAX_PROBE_BYTES:
+                too_long = ContractError(f"a probe of more than {MAX_PROBE_BYTES} bytes")
                 await self._refuse(context, too_long)
         return measuring_pb2.ProbeResult(
             busy_bytes=rest, receiver_busy_micros=round(1e6 * (last_s - first_s))
         )
 
-    def _check_caller(self, run: str, rank: int, context: Context) -> None:
+    def _check_caller(self, run: str, rank: int, context: MeasuringCallContext) -> None:
         identity = self._peer(rank)
-        words = f"caller: run {run[:80]!r} worker {rank} is no peer of {self._key}"
+        text = f"caller: run {run[:80]!r} worker {rank} is not a peer of {self._key}"
         if run != str(self._key):
-            raise CallerError(PeerRefusal.WRONG_RUN, words)
+            raise CallerError(PeerRefusal.WRONG_RUN, text)
         if identity is None:
-            raise CallerError(PeerRefusal.UNKNOWN_WORKER, words)
+            raise CallerError(PeerRefusal.UNKNOWN_WORKER, text)
         if not self._credentials.enabled:
             return
-        shown = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+        certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
         proof = self._proofs.get(identity.rank)
-        if proof is None or proof.certificate_pem != shown:  # once per certificate, not per call
-            self._proofs[identity.rank] = PeerProof(self._credentials, shown, identity, self._key)
+        if (
+            proof is None or proof.certificate_pem != certificate
+        ):  # once per certificate, not per call
+            self._proofs[identity.rank] = PeerCertificate(
+                self._credentials, certificate, identity, self._key
+            )
         else:
             proof.check()
 
@@ -109,21 +110,19 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         except LookupError:
             return None
 
-    async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
-        kind = kind_of(error)
+    async def _refuse(self, context: MeasuringCallContext, error: ContractError) -> NoReturn:
+        kind = refusal_kind(error)
         self._worker.refused(kind, f"a caller: {error}", dialled=False)
-        _LOG.warning("refused: %s", error)
+        _LOG.warning("rejected: %s", error)
         metadata = ((REASON_KEY, str(kind)),)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), metadata)
-        raise error  # abort does not return; its types do not say so
+        raise error  # abort does not return, but its type does not declare it
 
 
 class MeasuringServer:
-    """The service on a port."""
-
     def __init__(self, service: MeasuringService, credentials: WorkerCredentials) -> None:
         options = [
-            # A little more than the protocol allows, so that such a message is refused by name.
+            # Somewhat above the protocol's limit, so that our own check reports such a message.
             ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
         ]
@@ -134,9 +133,9 @@ class MeasuringServer:
         self._credentials = credentials
 
     async def start(self, host: str, *, preferred_port: int) -> int:
-        """Listens; its port: the preferred one, or any where that is taken (or 0).
+        """Listen on the preferred port, or on any if it is 0 or taken; return the port.
 
-        Raises: OSError where the address cannot be had.
+        Raises: OSError if the address is unavailable.
         """
         try:
             port = self._bind(host, preferred_port)
@@ -149,11 +148,11 @@ class MeasuringServer:
         return port
 
     async def stop(self) -> None:
-        """Ends the service; calls under way have a moment to finish."""
+        """Stop the service; current calls have 0.2 s to finish."""
         await self._server.stop(grace=0.2)
 
     def _bind(self, host: str, port: int) -> int:
-        address = joined(host, port)
+        address = join_host_port(host, port)
         secure = self._credentials.server()
         if secure is None:
             return self._server.add_insecure_port(address)

@@ -1,7 +1,7 @@
 """Prometheus metrics of one sidecar, over HTTP.
 
-Owns names and meaning (listed in docs/metrics.md; a test holds both together). Values are read
-when somebody asks, in the HTTP server's thread, from objects that are replaced whole.
+docs/metrics.md lists them (a test compares both). Values are read on each request, in the HTTP
+server's thread, from objects that are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from prometheus_client.registry import Collector
 from dlion_api.measurements import Capacity, CpuAllowance, Directive
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_worker.sidecar.node_facts import NodeFacts
-from dlion_worker.sidecar.refusals import Place
+from dlion_worker.sidecar.refusal_counter import RefusalKey
 
 
 @dataclass(frozen=True)
-class Reading:
-    """All that is exported, at one moment."""
+class MetricsReading:
+    """All exported values at one moment."""
 
     capacity: Capacity
     directive: Directive | None
@@ -33,13 +33,13 @@ class Reading:
     iteration_s: float
     trainer_connected: bool
     refused: int
-    refusals: Mapping[Place, int]
+    refusals: Mapping[RefusalKey, int]
     renewals: int
     node: NodeFacts
 
 
 class SidecarMetrics(Collector):
-    """Turns a reading into metric families. Links are summed per pair of sites."""
+    """Converts a reading to metric families. Links are summed per pair of sites."""
 
     def __init__(
         self,
@@ -47,20 +47,19 @@ class SidecarMetrics(Collector):
         job: JobKey,
         site: SiteName,
         site_of: Callable[[Rank], SiteName],
-        read: Callable[[], Reading],
+        read: Callable[[], MetricsReading],
     ) -> None:
         self._labels = {"namespace": job.namespace, "job": job.name, "site": str(site)}
         self._site_of, self._read = site_of, read
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of which there is a value now."""
         reading = self._read()
         yield from self._work(reading)
         yield from self._links(reading.directive)
         yield from self._trainer(reading)
         yield from self._node(reading.node)
 
-    def _work(self, reading: Reading) -> Iterator[Metric]:
+    def _work(self, reading: MetricsReading) -> Iterator[Metric]:
         capacity, directive = reading.capacity, reading.directive
         if capacity.samples_per_s > 0:
             yield self._gauge(
@@ -125,7 +124,7 @@ class SidecarMetrics(Collector):
             directive.bandwidth_bytes_per_s,
         )
 
-    def _trainer(self, reading: Reading) -> Iterator[Metric]:
+    def _trainer(self, reading: MetricsReading) -> Iterator[Metric]:
         yield self._gauge(
             "dlion_trainer_connected_count",
             "Trainers connected to this sidecar: 0 or 1.",
@@ -187,9 +186,9 @@ class SidecarMetrics(Collector):
 def serve_metrics(
     metrics: SidecarMetrics, *, host: str, port: int
 ) -> tuple[WSGIServer, threading.Thread]:
-    """A started HTTP server (its `server_port` says where) and its thread.
+    """Start an HTTP server (see its `server_port`); return it and its thread.
 
-    Raises: OSError where the address cannot be had.
+    Raises: OSError if the address is unavailable.
     """
     registry = CollectorRegistry()
     registry.register(metrics)

@@ -1,7 +1,7 @@
-"""What the machine says of itself: CPU limits, pressure, frequency, temperature, memory.
+"""Facts about the machine: CPU limits, pressure, frequency, temperature, memory.
 
-Owns where these stand under /proc and /sys, in control groups of both versions. Called when
-metrics are read. Every fact may be missing (a virtual machine has no thermometer): then it is None.
+Read from /proc, /sys and control groups of both versions. A missing fact is None: a virtual machine
+has no thermometer, for example.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 spells "no limit" as a number near 2**63."""
+"""Version 1 represents "no limit" by a number near 2**63."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A reading. Pressure is the share of the last ten seconds that some task waited."""
+    """One reading. Pressure is the fraction of the last ten seconds that some task waited."""
 
     quota_cores: float | None = None
     cpu_weight: float | None = None
@@ -31,7 +31,7 @@ class NodeFacts:
 
 
 def read_node_facts(root: Path = Path("/")) -> NodeFacts:
-    """All that can be read now. `root` stands for `/`."""
+    """Read all facts. `root` replaces `/` in tests."""
     groups = _groups(root)
     memory = _memory(root)
     return NodeFacts(
@@ -47,9 +47,8 @@ def read_node_facts(root: Path = Path("/")) -> NodeFacts:
     )
 
 
-class OwnCpu:
-    """What control groups say of this process's CPU, to be read often: the files are looked up
-    once."""
+class ProcessCpuLimits:
+    """This process's CPU limits from its control groups; the paths are looked up once."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         groups = _groups(root)
@@ -61,19 +60,19 @@ class OwnCpu:
         self._stats = [group / "cpu.stat" for group in above if (group / "cpu.stat").exists()]
 
     def quota_cores(self) -> float | None:
-        """The hard quota, if there is one."""
+        """The hard quota in cores, if there is one."""
         return _quota_cores(self._quotas)
 
     def throttled_s(self) -> float:
-        """How long quotas have held the process's control group so far, over all processors."""
-        held_s = []
+        """Seconds that quotas have throttled the process's control group, over all processors."""
+        throttled = []
         for path in self._stats:
             stat = _text(path) or ""
             if match := re.search(r"^throttled_time (\d+)$", stat, re.MULTILINE):
-                held_s.append(int(match[1]) / 1e9)
+                throttled.append(int(match[1]) / 1e9)
             if match := re.search(r"^throttled_usec (\d+)$", stat, re.MULTILINE):
-                held_s.append(int(match[1]) / 1e6)
-        return max(held_s, default=0.0)
+                throttled.append(int(match[1]) / 1e6)
+        return max(throttled, default=0.0)
 
 
 def _text(path: Path) -> str | None:
@@ -89,8 +88,11 @@ def _number(path: Path) -> float | None:
 
 
 def _groups(root: Path) -> dict[str, list[Path]]:
-    """For each controller ("" is version 2), this process's group and all above it: the tightest
-    limit on the way up holds. Inside a container the path may not exist; then the top does."""
+    """For each controller ("" is version 2), this process's group and its ancestors.
+
+    The tightest limit among them applies. Inside a container the path may not exist; then the top
+    does.
+    """
     groups: dict[str, list[Path]] = {}
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -140,7 +142,7 @@ def _pressure(root: Path, resource: str) -> float | None:
 
 
 def _frequency(root: Path) -> float | None:
-    """Mean over the processors."""
+    """The mean over all processors."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
     values = [kilohertz for file in files if (kilohertz := _number(file)) is not None]
     if values:
@@ -150,7 +152,7 @@ def _frequency(root: Path) -> float | None:
 
 
 def _temperature(root: Path) -> float | None:
-    """The hottest sensor: it is the one that throttles."""
+    """The hottest sensor: it causes throttling."""
     files = (root / "sys/class/thermal").glob("thermal_zone[0-9]*/temp")
     values = [value for file in files if (value := _number(file)) is not None]
     return max(values) / 1e3 if values else None

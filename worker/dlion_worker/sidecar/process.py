@@ -1,7 +1,4 @@
-"""A whole sidecar: the director between its sockets.
-
-Owns the order in which parts start and end, and the certificate's renewal. Called by `__main__`.
-"""
+"""Starts and stops a whole sidecar: controller, sockets, metrics and certificate renewal."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
-from dlion_api.addresses import joined
+from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.local_messages import SidecarRecord, TrainerRecord
 from dlion_api.measurements import (
     Capacity,
     Directive,
@@ -24,28 +20,29 @@ from dlion_api.measurements import (
     Peers,
     StreamRefusals,
 )
+from dlion_api.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.spec import Job
-from dlion_api.trust import trust_print
+from dlion_api.trust import trust_fingerprint
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey, renewal_due_s
-from dlion_worker.sidecar.director import Director
-from dlion_worker.sidecar.local_server import LocalServer
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
-from dlion_worker.sidecar.metrics import Reading, SidecarMetrics, serve_metrics
+from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics, serve_metrics
 from dlion_worker.sidecar.node_facts import read_node_facts
-from dlion_worker.sidecar.peer_caller import PeerCaller
-from dlion_worker.sidecar.refusals import Refusals
+from dlion_worker.sidecar.peer_client import PeerSidecarClient
+from dlion_worker.sidecar.refusal_counter import RefusalCounter
+from dlion_worker.sidecar.resource_controller import ResourceController
+from dlion_worker.sidecar.trainer_socket import TrainerSocket
 
 _LOG = logging.getLogger(__name__)
 
 PROBE_TICK_S = 1.0
 PORT_FILE = "measuring-port"
-"""A sidecar that restarts takes the same port again: its peers need not hear of it."""
+"""A restarted sidecar reuses its port, so that peers need no new address."""
 
 
-class Sidecar:
-    """One worker's sidecar; also what the two ends of the measuring service need of it."""
+class SidecarProcess:
+    """One worker's sidecar; also the `LocalWorker` of the measuring service and client."""
 
     def __init__(
         self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
@@ -53,87 +50,84 @@ class Sidecar:
         self._config, self._job = config, job
         self._identity = job.worker(config.rank)
         self._metrics_address = (metrics_host, metrics_port)
-        self._director = Director(job, config.rank)
+        self._controller = ResourceController(job, config.rank)
         self._endpoint: MeasuringEndpoint | None = None
-        self._caller: PeerCaller | None = None
+        self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
-        """Until there is a certificate, where there is to be one."""
+        """Insecure until there is a certificate, if one is required."""
         self._trust = ""
-        """By which bundles the trainer knows peers; empty: it has not told."""
-        self._told: Capacity | None = None
-        self._local = LocalServer(
-            config.socket_path, on_record=self._take, on_connected=self._first_words
+        """Fingerprint of the bundles by which the trainer trusts peers; empty: not reported."""
+        self._last_shared: Capacity | None = None
+        self._local = TrainerSocket(
+            config.socket_path, on_record=self._handle_record, on_connected=self._initial_records
         )
-        self._refusals = Refusals(self._local.tell)
+        self._refusals = RefusalCounter(self._local.send)
         self.refused = self._refusals.refused
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Serves until stopped.
+        """Serve until stopped.
 
-        Raises: SpecError where the socket path will not do; OSError where an address cannot be
-            had; ContractError where the coordinator refuses this worker for good.
+        Raises: SpecError if the socket path is unusable; OSError if an address is unavailable;
+        ContractError if the coordinator rejects this worker permanently.
         """
         await self._local.start()
         try:
             metrics = self._serve_metrics()
             try:
-                await self._measure(stopped)
+                await self._serve_peers(stopped)
             finally:
                 metrics.shutdown()
                 metrics.server_close()
         finally:
             await self._local.close()
 
-    # ---- what the measuring service and the caller need ----------------------------------------
+    # ---- LocalWorker, for the measuring service and client ---------------------------------------
 
     def own(self) -> Capacity:
-        """What is told of this worker: its published capacity, and where groups go by links these
-        and the grouping."""
-        return self._director.own()
+        """The capacity to share: with link rates and grouping if the topology is clustered."""
+        return self._controller.own()
 
     def incarnation(self) -> int:
-        """Which start of this worker the membership knows."""
-        return self._director.incarnation()
+        return self._controller.incarnation()
 
-    def heard(self, capacity: Capacity, incarnation: int) -> None:
-        """A peer's sidecar told its worker's capacity."""
-        self._issue(self._director.heard(capacity, incarnation))
+    def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
+        self._issue(self._controller.handle_capacity(capacity, incarnation))
 
     # ---- trainer -------------------------------------------------------------------------------
 
-    def _first_words(self) -> tuple[SidecarRecord, ...]:
-        self._director.trainer_started()
-        words = (self._endpoint, self._director.directive)
-        return tuple(word for word in words if word is not None)
+    def _initial_records(self) -> tuple[SidecarRecord, ...]:
+        self._controller.trainer_started()
+        records = (self._endpoint, self._controller.directive)
+        return tuple(record for record in records if record is not None)
 
-    def _take(self, record: TrainerRecord) -> None:
+    def _handle_record(self, record: TrainerRecord) -> None:
         if isinstance(record, StreamRefusals):
-            self._refusals.heard(record)
+            self._refusals.set_stream_refusals(record)
             return
-        self._issue(self._director.handle(record, time.monotonic()))
+        self._issue(self._controller.handle(record, time.monotonic()))
         if isinstance(record, Peers):
             self._trust = record.trust
         if self._caller is None:
             return
         if isinstance(record, Peers):
-            self._caller.set_peers(self._director.peers())
-        self._tell_news()
+            self._caller.set_peers(self._controller.peers())
+        self._notify_peers()
 
-    def _tell_news(self) -> None:
-        if self._caller is not None and self.own() != self._told:
-            self._told = self.own()
-            self._caller.tell()
+    def _notify_peers(self) -> None:
+        if self._caller is not None and self.own() != self._last_shared:
+            self._last_shared = self.own()
+            self._caller.notify()
 
     def _issue(self, directive: Directive | None) -> None:
         if directive is not None:
             _LOG.info("directive %d: %s", directive.version, directive.reason)
-            self._local.tell(directive)
+            self._local.send(directive)
 
     # ---- peers ---------------------------------------------------------------------------------
 
-    async def _measure(self, stopped: asyncio.Event) -> None:
-        """Serves and calls peers, with a fresh certificate whenever half of one's life is over, or
-        the trainer says that other bundles hold."""
+    async def _serve_peers(self, stopped: asyncio.Event) -> None:
+        """Serve and call peers; renew the certificate at half of its lifetime, or when the trainer
+        reports other bundles."""
         if self._job.spec.tls.mode != "Disabled":
             first = await self._signed(stopped)
             if first is None:
@@ -143,8 +137,9 @@ class Sidecar:
         credentials = self._credentials
         async with self._connected(credentials):
             while not stopped.is_set():
-                # What the trainer says once more is no news: it may be behind, or ahead.
-                current = {"", trust_print(credentials.site_bundles_pem), self._trust}
+                # A fingerprint that was current before is no change: the trainer may lag behind or
+                # be ahead.
+                current = {"", trust_fingerprint(credentials.site_bundles_pem), self._trust}
                 await self._probe_until(stopped, _renewal_s(credentials), current)
                 if (renewed := await self._signed(stopped)) is not None:
                     key, signed = renewed
@@ -152,7 +147,7 @@ class Sidecar:
                     credentials.renew(key, signed.chain_pem)
 
     async def _signed(self, stopped: asyncio.Event) -> tuple[WorkerKey, SignedCertificate] | None:
-        """A new key and its certificate; None: stopped before the coordinator answered."""
+        """A new key and its certificate; None if stopped first."""
         if stopped.is_set():
             return None
         key = WorkerKey()
@@ -180,12 +175,12 @@ class Sidecar:
         server = MeasuringServer(service, credentials)
         port = await server.start(self._config.listen_host, preferred_port=self._preferred_port())
         self._port_file.write_text(f"{port}\n")
-        endpoint = MeasuringEndpoint(joined(self._config.advertise_host, port))
+        endpoint = MeasuringEndpoint(join_host_port(self._config.advertise_host, port))
         if endpoint != self._endpoint:
             self._endpoint = endpoint
-            self._local.tell(endpoint)
-            _LOG.info("answering other sidecars at %s", endpoint.address)
-        self._caller = PeerCaller(
+            self._local.send(endpoint)
+            _LOG.info("serving other sidecars at %s", endpoint.address)
+        self._caller = PeerSidecarClient(
             job=self._job.key,
             rank=self._config.rank,
             worker=self,
@@ -193,7 +188,7 @@ class Sidecar:
             dial=lambda rank: self._config.link_address(rank, "measuring"),
             by_gateway=self._job.spec.network.exposure == "Gateway",
         )
-        self._caller.set_peers(self._director.peers())
+        self._caller.set_peers(self._controller.peers())
         try:
             yield
         finally:
@@ -206,7 +201,7 @@ class Sidecar:
         return Path(self._config.state_dir) / PORT_FILE
 
     def _preferred_port(self) -> int:
-        """The port that the configuration names, else the one that this worker had before."""
+        """The configured port, else the port of this worker's earlier sidecar."""
         if self._config.measuring_port:
             return self._config.measuring_port
         try:
@@ -218,22 +213,22 @@ class Sidecar:
     async def _probe_until(
         self, stopped: asyncio.Event, seconds: float | None, current: Collection[str]
     ) -> None:
-        """Probes links that have been idle, one at a time, until stopped, time is up, or the
-        bundles that hold are none of the current ones."""
+        """Probe idle links one at a time, until stopped, time is up, or the bundles have
+        changed."""
         end_s = math.inf if seconds is None else time.monotonic() + seconds
         while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
-            for _ in self._director.peers():  # one that hangs is due again when it is given up
+            for _ in self._controller.peers():  # one that hangs is due again after its timeout
                 if stopped.is_set() or not await self._probe_one():
                     break
-            self._issue(self._director.look(time.monotonic()))
-            self._tell_news()
+            self._issue(self._controller.regroup_if_due(time.monotonic()))
+            self._notify_peers()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_TICK_S):
                     await stopped.wait()
 
     async def _probe_one(self) -> bool:
-        """Whether there was a link to probe (asking for one counts, so this comes to an end)."""
-        member = self._director.link_to_probe(time.monotonic())
+        """Probe one link; return whether one was due (each is due only once, so loops end)."""
+        member = self._controller.link_to_probe(time.monotonic())
         if member is None or self._caller is None:
             return False
         rank = member.identity.rank
@@ -243,7 +238,7 @@ class Sidecar:
             _LOG.info("%s", error)
             return True
         _LOG.info("link to %d alone: %.3g MB/s", rank, busy_bytes / seconds / 1e6)
-        self._issue(self._director.probed(rank, busy_bytes, seconds, time.monotonic()))
+        self._issue(self._controller.probed(rank, busy_bytes, seconds, time.monotonic()))
         return True
 
     # ---- metrics -------------------------------------------------------------------------------
@@ -257,18 +252,18 @@ class Sidecar:
             read=self._reading,
         )
         server, _ = serve_metrics(metrics, host=host, port=port)
-        _LOG.info("metrics at http://%s/metrics", joined(host, server.server_port))
+        _LOG.info("metrics at http://%s/metrics", join_host_port(host, server.server_port))
         return server
 
-    def _reading(self) -> Reading:
-        director = self._director
-        return Reading(
+    def _reading(self) -> MetricsReading:
+        controller = self._controller
+        return MetricsReading(
             capacity=self.own(),
-            directive=director.directive,
-            allowance=director.allowance,
-            steps=director.steps_total,
-            samples=director.samples_total,
-            iteration_s=director.links.iteration_s(),
+            directive=controller.directive,
+            allowance=controller.allowance,
+            steps=controller.steps_total,
+            samples=controller.samples_total,
+            iteration_s=controller.links.iteration_s(),
             trainer_connected=self._local.connected(),
             refused=self._refusals.messages(),
             refusals=self._refusals.counts(),
@@ -278,5 +273,5 @@ class Sidecar:
 
 
 def _renewal_s(credentials: WorkerCredentials) -> float | None:
-    """Seconds until a certificate that was signed just now is to be replaced; None without one."""
-    return renewal_due_s(credentials.shown()[1]) if credentials.enabled else None
+    """Seconds until a certificate signed now is due for renewal; None without one."""
+    return renewal_due_s(credentials.key_and_chain()[1]) if credentials.enabled else None

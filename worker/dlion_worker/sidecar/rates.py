@@ -1,7 +1,6 @@
-"""An amount per second, over a window as long as the rate stays the same.
+"""Estimates an amount per second over a window in which the rate is constant.
 
-Owns the one estimator under capacities, link rates and iteration times. Pure: durations are
-arguments. Does not know what is counted.
+Capacities, link rates and iteration times use it. Pure: durations are arguments.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class _Bucket:
 
 
 class ChangingRate:
-    """Amount divided by time over a sliding window that forgets the past when the rate changes.
+    """Amount divided by time over a sliding window that is reset when the rate changes.
 
-    The window grows to `most_s`. Whenever its newest part (at least `least_s` long) differs by
-    more than `change_fraction` from the rest, the rest is dropped: a change then shows as soon as
-    it can be told from chance, and a steady rate still has the long window's precision. The part
-    in which a change showed began before it: it goes as soon as there is another. Never a median: a
-    CFS quota hides behind one (design.md section 6).
+    The window grows to `max_s`. When its newest part (at least `min_s` long) differs by more than
+    `change_fraction` from the rest, the rest is dropped. A change is visible as soon as it exceeds
+    noise, and a steady rate has the precision of the long window. The part that revealed a change
+    may start before it, so it is dropped once another is complete. A median would hide a CFS quota
+    (design.md section 6).
 
     Source: ours, a two-window change detection.
     """
@@ -50,46 +49,48 @@ class ChangingRate:
     def __init__(
         self,
         *,
-        least_s: float,
-        most_s: float,
+        min_s: float,
+        max_s: float,
         change_fraction: float,
-        least_amount: float = float("inf"),
-        least_change_s: float | None = None,
-        least_span_s: float = float("inf"),
-        least_count: int = 1,
-        rises: int = 1,
+        min_amount: float = float("inf"),
+        min_change_s: float | None = None,
+        min_span_s: float = float("inf"),
+        min_count: int = 1,
+        min_rise_count: int = 1,
     ) -> None:
-        """`least_amount` of whatever is counted is enough of a window too, however short; not to
-        see a change in, where `least_change_s` says how long that has to be. So are `least_count`
-        observations over `least_span_s`, for what goes on for little of the time: until that had
-        come to `least_s`, a wrong rate would stand. A rise shows when so many observations one
-        after the other are above what was known: for a rate whose single observations may be far
-        too high, but not again and again."""
-        self._least_s = least_s
-        self._least_change_s = least_change_s
-        self._rises = rises
-        self._most_s = most_s
+        """`min_amount` is an alternative to `min_s`, except for detecting changes if `min_change_s`
+        is set.
+
+        `min_count` observations over `min_span_s` are another, for rare activity: a wrong rate
+        would otherwise remain until `min_s` is reached. A rise counts after `min_rise_count`
+        consecutive observations above the known rate, because single ones may be far too high.
+        """
+        self._min_s = min_s
+        self._min_change_s = min_change_s
+        self._min_rise_count = min_rise_count
+        self._max_s = max_s
         self._change_fraction = change_fraction
-        self._least_amount = least_amount
-        self._least_span_s, self._least_count = least_span_s, least_count
+        self._min_amount = min_amount
+        self._min_span_s, self._min_count = min_span_s, min_count
         self._buckets: deque[_Bucket] = deque()
         self._total = _total(())
-        """Of all buckets. Kept, as it is asked for at every observation of every link."""
+        """Sum of all buckets, cached because every observation of every link needs it."""
         self._known: float | None = None
         self._is_known = True
         self._straddling = 0
-        """So many of the oldest may have begun before the last change."""
+        """Number of oldest buckets that may have started before the last change."""
 
     def add(self, amount: float, seconds: float, span_s: float | None = None) -> None:
-        """Takes one observation; those shorter than a tenth of `least_s` are merged into one.
+        """Add one observation; those shorter than a tenth of `min_s` are merged.
 
-        `span_s`: from the one before to this one's end; None: nothing lies between them."""
+        `span_s`: time from the end of the previous one to the end of this one; None: no gap.
+        """
         if seconds <= 0.0:
             return
         self._is_known = False
         one = _Bucket(amount, seconds, seconds if span_s is None else span_s)
         newest = self._buckets[-1] if self._buckets else None
-        if newest is not None and newest.seconds < self._least_s / 10:
+        if newest is not None and newest.seconds < self._min_s / 10:
             newest.add(one)
         else:
             self._buckets.append(one)
@@ -98,36 +99,35 @@ class ChangingRate:
         self._forget_straddling()
 
     def clear(self) -> None:
-        """Forgets everything: what is measured has been replaced."""
+        """Forget everything: what is measured has been replaced."""
         self._drop(len(self._buckets))
         self._is_known = False
         self._straddling = 0
 
     @property
     def window_s(self) -> float:
-        """Time that the estimate stands on."""
         return self._total.seconds
 
     def rate(self) -> float | None:
-        """Amount per second; None until there is a window worth the name."""
-        if not self._is_known:  # asked far more often than it changes
+        """Amount per second; None until the window is large enough."""
+        if not self._is_known:  # requested far more often than it changes
             total = self._total
-            self._known = total.amount / total.seconds if self._enough(total) else None
+            self._known = total.amount / total.seconds if self._is_enough(total) else None
             self._is_known = True
         return self._known
 
-    def _enough(self, part: _Bucket) -> bool:
-        if part.seconds >= self._least_s or part.amount >= self._least_amount:
+    def _is_enough(self, part: _Bucket) -> bool:
+        if part.seconds >= self._min_s or part.amount >= self._min_amount:
             return part.seconds > 0
-        return part.span_s >= self._least_span_s and part.count >= self._least_count
+        return part.span_s >= self._min_span_s and part.count >= self._min_count
 
     def _shows_change(self, recent: _Bucket) -> bool:
-        if self._least_change_s is None:
-            return self._enough(recent)
-        return recent.seconds >= self._least_change_s
+        if self._min_change_s is None:
+            return self._is_enough(recent)
+        return recent.seconds >= self._min_change_s
 
     def _forget(self) -> None:
-        while len(self._buckets) > 1 and self.window_s - self._buckets[0].seconds >= self._most_s:
+        while len(self._buckets) > 1 and self.window_s - self._buckets[0].seconds >= self._max_s:
             self._total.remove(self._buckets.popleft())
             self._straddling = max(0, self._straddling - 1)
         recent_count, recent = self._recent()
@@ -152,18 +152,20 @@ class ChangingRate:
             self._straddling = 0
 
     def _drop(self, count: int) -> None:
-        """The oldest so many; and what has been rounded on the way."""
+        """Drop the oldest `count` buckets, and accumulated rounding errors."""
         for _ in range(count):
             self._buckets.popleft()
         self._total = _total(self._buckets)
 
     def _has_risen(self, older_rate: float) -> bool:
         least = (1 + self._change_fraction) * older_rate
-        newest = list(self._buckets)[-self._rises :]
-        return len(newest) == self._rises and all(b.amount > least * b.seconds for b in newest)
+        newest = list(self._buckets)[-self._min_rise_count :]
+        return len(newest) == self._min_rise_count and all(
+            b.amount > least * b.seconds for b in newest
+        )
 
     def _recent(self) -> tuple[int, _Bucket]:
-        """How many of the newest buckets make a window, and their sum."""
+        """How many of the newest buckets form a window, and their sum."""
         total = _total(())
         for count, bucket in enumerate(reversed(self._buckets), start=1):
             total.add(bucket)

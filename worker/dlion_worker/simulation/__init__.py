@@ -1,10 +1,5 @@
-"""Whole jobs in virtual time: real policies and real gradients, no sockets and no waiting.
+"""Simulates whole jobs in virtual time, with real policies and gradients but no sockets.
 
-What goes in: a virtual clock (`clock`), links that share rates (`network`, `links`), what a step
-takes (`costs`, `pace`; measured by `calibration` with `steps`), one worker driven as the trainer
-drives it (`worker`), which links are up (`connections`), who comes and goes (`roster`,
-`introduction`, `entrance`), the run and its end (`run`, `ending`), and what a recorded run had
-(`recorded`).
-What stays out: policies, batching, budgets and measuring, which are the very objects that trainer
-and sidecar use.
+Contains the clock, the network model, the cost model, the simulated worker, worker churn and the
+run. Policies, batching, budgets and measurement are the same objects that trainer and sidecar use.
 """

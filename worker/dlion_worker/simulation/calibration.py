@@ -1,7 +1,7 @@
-"""What computing costs on this machine: a + b x batch, in CPU seconds of one core.
+"""Measures what computing costs on this machine: a + b x batch, in CPU seconds of one core.
 
-Owns the measurement, the fit and its form as a file. Called by `dlion calibrate`, which says what a
-step is, and by `dlion simulate`, which reads the file. Nothing is simulated here.
+Contains the measurement, the fit and the file format. `dlion calibrate` supplies the step; `dlion
+simulate` reads the file.
 
 Shape suffixes: N observations, R rounds or draws of rounds, K terms of the fit.
 """
@@ -25,30 +25,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION: Final = 1
-"""Of the file; another one means something else."""
+"""Version of the file format."""
 
-LEAST_OBSERVATION_S = 0.1
-"""Steps are repeated until they took so long: below, the process's CPU clock is too coarse."""
+MIN_OBSERVATION_S = 0.1
+"""Steps are repeated for at least this long: the process's CPU clock is coarse."""
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-_LEAST_BATCHES, _LEAST_ROUNDS = 2, 3
-MOST_BYTES = 1 << 20
+_MIN_BATCHES, _MIN_ROUNDS = 2, 3
+MAX_FILE_BYTES = 1 << 20
 
-LEAST_COST_S = 1e-12
-"""Of a sample: a file with less is no calibration."""
+MIN_COST_S = 1e-12
+"""Minimum cost of a sample in a valid calibration."""
 
-MOST_RELATIVE_WEIGHT = 25.0
-"""An observation weighs by 1 / cost^2, as if it had cost at least a fifth of the median: one that
-cost next to nothing is an error of the clock, and no law of all others."""
+MAX_RELATIVE_WEIGHT = 25.0
+"""Bounds the weight 1 / cost^2 of an observation, as if it had cost at least a fifth of the median.
+A near-zero cost is a clock error and must not dominate the fit."""
 
-LEAST_SPREAD_FRACTION = 0.1
-"""Of batch sizes, standard deviation over mean: below, a and b cannot be told apart."""
+MIN_SPREAD_FRACTION = 0.1
+"""Minimum standard deviation over mean of the batch sizes. With less, a and b are not
+identifiable."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and the bounds within which it lies with 95 % confidence."""
+    """A value and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -57,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Observation:
-    """One batch size in one round: seconds per step, over so many steps."""
+    """One batch size in one round: seconds per step, over `steps` steps."""
 
     batch_size: int
     round_number: int
@@ -68,23 +69,23 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The law of one program on one machine, and how well it holds."""
+    """The cost model of one program on one machine, and its quality."""
 
     fixed_core_s: Estimate
-    """a: what a step costs beside its samples."""
+    """a: cost of a step beside its samples."""
     per_sample_core_s: Estimate
-    """b."""
+    """b: cost of a sample."""
     residual_fraction: float
-    """Root mean square of measured / fitted - 1: noise, and what the law leaves out."""
+    """Root mean square of measured / fitted - 1."""
     wall_per_cpu: float
-    """Median; above 1 others had the core meanwhile."""
+    """Median; above 1, other processes used the core."""
     program: str
     machine: str
     observations: tuple[Observation, ...]
 
     @property
     def samples_per_s_per_core(self) -> float:
-        """1 / b: what an environment calls `samplesPerSPerCore`."""
+        """1 / b: `samplesPerSPerCore` of an environment."""
         return 1.0 / self.per_sample_core_s.value
 
     def document(self) -> dict[str, Any]:
@@ -121,20 +122,20 @@ def measure(
     wall_s: Callable[[], float] = time.perf_counter,
     on_observation: Callable[[Observation], None] = lambda _one: None,
 ) -> tuple[Observation, ...]:
-    """Times steps of every batch size, once in each round, in another order every time.
+    """Time steps of every batch size, once per round, in a random order.
 
-    The first step of each size, which gets memory and may compile, does not count. Rounds rather
-    than one size after the other: a machine that slows down does so for all sizes then.
+    The first step of each size is not counted: it allocates memory and may compile. Rounds spread a
+    slowdown of the machine over all sizes.
     """
-    for batch_size in batch_sizes:
+    for batch_size in batch_sizes:  # not counted: may compile
         step(batch_size)
     order = np.random.default_rng(0)
     observations = []
     for number in range(1, rounds + 1):
         for batch_size in order.permutation(list(batch_sizes)).tolist():
-            step(batch_size)  # the caches hold what the size before has left
+            step(batch_size)  # warms the caches for this size
             steps, began_cpu_s, began_wall_s = 0, cpu_s(), wall_s()
-            while not steps or cpu_s() - began_cpu_s < LEAST_OBSERVATION_S:
+            while not steps or cpu_s() - began_cpu_s < MIN_OBSERVATION_S:
                 step(batch_size)
                 steps += 1
             used_s, passed_s = cpu_s() - began_cpu_s, wall_s() - began_wall_s
@@ -147,33 +148,34 @@ def measure(
 def fit(
     observations: Sequence[Observation], *, program: str = "", machine: str = ""
 ) -> Calibration:
-    """The law by least squares of relative errors, which are alike for small and large batches.
+    """Fit the cost model by least squares of relative errors.
 
-    Confidence by drawing rounds with replacement, so that what disturbs a round stays together.
-    The fixed part is never below 0. Source: bootstrap percentile intervals, Efron 1979.
+    Relative errors are similar for small and large batches. Confidence intervals resample whole
+    rounds, so that correlated noise stays together. The fixed part is never negative. Source:
+    bootstrap percentile intervals, Efron 1979.
 
     Raises:
         ValueError: fewer than two batch sizes or three rounds.
-        DataError: larger batches cost no more than small ones, so that nothing is learnt of b.
+        DataError: larger batches cost no more than small ones, so that b is unknown.
     """
     batch_N = np.array([one.batch_size for one in observations], np.float64)
     cost_N = np.array([one.cpu_s for one in observations], np.float64)
     round_N = np.array([one.round_number for one in observations])
     rounds = np.unique(round_N)
-    if len(np.unique(batch_N)) < _LEAST_BATCHES or len(rounds) < _LEAST_ROUNDS:
+    if len(np.unique(batch_N)) < _MIN_BATCHES or len(rounds) < _MIN_ROUNDS:
         msg = f"{len(np.unique(batch_N))} batch sizes, {len(rounds)} rounds; allowed: 2, 3 or more"
         raise ValueError(msg)
     terms_NK = _terms(batch_N, cost_N)
     terms_RK = np.stack([terms_NK[round_N == number].sum(0) for number in rounds])
-    (fixed_s,), (sample_s,) = _laws(terms_RK.sum(0)[None])
-    if not sample_s >= LEAST_COST_S:
+    (fixed_s,), (sample_s,) = _solve(terms_RK.sum(0)[None])
+    if not sample_s >= MIN_COST_S:
         raise DataError(
-            "larger batches cost no more than small ones, so a sample's cost cannot be told (by "
-            f"the law {sample_s:.3g} s). Give batches that are further apart (--batches) and more "
-            "rounds (--rounds), or measure when less else is going on"
+            "larger batches cost no more than small ones, so a sample's cost is unknown (the "
+            f"fit gives {sample_s:.3g} s). Use batch sizes that are further apart (--batches) and "
+            "more rounds (--rounds), or measure on an idle machine"
         )
     drawn = np.random.default_rng(0).integers(len(rounds), size=(RESAMPLES, len(rounds)))
-    fixed_R, sample_R = _laws(terms_RK[drawn].sum(1))
+    fixed_R, sample_R = _solve(terms_RK[drawn].sum(1))
     residual_N = cost_N / (fixed_s + sample_s * batch_N) - 1
     return Calibration(
         fixed_core_s=_estimate(float(fixed_s), fixed_R),
@@ -186,28 +188,28 @@ def fit(
     )
 
 
-def law(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> tuple[float, float]:
-    """a >= 0 and b > 0 of those observations, of which each cost something.
+def fit_line(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> tuple[float, float]:
+    """Fit a >= 0 and b > 0 to observations with positive costs.
 
-    a is 0 where all batches are (nearly) of one size, and where larger ones seem to cost no more.
+    a is 0 if all batches have nearly one size, or if larger ones seem to cost no more.
     """
-    if batch_N.std() >= LEAST_SPREAD_FRACTION * batch_N.mean():
-        (fixed_s,), (sample_s,) = _laws(_terms(batch_N, cost_N).sum(0)[None])
-        if sample_s >= LEAST_COST_S:
+    if batch_N.std() >= MIN_SPREAD_FRACTION * batch_N.mean():
+        (fixed_s,), (sample_s,) = _solve(_terms(batch_N, cost_N).sum(0)[None])
+        if sample_s >= MIN_COST_S:
             return float(fixed_s), float(sample_s)
-    return 0.0, max(LEAST_COST_S, float(np.median(cost_N / batch_N)))
+    return 0.0, max(MIN_COST_S, float(np.median(cost_N / batch_N)))
 
 
 def _terms(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    scale_N = np.maximum(cost_N, np.median(cost_N) / math.sqrt(MOST_RELATIVE_WEIGHT))
+    scale_N = np.maximum(cost_N, np.median(cost_N) / math.sqrt(MAX_RELATIVE_WEIGHT))
     weight_N = 1 / scale_N**2
     right_N = weight_N * cost_N
     columns = [weight_N, weight_N * batch_N, weight_N * batch_N**2, right_N, right_N * batch_N]
     return np.stack(columns, axis=1)
 
 
-def _laws(terms_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """a >= 0 and b with the least sum of ((a + b n) / cost - 1)^2, for sums of observations.
+def _solve(terms_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Minimise the sum of ((a + b n) / cost - 1)^2 with a >= 0, for sums of observations.
 
     K: the sums of w, w n, w n^2, w c and w n c, with w = 1/c^2.
     """
@@ -226,33 +228,33 @@ def _estimate(value: float, drawn_R: NDArray[np.float64]) -> Estimate:
 
 
 def read_costs(path: Path) -> tuple[float, float]:
-    """a and b of a file that `dlion calibrate` wrote, in core seconds.
+    """Read a and b, in core seconds, from a file of `dlion calibrate`.
 
-    Raises: DataError where it is not one, or another version's.
+    Raises DataError if it is not such a file, or has another version.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"larger than {MOST_BYTES} bytes")
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
         document = json.loads(content)
         if not isinstance(document, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         if document.get("version") != VERSION:
             raise ValueError(f"version {document.get('version')!r}; allowed: {VERSION}")
         return (
-            _value(document, "fixedCoreS", least=0.0),
-            _value(document, "perSampleCoreS", least=LEAST_COST_S),
+            _estimate_value(document, "fixedCoreS", least=0.0),
+            _estimate_value(document, "perSampleCoreS", least=MIN_COST_S),
         )
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}: is no calibration ({error}). Make one with `dlion calibrate --out FILE`"
+            f"{path}: is not a calibration ({error}). Make one with `dlion calibrate --out FILE`"
         ) from error
 
 
-def _value(document: Mapping[str, Any], name: str, *, least: float) -> float:
+def _estimate_value(document: Mapping[str, Any], name: str, *, least: float) -> float:
     estimate = document.get(name)
     value = estimate.get("value") if isinstance(estimate, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):

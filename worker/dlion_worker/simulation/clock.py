@@ -1,7 +1,6 @@
-"""The virtual clock: what happens next, in an order that never depends on the machine.
+"""The virtual clock: runs scheduled events in an order independent of the machine.
 
-Owns simulated time, in whole nanoseconds so that equal moments are equal. Called by everything in
-this package.
+Time is in whole nanoseconds, so that equal times compare equal.
 """
 
 from __future__ import annotations
@@ -14,57 +13,57 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NANOSECONDS = 1_000_000_000
+NANOSECONDS_PER_S = 1_000_000_000
 
 
 @dataclass(order=True)
-class Appointment:
-    """Something that is to happen; `cancel` undoes that."""
+class ScheduledEvent:
+    """A scheduled event."""
 
     due_ns: int
     number: int
     action: Callable[[], object] | None = field(compare=False)
 
     def cancel(self) -> None:
-        """It will not happen."""
+        """Cancel the event."""
         self.action = None
 
 
 class VirtualClock:
-    """Runs appointments in the order of their times, those of one moment in the order made."""
+    """Runs events in order of time; simultaneous events run in the order of scheduling."""
 
     def __init__(self) -> None:
-        self._due: list[Appointment] = []
+        self._queue: list[ScheduledEvent] = []
         self._numbers = itertools.count()
         self._now_ns = 0
 
     @property
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return self._now_ns / NANOSECONDS
+        return self._now_ns / NANOSECONDS_PER_S
 
-    def after(self, seconds: float, action: Callable[[], object]) -> Appointment:
-        """Calls `action` that much later; never earlier than now."""
-        due_ns = self._now_ns + max(0, round(seconds * NANOSECONDS))
-        appointment = Appointment(due_ns, next(self._numbers), action)
-        heapq.heappush(self._due, appointment)
-        return appointment
+    def after(self, seconds: float, action: Callable[[], object]) -> ScheduledEvent:
+        """Schedule `action` after `seconds`; negative values count as 0."""
+        due_ns = self._now_ns + max(0, round(seconds * NANOSECONDS_PER_S))
+        event = ScheduledEvent(due_ns, next(self._numbers), action)
+        heapq.heappush(self._queue, event)
+        return event
 
-    def has_only(self, appointment: Appointment | None) -> bool:
-        """Whether that appointment, or nothing at all, is what is left to happen."""
-        while self._due and self._due[0].action is None:
-            heapq.heappop(self._due)
-        if self._due and self._due[0] is not appointment:
+    def has_only(self, event: ScheduledEvent | None) -> bool:
+        """Whether no event other than `event` is scheduled."""
+        while self._queue and self._queue[0].action is None:
+            heapq.heappop(self._queue)
+        if self._queue and self._queue[0] is not event:
             return False
-        return all(other is appointment or other.action is None for other in self._due)
+        return all(other is event or other.action is None for other in self._queue)
 
     def advance(self) -> bool:
-        """Carries out the next appointment; False: there is none."""
-        while self._due:
-            appointment = heapq.heappop(self._due)
-            action, appointment.action = appointment.action, None
+        """Run the next event. Return False if there is none."""
+        while self._queue:
+            event = heapq.heappop(self._queue)
+            action, event.action = event.action, None
             if action is not None:
-                self._now_ns = appointment.due_ns
+                self._now_ns = event.due_ns
                 action()
                 return True
         return False

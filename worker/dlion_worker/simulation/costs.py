@@ -1,7 +1,7 @@
-"""What a step costs in virtual time: a + b x batch, and its exchange's part, per core.
+"""The cost model of a step in virtual time: a + b x batch, plus the exchange, per core.
 
-Owns that law and nothing else. `quota_cores / core_scale` relative units of an environment compute
-as many times `samples_per_s_per_core`; the fixed part is shared out in the same way.
+`quota_cores / core_scale` relative units compute that many times `samples_per_s_per_core`. The
+fixed part scales in the same way.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ class StepCosts:
     per_sample_core_s: float
     fixed_core_s: float = 0.0
     exchange_core_s: float = 0.0
-    """Of each step, for select, encode, send, receive, decode and add: no computing, so that no
-    sidecar counts it as such."""
+    """Per step, to select, encode, send, receive, decode and add. Sidecars do not count it as
+    computing."""
     exchange_core_s_per_byte: float = 0.0
-    """Of each byte sent or received, beside that; 0: not known."""
+    """Additional cost of each byte sent or received; 0 if unknown."""
 
     def core_s(self, batch_size: int) -> float:
-        """Core seconds of computing, over so many samples."""
+        """Core seconds of computing `batch_size` samples."""
         return self.fixed_core_s + batch_size * self.per_sample_core_s
 
     def exchange_s(self, exchanged_bytes: int) -> float:
-        """Core seconds of a step's exchange, of so many bytes."""
+        """Core seconds of a step's exchange."""
         return self.exchange_core_s + exchanged_bytes * self.exchange_core_s_per_byte
 
     def step_core_s(self, batch_size: int, exchanged_bytes: int) -> float:
-        """Of both."""
+        """Core seconds of a whole step."""
         return self.core_s(batch_size) + self.exchange_s(exchanged_bytes)
 
     def computing_fraction(self, batch_size: int, exchanged_bytes: int) -> float:
-        """Of a step's time and CPU, what is computing."""
+        """Fraction of a step's time and CPU spent on computing."""
         return self.core_s(batch_size) / self.step_core_s(batch_size, exchanged_bytes)

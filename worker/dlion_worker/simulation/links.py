@@ -1,8 +1,8 @@
-"""One link, one direction, in virtual time: what is queued, what gives way, what has arrived.
+"""One direction of a link in virtual time: queue, replacement of messages, delivery.
 
-Owns the queue that `exchange.window` is on a real link, message by message instead of frame by
-frame. Called by `worker`, opened and closed by `connections`. Two lanes share the link, as there:
-weights beside everything else. A state that is pulled comes beside both, on another connection.
+Models the queue of `exchange.send_queue`, by message instead of by frame. Two lanes share the link:
+weights, and everything else. A pulled state is a third transfer, as on a separate connection. Used
+by `worker`; opened and closed by `connections`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dlion_api.measurements import LinkDelivery
-from dlion_worker.exchange import ExchangeConfig, LinkState, QueueRule
+from dlion_worker.exchange import LinkCounters, PeerExchangeConfig, QueueRule
 from dlion_worker.exchange.framing import Lane, lane_of
-from dlion_worker.exchange.window import (
+from dlion_worker.exchange.send_queue import (
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
     UNBUDGETED_WINDOW_BYTES,
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_worker.simulation.clock import VirtualClock
-    from dlion_worker.simulation.network import Network, Transfer
+    from dlion_worker.simulation.network import VirtualNetwork, VirtualTransfer
 
 HEADER_BYTES = 128
-"""Of a message beside its payload: its frame's fields, HTTP/2 and a TLS record. They take time on
-the link; counters are of payloads, as a real link's."""
+"""Overhead of a message: its frame's fields, HTTP/2 and a TLS record. It takes link time, but
+counters count payloads only, as on a real link."""
 
 
-MOST_QUEUED = ExchangeConfig.max_queued_messages
-"""Messages that wait for the window: one more, and a real link is given up."""
+MAX_QUEUED_MESSAGES = PeerExchangeConfig.max_queued_messages
+"""Messages that may wait for the window. One more, and the link is closed."""
 
 
 class VirtualLink:
-    """From one worker to one peer, down until `open`; `deliver` takes what has arrived, in order.
+    """A one-way link, down until `open`; `deliver` receives the messages in order.
 
-    `give_up` is called with the reason where the queue is at its bound: it closes the link.
+    `give_up` is called with a reason if the queue is full; it closes the link.
     """
 
     def __init__(
         self,
         clock: VirtualClock,
-        network: Network,
+        network: VirtualNetwork,
         *,
         sender: Rank,
         receiver: Rank,
@@ -57,13 +57,13 @@ class VirtualLink:
         self._sender, self._receiver = sender, receiver
         self._rule = rule
         self._deliver, self._give_up = deliver, give_up
-        self._openings = 0
+        self._connection_count = 0
         self._is_up = False
         self._last_due_s = 0.0
-        self._pulls: list[Transfer] = []
+        self._pulls: list[VirtualTransfer] = []
         self._pulled_bytes = 0
         self._queues: dict[Lane, deque[Message]] = {lane: deque() for lane in Lane}
-        self._under_way: dict[Lane, tuple[Transfer, Message]] = {}
+        self._in_flight: dict[Lane, tuple[VirtualTransfer, Message]] = {}
         self._budget_bytes: int | None = None
         self._offered_bytes = 0
         self._busy_s = 0.0
@@ -78,80 +78,80 @@ class VirtualLink:
         return self._is_up
 
     def open(self) -> None:
-        """Messages pass from now on."""
-        self._openings += 1
+        """Let messages pass from now on."""
+        self._connection_count += 1
         self._is_up = True
 
     def close(self) -> None:
-        """What is queued or under way is lost, and what is pushed until the next `open`."""
-        self._dropped += sum(len(queue) for queue in self._queues.values()) + len(self._under_way)
+        """Drop queued and in-flight messages, and all later ones until `open`."""
+        self._dropped += sum(len(queue) for queue in self._queues.values()) + len(self._in_flight)
         self._offered_bytes = self._arrived_bytes()
         self._sent_bytes = max(self._sent_bytes, self._offered_bytes)
-        for transfer in (*(one for one, _ in self._under_way.values()), *self._pulls):
+        for transfer in (*(one for one, _ in self._in_flight.values()), *self._pulls):
             self._network.end(transfer)
         for queue in self._queues.values():
             queue.clear()
-        self._under_way.clear()
+        self._in_flight.clear()
         self._pulls.clear()
-        self._rest()
+        self._set_idle()
         self._is_up = False
 
     def pull(self, size_bytes: int, take: Callable[[], object]) -> None:
-        """Carries a state of that size beside the messages; `take` is called when it is there.
+        """Transfer a state of that size beside the messages.
 
-        It is not where the link is closed before.
+        `take` is called on arrival, unless the link was closed before.
         """
-        opening = self._openings
+        connection = self._connection_count
 
-        def through() -> None:
+        def transfer_done() -> None:
             self._pulls.remove(transfer)
             self._pulled_bytes += size_bytes
             self._clock.after(
                 self._network.latency_s(self._sender, self._receiver),
-                lambda: take() if self._is_up and opening == self._openings else None,
+                lambda: take() if self._is_up and connection == self._connection_count else None,
             )
 
         transfer = self._network.begin(
-            self._sender, self._receiver, size_bytes + HEADER_BYTES, through
+            self._sender, self._receiver, size_bytes + HEADER_BYTES, transfer_done
         )
         self._pulls.append(transfer)
 
     @property
     def latency_s(self) -> float:
-        """One way, as it is now."""
+        """Current one-way latency."""
         return self._network.latency_s(self._sender, self._receiver)
 
     def set_budget(self, budget_bytes: int | None) -> None:
-        """Bytes per iteration; None: not known."""
+        """Set the budget in bytes per iteration; None if unknown."""
         self._budget_bytes = budget_bytes
 
-    def room_bytes(self) -> int | None:
-        """Bytes of a gradient that the link takes now, as `exchange.window.Outbox.room_bytes`."""
+    def sendable_bytes(self) -> int | None:
+        """Bytes of a gradient that the link accepts now, as `SendQueue.sendable_bytes`."""
         if self._budget_bytes is None:
             return None
         budget = max(MIN_BUDGET_BYTES, self._budget_bytes)
-        held = self._left_bytes(Lane.ORDERED) + sum(
-            m.size_bytes for m in self._queues[Lane.ORDERED] if not self._gives_way(m)
+        held = self._remaining_bytes(Lane.ORDERED) + sum(
+            m.size_bytes for m in self._queues[Lane.ORDERED] if not self._is_superseded(m)
         )
         return max(0, min(budget, int(BACKLOG_BUDGETS * budget) - held))
 
     def push(self, message: Message) -> None:
-        """Queues a message behind those of its lane; on a link that is down it is lost."""
+        """Queue a message in its lane. A link that is down drops it."""
         if not self._is_up:
             self._dropped += 1
             return
         lane = lane_of(message.kind)
         queue = self._queues[lane]
-        if self._gives_way(message):
-            kept = [waiting for waiting in queue if not self._gives_way(waiting)]
+        if self._is_superseded(message):
+            kept = [waiting for waiting in queue if not self._is_superseded(waiting)]
             self._dropped += len(queue) - len(kept)
             self._offered_bytes -= _payload(queue) - _payload(kept)
             self._queues[lane] = queue = deque(kept)
-        if (waiting_count := self._waiting_count()) >= MOST_QUEUED:
+        if (waiting_count := self._waiting_count()) >= MAX_QUEUED_MESSAGES:
             self._dropped += 1
             self._give_up(
                 f"{waiting_count} messages wait for a peer that takes them too slowly; allowed: "
-                f"{MOST_QUEUED}"
+                f"{MAX_QUEUED_MESSAGES}"
             )
             return
         queue.append(message)
@@ -159,7 +159,7 @@ class VirtualLink:
         self._begin(lane)
 
     def take_delivery(self) -> LinkDelivery:
-        """What has arrived since the last call, and how long it took on the link."""
+        """Bytes that arrived since the last call, and how long the link was busy."""
         arrived, busy_s = self._arrived_bytes(), self._busy_so_far_s()
         delivery = LinkDelivery(
             peer=self._receiver,
@@ -171,15 +171,18 @@ class VirtualLink:
         self._reported_bytes, self._reported_busy_s = arrived, busy_s
         return delivery
 
-    def state(self) -> LinkState:
-        """The link's counters, as a real one has them."""
-        arrived, under_way = self._arrived_bytes(), sum(self._left_bytes(lane) for lane in Lane)
-        self._sent_bytes = max(self._sent_bytes, arrived + under_way)
-        return LinkState(
+    def state(self) -> LinkCounters:
+        """The link's counters, as on a real link."""
+        arrived, in_flight_bytes = (
+            self._arrived_bytes(),
+            sum(self._remaining_bytes(lane) for lane in Lane),
+        )
+        self._sent_bytes = max(self._sent_bytes, arrived + in_flight_bytes)
+        return LinkCounters(
             connected=self._is_up,
             incarnation=1,
             queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
-            unacknowledged_bytes=under_way,
+            unacknowledged_bytes=in_flight_bytes,
             window_bytes=self._window_bytes(),
             sent_total=self._sent_bytes + self._pulled_bytes,
             acknowledged_total=arrived + self._pulled_bytes,
@@ -192,7 +195,7 @@ class VirtualLink:
     # ---- inside
 
     def _begin(self, lane: Lane) -> None:
-        if lane in self._under_way or not self._queues[lane]:
+        if lane in self._in_flight or not self._queues[lane]:
             return
         message = self._queues[lane].popleft()
         if self._busy_since_s is None:
@@ -201,56 +204,55 @@ class VirtualLink:
             self._sender,
             self._receiver,
             message.size_bytes + HEADER_BYTES,
-            lambda: self._through(lane, message),
+            lambda: self._transfer_done(lane, message),
         )
-        self._under_way[lane] = (transfer, message)
+        self._in_flight[lane] = (transfer, message)
 
-    def _through(self, lane: Lane, message: Message) -> None:
-        """The last byte has left the link; it is there a latency later, and never sooner than what
-        left before it."""
-        del self._under_way[lane]
-        now_s, opening = self._clock.now_s, self._openings
+    def _transfer_done(self, lane: Lane, message: Message) -> None:
+        """Deliver a message one latency after its last byte left, in order."""
+        del self._in_flight[lane]
+        now_s, connection = self._clock.now_s, self._connection_count
         self._last_due_s = max(self._last_due_s, now_s + self.latency_s)
 
         def arrive() -> None:
-            if self._is_up and opening == self._openings:
+            if self._is_up and connection == self._connection_count:
                 self._deliver(message)
 
         self._clock.after(self._last_due_s - now_s, arrive)
         self._begin(lane)
-        if not self._under_way:
-            self._rest()
+        if not self._in_flight:
+            self._set_idle()
 
-    def _rest(self) -> None:
-        """Nothing is under way: the link is not busy any more."""
+    def _set_idle(self) -> None:
+        """Mark the link as idle."""
         if self._busy_since_s is not None:
             self._busy_s += self._clock.now_s - self._busy_since_s
             self._busy_since_s = None
 
     def _waiting_count(self) -> int:
-        """Messages that are not wholly in the window, as a real link counts them."""
-        if sum(len(queue) for queue in self._queues.values()) < MOST_QUEUED:
+        """Messages that do not fully fit in the window, as a real link counts them."""
+        if sum(len(queue) for queue in self._queues.values()) < MAX_QUEUED_MESSAGES:
             return 0
-        room_bytes = self._window_bytes() - sum(self._left_bytes(lane) for lane in Lane)
+        sendable_bytes = self._window_bytes() - sum(self._remaining_bytes(lane) for lane in Lane)
         waiting = 0
         for message in (message for queue in self._queues.values() for message in queue):
-            room_bytes -= message.size_bytes
-            waiting += room_bytes < 0
+            sendable_bytes -= message.size_bytes
+            waiting += sendable_bytes < 0
         return waiting
 
-    def _gives_way(self, message: Message) -> bool:
+    def _is_superseded(self, message: Message) -> bool:
         return self._rule is QueueRule.NEWEST and message.kind is MessageKind.GRADIENT
 
-    def _left_bytes(self, lane: Lane) -> int:
-        """Payload bytes of the message under way that have not arrived."""
-        if lane not in self._under_way:
+    def _remaining_bytes(self, lane: Lane) -> int:
+        """Payload bytes of the current message that have not arrived."""
+        if lane not in self._in_flight:
             return 0
-        transfer, message = self._under_way[lane]
-        return min(message.size_bytes, round(self._network.left_bytes(transfer)))
+        transfer, message = self._in_flight[lane]
+        return min(message.size_bytes, round(self._network.remaining_bytes(transfer)))
 
     def _arrived_bytes(self) -> int:
         queued = sum(_payload(queue) for queue in self._queues.values())
-        left = sum(self._left_bytes(lane) for lane in Lane)
+        left = sum(self._remaining_bytes(lane) for lane in Lane)
         self._arrived = max(self._arrived, self._offered_bytes - queued - left)
         return self._arrived
 

@@ -1,9 +1,9 @@
-"""A whole job in virtual time, from the manifest to the saved model.
+"""Simulates a whole job in virtual time, from the manifest to the saved model.
 
-Owns the run: workers put together, the environment's changes, evaluation, the end. Called by the
-command line, which says where records go. The same inputs give the same records and weights, bit
-for bit, on one type of processor: all order is the virtual clock's, and an operation of TensorFlow
-has one thread. Who takes part when is `roster`'s business, the end `ending`'s.
+Builds the workers, applies the environment's changes, evaluates replicas and decides when the run
+ends. The same inputs give bit-identical records and weights on one type of processor: the virtual
+clock fixes the order, and each TensorFlow operation runs on one thread. `churn` decides who takes
+part; `final_models` handles the end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dlion_worker.exchange import QueueRule
 from dlion_worker.policies.catalogue import messages_must_arrive
 from dlion_worker.policies.interface import MessageArrived
 from dlion_worker.policies.topology import neighbours_of
-from dlion_worker.sidecar.director import Director
-from dlion_worker.simulation.clock import Appointment, VirtualClock
+from dlion_worker.sidecar.resource_controller import ResourceController
+from dlion_worker.simulation.churn import ChurnController
+from dlion_worker.simulation.clock import ScheduledEvent, VirtualClock
+from dlion_worker.simulation.context import SimulationContext, WorkerParts, WorkerPhase
 from dlion_worker.simulation.costs import StepCosts
-from dlion_worker.simulation.ending import VirtualFinale
+from dlion_worker.simulation.final_models import FinalModels
 from dlion_worker.simulation.links import VirtualLink
-from dlion_worker.simulation.network import Network
-from dlion_worker.simulation.pace import Pace
-from dlion_worker.simulation.roster import Roster
-from dlion_worker.simulation.surroundings import Phase, Surroundings, WorkerParts
+from dlion_worker.simulation.network import VirtualNetwork
+from dlion_worker.simulation.stragglers import StragglerModel
 from dlion_worker.simulation.trace import Trace
 from dlion_worker.simulation.worker import VirtualWorker
 from dlion_worker.trainer.replica import LocalReplica
@@ -51,25 +51,25 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
-    from dlion_worker.environments.plan import Change, Conditions, Plan
+    from dlion_worker.environments.plan import Conditions, ConditionsChange, Plan
     from dlion_worker.policies.interface import Message
 
-UNUSED_LINKS_EVERY_S = 10.0
-"""With a server or on a sparse graph most links are such: reported every second, they would be most
-of what is recorded, and a good part of a simulation's cost."""
+UNUSED_LINKS_INTERVAL_S = 10.0
+"""With a parameter server or a sparse graph most links are unused. Reporting them every second
+would dominate the records and cost much time."""
 
 
 @dataclass(frozen=True)
 class SimulationOutcome:
-    """How a simulated run ended."""
+    """Result of a simulated run."""
 
     stop_reason: str
     problem: str
-    """What ended the run before its end; empty: it ended as it should."""
+    """Why the run failed before its end; empty if it ended normally."""
     virtual_s: float
     wall_s: float
     trace_hash: str
-    """Equal exactly where records and final weights are."""
+    """Equal if and only if the records and final weights are equal."""
 
 
 class Simulation:
@@ -91,59 +91,62 @@ class Simulation:
         lost: Callable[[Rank], str | None] = lambda _rank: None,
         thread_count: int | None = None,
     ) -> None:
-        """`judge` says why the run is over, given one replica's accuracy, and `lost`, told of a
-        worker that never comes back. `fixed_core_s`: what a step costs beside its samples,
-        `exchange_core_s`: and beside computing; `exchange_core_s_per_byte`: and by the byte, of
-        each worker. `thread_count`: gradients computed at a time
-        (default: the machine's cores); it changes nothing but how long the simulation takes."""
+        """Set up a simulation of `job` under `plan`.
+
+        `judge` returns a reason to stop, given one replica's accuracy. `lost` does so for a worker
+        that never comes back. Step costs, in core seconds: `fixed_core_s` per step,
+        `exchange_core_s` per step for the exchange, and `exchange_core_s_per_byte` by worker.
+        `thread_count` is the number of gradients computed in parallel (default: all cores); it
+        affects wall time only.
+        """
         self._job, self._plan = job, plan
         self._results_dir, self._data_root = results_dir, data_root
         self._program_root = program_root
         self._judge, self._lost = judge, lost
         self._trace = Trace(on_record)
         self._clock = VirtualClock()
-        self._network = Network(self._clock, plan.initial)
+        self._network = VirtualNetwork(self._clock, plan.initial)
         per_sample_core_s = 1.0 / plan.samples_per_s_per_core
         self._costs = StepCosts(per_sample_core_s, fixed_core_s, exchange_core_s)
         self._exchange_core_s_per_byte = exchange_core_s_per_byte
         self._thread_count = thread_count or len(os.sched_getaffinity(0))
         self._conditions = plan.initial
-        self._opened = datasets.OpenedOnce()
+        self._dataset_cache = datasets.DatasetCache()
         self._loaded: dict[Rank, datasets.DataSet] = {}
-        self._paces: dict[Rank, Pace] = {}
+        self._straggler_models: dict[Rank, StragglerModel] = {}
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""
         self._last_s = 0.0
-        """When the last worker did something, once the run is to end."""
-        self._standing: list[Phase] = []
+        """Virtual time of the last worker activity after the stop."""
+        self._last_phases: list[WorkerPhase] = []
         self._ended_s: float | None = None
-        self._over: Appointment | None = None
-        self._to_come: list[Appointment] = []
+        self._deadline: ScheduledEvent | None = None
+        self._scheduled: list[ScheduledEvent] = []
 
     def run(self) -> SimulationOutcome:
-        """Simulates to the end.
+        """Simulate to the end.
 
-        Raises: DLionError as the parts say (data, program, divergence), OSError.
+        Raises DLionError for bad data, a bad program or divergence, and OSError.
         """
         began_s = time.monotonic()
         threads.configure(1.0)
         executor = ThreadPoolExecutor(self._thread_count, "gradient")
         try:
-            self._put_together(executor)
+            self._build(executor)
             self._start()
             self._train()
             virtual_s = self._ended_s = max(self._last_s, self._trace.latest_s)
-            inside = self._roster.inside
-            for worker in inside.values():
+            training = self._churn.training
+            for worker in training.values():
                 worker.report_links(now=True)
-            VirtualFinale(self._job, inside, self._evaluator, executor).run(
+            FinalModels(self._job, training, self._evaluator, executor).run(
                 ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
             )
             self._evaluator.close()
         finally:
-            executor.shutdown(cancel_futures=True)  # where it broke off, nobody takes them
-        for worker in inside.values():
+            executor.shutdown(cancel_futures=True)  # after an error their results are not needed
+        for worker in training.values():
             self._trace.weights(worker.parts.replica.model.weights_D)
         return SimulationOutcome(
             self._stop_reason,
@@ -154,44 +157,44 @@ class Simulation:
         )
 
     def _train(self) -> None:
-        """Until all have stopped. Raises: UnavailableError where nobody can go on before that."""
+        """Advance until all workers have stopped. Raises UnavailableError on a deadlock."""
         while not self._all_stopped():
-            # `maxSeconds` alone would end a run in which nothing can happen: that is no success.
-            if not self._stop_reason and self._clock.has_only(self._over):
-                raise UnavailableError(self._deadlock())
+            # With only `maxSeconds` left the run is deadlocked and must not count as a success.
+            if not self._stop_reason and self._clock.has_only(self._deadline):
+                raise UnavailableError(self._deadlock_message())
             if not self._clock.advance():
                 return
-            self._note_the_end()
+            self._update_end_time()
 
     # ---- putting together ----------------------------------------------------------------------
 
-    def _put_together(self, executor: ThreadPoolExecutor) -> None:
+    def _build(self, executor: ThreadPoolExecutor) -> None:
         trainer = self._job.spec.trainer
         self._program = programs.load(trainer.program, directory=self._program_root)
         first = self._job.workers()[0]
         data = self._data(first)
         self._loaded[first.rank] = data
-        self._first = self._model(self._program, data)
-        self._evaluator = self._evaluator_of(self._first, data)
-        self._roster = Roster(
+        self._template_model = self._model(self._program, data)
+        self._evaluator = self._evaluator_of(self._template_model, data)
+        self._churn = ChurnController(
             self._job,
             self._plan,
             self._clock,
             self._network,
             build=self._worker,
-            stopped=self._stop,
-            failed=self._fail,
+            on_stop=self._stop,
+            on_failure=self._fail_run,
             lost=self._lost,
         )
-        self._around = Surroundings(
+        self._context = SimulationContext(
             self._clock,
             executor,
-            told=self._roster.told,
-            measured=self._roster.measure,
-            regrouped=self._roster.regroup,
-            stepped=self._stepped,
-            stopped=self._stopped,
-            behind=self._roster.come_in_anew,
+            publish_capacity=self._churn.publish_capacity,
+            probe_links=self._churn.probe_links,
+            set_neighbours=self._churn.set_neighbours,
+            step_finished=self._on_step,
+            on_stop=self._stop_run,
+            rejoin=self._churn.rejoin,
         )
 
     def _worker(self, identity: WorkerIdentity, incarnation: int) -> VirtualWorker:
@@ -199,7 +202,7 @@ class Simulation:
         parts = self._parts(identity, data, incarnation)
         parts.reporter.data_loaded(data)
         self._link(parts)
-        return VirtualWorker(parts, self._around)
+        return VirtualWorker(parts, self._context)
 
     def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
         return datasets.load(
@@ -207,10 +210,10 @@ class Simulation:
             identity,
             program=self._program,
             data_root=self._data_root,
-            opened=self._opened,
+            cache=self._dataset_cache,
         )
 
-    def _model(self, program: programs.Program, data: datasets.DataSet) -> FlatModel:
+    def _model(self, program: programs.TrainingProgram, data: datasets.DataSet) -> FlatModel:
         trainer = self._job.spec.trainer
         model = FlatModel(
             program,
@@ -240,7 +243,7 @@ class Simulation:
         self, identity: WorkerIdentity, data: datasets.DataSet, incarnation: int
     ) -> WorkerParts:
         job, rank = self._job, identity.rank
-        model = self._first.sibling(seed=job.spec.trainer.seed, rank=rank)
+        model = self._template_model.sibling(seed=job.spec.trainer.seed, rank=rank)
         optimizer = FlatOptimizer(job.spec.trainer.optimizer, model.layout.size)
         replica = LocalReplica(job, rank, model, optimizer)
         return WorkerParts(
@@ -249,31 +252,31 @@ class Simulation:
             replica=replica,
             stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
             machine=policies.build_for(job, rank, replica),
-            director=Director(job, rank),
+            director=ResourceController(job, rank),
             reporter=Reporter(
                 rank=rank,
                 incarnation=incarnation,
                 start_monotonic_s=0.0,
                 send=self._trace.take,
-                clock_s=self._now_s,
-                unused_links_every_s=UNUSED_LINKS_EVERY_S,
+                clock_s=self._report_time_s,
+                unused_links_every_s=UNUSED_LINKS_INTERVAL_S,
             ),
             training_set_samples=data.training_set_samples,
             costs=replace(
                 self._costs,
                 exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0),
             ),
-            pace=self._pace(rank),
+            straggler_model=self._straggler_model(rank),
             units=self._units(self._conditions, rank),
         )
 
-    def _pace(self, rank: Rank) -> Pace:
-        """One for all incarnations: a new process does not begin the draws anew."""
-        if rank not in self._paces:
-            self._paces[rank] = Pace(
+    def _straggler_model(self, rank: Rank) -> StragglerModel:
+        """One model for all incarnations: a restart does not reset the draws."""
+        if rank not in self._straggler_models:
+            self._straggler_models[rank] = StragglerModel(
                 self._plan.stragglers, seed=self._job.spec.trainer.seed, rank=rank
             )
-        return self._paces[rank]
+        return self._straggler_models[rank]
 
     def _link(self, parts: WorkerParts) -> None:
         keep, sender = messages_must_arrive(self._job.spec), parts.rank
@@ -285,11 +288,11 @@ class Simulation:
                 receiver=receiver,
                 rule=QueueRule.KEEP if keep else QueueRule.NEWEST,
                 deliver=partial(self._deliver, sender, receiver),
-                give_up=partial(self._roster.give_up, sender, receiver),
+                give_up=partial(self._churn.give_up, sender, receiver),
             )
 
     def _deliver(self, sender: Rank, receiver: Rank, message: Message) -> None:
-        self._roster.workers[receiver].arrive(MessageArrived(sender, message))
+        self._churn.workers[receiver].arrive(MessageArrived(sender, message))
 
     def _units(self, conditions: Conditions, rank: Rank) -> float:
         quota = conditions.worker(rank).quota_cores
@@ -298,90 +301,93 @@ class Simulation:
     # ---- the run -------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._roster.begin()
-        self._to_come = [
+        self._churn.begin()
+        self._scheduled = [
             self._clock.after(change.time_s, partial(self._change, change))
             for change in self._plan.changes
         ]
-        self._to_come += self._roster.appointments()
+        self._scheduled += self._churn.schedule_absences()
         if (most_s := self._job.spec.trainer.stop.max_seconds) is not None:
             over = partial(self._stop, stop_rule_met("maxSeconds", most_s))
-            self._over = self._clock.after(most_s, over)
-            self._to_come.append(self._over)
-        for worker in self._roster.workers.values():
+            self._deadline = self._clock.after(most_s, over)
+            self._scheduled.append(self._deadline)
+        for worker in self._churn.workers.values():
             worker.begin_step()
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: ConditionsChange) -> None:
         self._conditions = change.conditions
-        self._roster.change(change.conditions)
-        for rank, worker in self._roster.present.items():
-            worker.change_units(self._units(change.conditions, rank))
+        self._churn.change(change.conditions)
+        for rank, worker in self._churn.present.items():
+            worker.set_compute_units(self._units(change.conditions, rank))
 
-    def _stepped(self, worker: VirtualWorker) -> None:
+    def _on_step(self, worker: VirtualWorker) -> None:
         if not self._schedules[worker.rank].due(worker.progress):
             return
         tag = (worker.progress.iteration, worker.progress.own_samples, self._clock.now_s)
         snapshot = worker.parts.replica.model.snapshot()
-        result = self._evaluator.evaluate_some(tag, snapshot=snapshot)
+        result = self._evaluator.evaluate_subset(tag, snapshot=snapshot)
         record = worker.parts.reporter.evaluation(result, final=False)
         reason = self._judge(record)
         if reason is not None:
-            self._stopped(worker.rank, reason)
+            self._stop_run(worker.rank, reason)
 
     def _stop(self, reason: str) -> None:
-        """Nobody in particular says so."""
-        ranks = [*self._roster.inside, *self._roster.workers]
-        self._stopped(ranks[0], reason)
+        """Stop the run without a particular worker as the cause."""
+        ranks = [*self._churn.training, *self._churn.workers]
+        self._stop_run(ranks[0], reason)
 
-    def _fail(self, problem: str) -> None:
-        """The run ends in order, but it is none that has succeeded."""
+    def _fail_run(self, problem: str) -> None:
+        """End the run in order, but as a failure."""
         if not self._stop_reason:
             self._problem = problem
             self._stop(problem)
 
-    def _stopped(self, rank: Rank, reason: str) -> None:
+    def _stop_run(self, rank: Rank, reason: str) -> None:
         if self._stop_reason:
             return
         self._stop_reason = reason
-        worker = self._roster.workers[rank]
+        worker = self._churn.workers[rank]
         worker.parts.reporter.event(EventReason.TRAINING_STOPPED, reason)
-        self._roster.stop(reason)
-        for appointment in self._to_come:
-            appointment.cancel()
+        self._churn.stop(reason)
+        for event in self._scheduled:
+            event.cancel()
 
-    def _now_s(self) -> float:
-        """Virtual time; when all is over, when the last worker did something."""
+    def _report_time_s(self) -> float:
+        """Virtual time; after the run, the time of the last activity."""
         return self._clock.now_s if self._ended_s is None else self._ended_s
 
-    def _note_the_end(self) -> None:
-        """After the stop nobody begins anything: the run lasts until the last one has finished the
-        step under way. What is then still on links takes no time of it."""
+    def _update_end_time(self) -> None:
+        """Track when the last worker finishes its current step after the stop.
+
+        Transfers that are still in flight then do not extend the run.
+        """
         if not self._stop_reason:
             return
-        standing = [worker.phase for worker in self._roster.workers.values()]
-        if standing != self._standing:
-            self._standing, self._last_s = standing, self._clock.now_s
+        phases = [worker.phase for worker in self._churn.workers.values()]
+        if phases != self._last_phases:
+            self._last_phases, self._last_s = phases, self._clock.now_s
 
-    def _deadlock(self) -> str:
-        who = "; ".join(
-            f"worker {rank} {self._stuck(worker)}" for rank, worker in self._roster.workers.items()
+    def _deadlock_message(self) -> str:
+        blocked = "; ".join(
+            f"worker {rank} {self._blocked_reason(worker)}"
+            for rank, worker in self._churn.workers.items()
         )
         return (
-            f"nobody can go on after {self._clock.now_s:g} virtual seconds: {who}. Does the "
-            "environment take workers or links away that it never restores?"
+            f"no worker can continue after {self._clock.now_s:g} virtual seconds: {blocked}. Does "
+            "the environment take workers or links away that it never restores?"
         )
 
-    def _stuck(self, worker: VirtualWorker) -> str:
+    def _blocked_reason(self, worker: VirtualWorker) -> str:
         match worker.phase:
-            case Phase.GONE:
+            case WorkerPhase.GONE:
                 return "is gone"
-            case Phase.ENTERING:
-                return "waits for others to come"
-        if worker.holds_still:
-            return "holds still: too few sites (minSites) are joined with it"
+            case WorkerPhase.ENTERING:
+                return "waits for other workers"
+        if worker.lacks_quorum:
+            return "is paused: too few sites (minSites) are connected to it"
         return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(
-            worker.phase is Phase.STOPPED for worker in self._roster.present.values()
+            worker.phase is WorkerPhase.STOPPED for worker in self._churn.present.values()
         )

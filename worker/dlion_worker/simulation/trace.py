@@ -1,6 +1,6 @@
-"""What a simulated run did, as one number: equal exactly where two runs were.
+"""Hash of a simulated run: equal if and only if two runs are equal.
 
-Owns the hash over all records in the order made and over the final weights. Called by `run`.
+Covers all records, in order, and the final weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """Hands records on and remembers what they were."""
+    """Forwards records and hashes them."""
 
     def __init__(self, on_record: Callable[[ProgressRecord], None]) -> None:
         self._on_record = on_record
@@ -29,14 +29,14 @@ class Trace:
         """Virtual time of the latest record."""
 
     def take(self, records: Iterable[ProgressRecord]) -> None:
-        """Takes records in order."""
+        """Hash and forward records, in order."""
         for record in records:
             self._hash.update(record_to_json(record).encode())
             self.latest_s = max(self.latest_s, record.time_s)
             self._on_record(record)
 
     def weights(self, weights_D: Flat) -> None:
-        """Takes a replica's final weights."""
+        """Hash a replica's final weights."""
         self._hash.update(np.ascontiguousarray(weights_D).data)
 
     def hexdigest(self) -> str:

@@ -1,8 +1,8 @@
-"""One worker in virtual time: the same policies, sidecar and replica, driven step by step.
+"""One worker in virtual time, with the real policies, sidecar and replica.
 
-Owns what `trainer.loop` owns for a real worker: the order of directive, gradient, policies and
-what arrived. Called by `run`. A gradient is computed in a thread while virtual time stands still;
-its inputs are fixed when the step begins, so threads change nothing.
+Does what `trainer.loop` does for a real worker: directive, gradient, policies, received messages,
+in that order. A gradient is computed in a thread while virtual time stands still. Its inputs are
+fixed when the step begins, so threading does not affect the result.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import DivergedError
 from dlion_api.measurements import CpuAllowance, StepTiming
 from dlion_api.progress import StepRecord
-from dlion_worker.exchange.window import levelled
-from dlion_worker.policies.catalogue import has_barrier, refusal
+from dlion_worker.exchange.send_queue import equalize_similar
+from dlion_worker.policies.catalogue import has_barrier, rejection_error
 from dlion_worker.policies.clusters import graph_of_groups
 from dlion_worker.policies.interface import (
     BudgetsChanged,
     Event,
     LocalStepDone,
     MessageArrived,
-    Regrouped,
+    TopologyChanged,
 )
-from dlion_worker.simulation.surroundings import Phase
+from dlion_worker.simulation.context import WorkerPhase
+from dlion_worker.trainer.event_dispatcher import EventDispatcher
 from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.hearing import Hearing
-from dlion_worker.trainer.inbox import Inbox
-from dlion_worker.trainer.reporting import worth_telling
+from dlion_worker.trainer.inbox import EventInbox
+from dlion_worker.trainer.reporting import has_traffic
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 
 if TYPE_CHECKING:
@@ -36,48 +36,48 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_worker.exchange import ExchangeEvent
     from dlion_worker.policies.interface import Message
-    from dlion_worker.simulation.clock import Appointment
-    from dlion_worker.simulation.entrance import VirtualEntrance
-    from dlion_worker.simulation.surroundings import Surroundings, WorkerParts
+    from dlion_worker.simulation.admission import VirtualAdmission
+    from dlion_worker.simulation.clock import ScheduledEvent
+    from dlion_worker.simulation.context import SimulationContext, WorkerParts
     from dlion_worker.training.model import StepResult
 
 
-LEAST_STEP_S = 1e-9
-"""Of virtual time: a step that took none would never bring the run to its end."""
+MIN_STEP_S = 1e-9
+"""Minimum virtual duration of a step: with steps of zero length a run would never end."""
 
 
 class VirtualWorker:
-    """Trains until it is told to stop."""
+    """Trains until it is stopped."""
 
-    def __init__(self, parts: WorkerParts, around: Surroundings) -> None:
+    def __init__(self, parts: WorkerParts, context: SimulationContext) -> None:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
         self._norms = NormMeter(parts.job)
-        self.hearing = Hearing(
+        self.dispatcher = EventDispatcher(
             parts,
             self.progress,
             send=self._send,
             refuse=self._refuse,
             norms=self._norms,
             has_barrier=has_barrier(parts.job.spec),
-            due=lambda after_s: around.clock.after(after_s, self._look),
+            due=lambda after_s: context.clock.after(after_s, self._check_quorum),
         )
-        self._standstill = self.hearing.standstill
-        self.inbox = Inbox(self._send)
-        self.entrance: VirtualEntrance | None = None
-        """The way in of one that comes while others may train already."""
-        self.phase = Phase.ENTERING
+        self._quorum_gate = self.dispatcher.quorum_gate
+        self.inbox = EventInbox(self._send)
+        self.admission: VirtualAdmission | None = None
+        """Set while the worker joins a run that may already be training."""
+        self.phase = WorkerPhase.ENTERING
         self.stopping: str | None = None
-        self._around = around
+        self._context = context
         self._directive: Directive | None = None
-        self._told: Capacity | None = None
+        self._published_capacity: Capacity | None = None
         self._grouping: Grouping | None = None
         self.neighbours = frozenset(parts.links)
-        """With whom it exchanges now."""
+        """Peers that it currently exchanges with."""
         self._arrived: list[Event] = []
         self._step: Future[StepResult] | None = None
-        self._due: Appointment | None = None
+        self._due: ScheduledEvent | None = None
         self._step_core_s = self._left_core_s = 0.0
         self._since_s = 0.0
         self._began_s = 0.0
@@ -88,87 +88,84 @@ class VirtualWorker:
         self._iteration_s = 0.0
         self._result: StepResult | None = None
         self._before = JobProgress()
-        """Before the last local step."""
-
-    # ---- coming and going ----------------------------------------------------------------------
+        """State before the last local step."""
 
     @property
-    def is_in(self) -> bool:
-        """Whether it takes part in the training, or has until the end."""
-        return self.phase not in {Phase.ENTERING, Phase.GONE}
+    def is_training(self) -> bool:
+        """Whether it takes part in training, or did until the end."""
+        return self.phase not in {WorkerPhase.ENTERING, WorkerPhase.GONE}
 
-    def take_part(self, iteration: int) -> None:
-        """With those who are linked now, from the step after `iteration` on."""
-        self.entrance = None
-        self.phase = Phase.HELD
-        self.hearing.handle(self.inbox.start(iteration))
+    def start_at(self, iteration: int) -> None:
+        """Start training with the linked peers, from the step after `iteration` on."""
+        self.admission = None
+        self.phase = WorkerPhase.HELD
+        self.dispatcher.handle(self.inbox.start(iteration))
 
-    def begin_anew(self) -> None:
-        """It comes in once more: of what it knew only the weights are left, and what lasts. A step
-        whose update was not made is as if it had not been."""
-        self.phase = Phase.ENTERING
-        self._undo_step()
+    def reset(self) -> None:
+        """Prepare to join again, keeping the weights and persistent state.
+
+        A step whose update was not applied is discarded.
+        """
+        self.phase = WorkerPhase.ENTERING
+        self._discard_step()
         self._arrived = []
-        self.hearing.begin_anew(self.parts.machine.anew())
-        self.inbox.begin_anew(self.progress.iteration)
+        self.dispatcher.reset(self.parts.machine.restarted())
+        self.inbox.reset(self.progress.iteration)
 
-    def _undo_step(self) -> None:
+    def _discard_step(self) -> None:
         if self._result is not None and has_barrier(self.parts.job.spec):
             self.progress.take(self._before)
         self._result = None
 
     def leave(self) -> None:
-        """Its process is gone, and with it the step under way."""
-        self.phase, self.entrance = Phase.GONE, None
+        """End the process and discard the current step."""
+        self.phase, self.admission = WorkerPhase.GONE, None
         if self._due is not None:
             self._due.cancel()
         self._step = self._due = None
 
     def heard(self, capacity: Capacity, incarnation: int) -> None:
-        """A peer's sidecar told its worker's capacity."""
-        self.parts.director.heard(capacity, incarnation)
+        """Handle a peer's capacity, received by the sidecar."""
+        self.parts.director.handle_capacity(capacity, incarnation)
         self.follow_grouping()
 
     def follow_grouping(self) -> None:
-        """Where its sidecar holds another grouping its links change, and its policy is told."""
+        """Update links and policy if the sidecar has a new grouping."""
         grouping = self.parts.director.grouping
         if grouping is None or grouping == self._grouping:
             return
         self._grouping = grouping
         graph = graph_of_groups(grouping)
         self.neighbours = graph[self.rank]
-        self.inbox.put(Regrouped(graph))
-        self._around.regrouped(self.rank, self.neighbours)
-
-    # ---- steps ---------------------------------------------------------------------------------
+        self.inbox.put(TopologyChanged(graph))
+        self._context.set_neighbours(self.rank, self.neighbours)
 
     def begin_step(self) -> None:
-        """Begins the next local step; its gradient comes when its time has passed. What came before
-        the first one may hold it."""
-        if self.phase is not Phase.HELD or not self._standstill.may_step():
+        """Begin the next local step, unless a peer or the quorum blocks it."""
+        if self.phase is not WorkerPhase.HELD or not self._quorum_gate.may_step():
             return
         if self.parts.machine.waiting_for():
             return
-        self.phase = Phase.COMPUTING
+        self.phase = WorkerPhase.COMPUTING
         parts = self.parts
         self._take_directive()
         self._iteration = parts.machine.next_iteration()
         x_B, y_B = parts.stream.next(self._next_batch_size())
         self._batch_size = len(y_B)
-        self._step = self._around.executor.submit(parts.replica.model.step, x_B, y_B)
-        self._began_s = self._since_s = self._around.clock.now_s
-        slowdown = parts.pace.next_slowdown(self._began_s)
-        # What has come and gone since the last one began is paid for now: no step knows its own.
+        self._step = self._context.executor.submit(parts.replica.model.step, x_B, y_B)
+        self._began_s = self._since_s = self._context.clock.now_s
+        slowdown = parts.straggler_model.next_slowdown(self._began_s)
+        # Charge the bytes exchanged since the last step began: this step's are not known yet.
         self._charged_bytes, self._exchanged_bytes = self._exchanged_bytes, 0
         costs = parts.costs
         self._step_core_s = slowdown * costs.step_core_s(self._batch_size, self._charged_bytes)
         self._left_core_s = self._step_core_s
         self._schedule()
 
-    def change_units(self, units: float) -> None:
-        """Another share of the machine from now on, the step under way included."""
-        if self.phase is Phase.COMPUTING and self._due is not None:
-            now_s = self._around.clock.now_s
+    def set_compute_units(self, units: float) -> None:
+        """Change the share of the machine, also for the current step."""
+        if self.phase is WorkerPhase.COMPUTING and self._due is not None:
+            now_s = self._context.clock.now_s
             self._left_core_s -= (now_s - self._since_s) * self.parts.units
             self._since_s = now_s
             self._due.cancel()
@@ -176,50 +173,52 @@ class VirtualWorker:
             self._schedule()
         else:
             self.parts.units = units
-        self.parts.director.handle(CpuAllowance(units, 0.0, 0.0), self._around.clock.now_s)
-        self.tell()
+        self.parts.director.handle(CpuAllowance(units, 0.0, 0.0), self._context.clock.now_s)
+        self.send_capacity()
 
     def arrive(self, arrival: ExchangeEvent) -> None:
-        """Takes what its links bring: at once while held, else when the step under way is done."""
-        if self.phase in {Phase.STOPPED, Phase.GONE}:
+        """Handle an event from a link: at once while waiting, else after the current step."""
+        if self.phase in {WorkerPhase.STOPPED, WorkerPhase.GONE}:
             return
         if isinstance(arrival, MessageArrived):
             self._exchanged_bytes += arrival.message.size_bytes
         self.inbox.put(arrival)
         events = self.inbox.drain()
-        if self.entrance is not None:
-            self.entrance.look(events)
-        elif self.phase is Phase.COMPUTING:
+        if self.admission is not None:
+            self.admission.look(events)
+        elif self.phase is WorkerPhase.COMPUTING:
             self._arrived += events
-        elif self.phase is Phase.HELD:
-            self.hearing.handle(events)
-            self._go_on()
+        elif self.phase is WorkerPhase.HELD:
+            self.dispatcher.handle(events)
+            self._continue()
 
     def stop(self, reason: str) -> None:
-        """The run is over: it ends with its present step; where it holds still, or is on its way
-        back, at once and with its own weights."""
+        """Stop after the current step.
+
+        Stop at once, with its own weights, if it is paused or is rejoining.
+        """
         self.stopping = reason
-        comes_back = self.entrance is not None and self.entrance.comes_back
-        if comes_back or (self.holds_still and self.phase is Phase.HELD):
-            self._undo_step()
-            self.phase, self.entrance = Phase.STOPPED, None
+        is_rejoin = self.admission is not None and self.admission.is_rejoin
+        if is_rejoin or (self.lacks_quorum and self.phase is WorkerPhase.HELD):
+            self._discard_step()
+            self.phase, self.admission = WorkerPhase.STOPPED, None
 
     @property
-    def holds_still(self) -> bool:
-        """Whether too few sites are joined with it."""
-        return self._standstill.holds
+    def lacks_quorum(self) -> bool:
+        """Whether it is paused because too few sites are connected."""
+        return self._quorum_gate.is_closed
 
     def awaited(self) -> frozenset[Rank]:
-        """Peers that hold this worker."""
+        """Peers that it waits for."""
         return self.parts.machine.waiting_for()
 
-    def _look(self) -> None:
-        if self.is_in:
-            self._standstill.look()
+    def _check_quorum(self) -> None:
+        if self.is_training:
+            self._quorum_gate.update()
 
     def _schedule(self) -> None:
-        seconds = max(LEAST_STEP_S, self._left_core_s / self.parts.units)
-        self._due = self._around.clock.after(seconds, self._step_done)
+        seconds = max(MIN_STEP_S, self._left_core_s / self.parts.units)
+        self._due = self._context.clock.after(seconds, self._step_done)
 
     def _step_done(self) -> None:
         assert self._step is not None
@@ -227,11 +226,11 @@ class VirtualWorker:
         self._step = self._due = None
         if not result.finite:
             raise DivergedError(
-                f"loss {result.loss} at iteration {self._iteration} of worker {self.rank}: it or "
-                "its gradient is not finite. Lower spec.trainer.optimizer.learningRate, or look "
-                "for bad samples in the data"
+                f"loss {result.loss} at iteration {self._iteration} of worker {self.rank}: the "
+                "loss or its gradient is not finite. Lower spec.trainer.optimizer.learningRate, or "
+                "check the data for bad samples"
             )
-        now_s = self._around.clock.now_s
+        now_s = self._context.clock.now_s
         self._result, self._busy_s = result, now_s - self._began_s
         self._computed_s = self._busy_s * self._computing_fraction
         self._norms.own(result.gradient_D, self._batch_size)
@@ -243,70 +242,72 @@ class VirtualWorker:
         )
         self.progress.trained_s = now_s
         self._take_directive()
-        rooms = {p: r for p, link in parts.links.items() if (r := link.room_bytes()) is not None}
-        self.hearing.handle(
+        rooms = {
+            p: r for p, link in parts.links.items() if (r := link.sendable_bytes()) is not None
+        }
+        self.dispatcher.handle(
             [
-                BudgetsChanged(levelled(rooms), self._delay_steps()),
+                BudgetsChanged(equalize_similar(rooms), self._delay_steps()),
                 LocalStepDone(
                     self._iteration, result.gradient_D, self._batch_size, result.loss, of_all
                 ),
             ]
         )
-        self.phase = Phase.HELD
+        self.phase = WorkerPhase.HELD
         arrived, self._arrived = self._arrived, []
-        self.hearing.handle(arrived)
-        self._go_on()
+        self.dispatcher.handle(arrived)
+        self._continue()
 
     @property
     def _computing_fraction(self) -> float:
-        """Of the present step's time and CPU, what is computing."""
+        """Fraction of the current step's time and CPU spent on computing."""
         return self.parts.costs.computing_fraction(self._batch_size, self._charged_bytes)
 
     def _delay_steps(self) -> dict[Rank, float]:
-        """How far peers are, in iterations as long as the last one."""
+        """One-way delay to each peer, in units of the last iteration's duration."""
         if not self._iteration_s:
             return {}
         return {p: link.latency_s / self._iteration_s for p, link in self.parts.links.items()}
 
-    def _go_on(self) -> None:
-        """Begins the next step unless peers must be heard before."""
-        if self.phase is not Phase.HELD:
+    def _continue(self) -> None:
+        """Begin the next step unless it must wait for peers."""
+        if self.phase is not WorkerPhase.HELD:
             return
-        if self._standstill.is_behind and self.stopping is None:
-            self._around.behind(self.rank)
+        if self._quorum_gate.is_behind and self.stopping is None:
+            self._context.rejoin(self.rank)
             return
         if self.parts.machine.waiting_for():
             return
         if self._result is not None:
             self._end_step(self._result)
         if self.stopping is not None:
-            self.phase = Phase.STOPPED
+            self.phase = WorkerPhase.STOPPED
         else:
             self.begin_step()
 
     def _end_step(self, result: StepResult) -> None:
         self._result = None
         self._report(result)
-        self._around.stepped(self)
+        self._context.step_finished(self)
         reason = stop_reason(
             self.parts.job.spec.trainer.stop,
             self.progress,
-            training_set_samples=self.parts.whole_set(),
+            training_set_samples=self.parts.counted_training_samples(),
         )
         if reason is not None:
-            self._around.stopped(self.rank, reason)
-
-    # ---- carrying out --------------------------------------------------------------------------
+            self._context.on_stop(self.rank, reason)
 
     def _send(self, peer: Rank, message: Message) -> None:
         self._exchanged_bytes += message.size_bytes
         self.parts.links[peer].push(message)
 
     def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
-        raise refusal(self.parts.job.spec.exchange.policy, self.rank, peer, reason, iteration)
+        raise rejection_error(
+            self.parts.job.spec.exchange.policy, self.rank, peer, reason, iteration
+        )
 
     def _report(self, result: StepResult) -> None:
-        parts, now_s = self.parts, self._around.clock.now_s
+        parts, now_s = self.parts, self._context.clock.now_s
         wall_s = self._iteration_s = now_s - self._began_s
         cpu_s = self._step_core_s
         waited_s = wall_s - self._busy_s
@@ -326,14 +327,14 @@ class VirtualWorker:
                 exchange_cpu_s=cpu_s * (1 - self._computing_fraction),
                 waited_s=waited_s,
                 samples=self.progress.own_samples,
-                epochs=self.progress.epochs(parts.whole_set()),
+                epochs=self.progress.epochs(parts.counted_training_samples()),
             )
         )
         self.report_links()
-        self._tell_sidecar(wall_s, cpu_s, waited_s)
+        self._report_to_sidecar(wall_s, cpu_s, waited_s)
 
     def report_links(self, *, now: bool = False) -> None:
-        """What has been sent, where it is due or at the end of the run."""
+        """Report sent bytes when due, or at the end of the run."""
         self.parts.reporter.links(
             lambda: {peer: link.state() for peer, link in self.parts.links.items()},
             self._directive,
@@ -341,16 +342,14 @@ class VirtualWorker:
             now=now,
         )
 
-    # ---- the sidecar ---------------------------------------------------------------------------
-
-    def _tell_sidecar(self, wall_s: float, cpu_s: float, waited_s: float) -> None:
-        director, now_s = self.parts.director, self._around.clock.now_s
+    def _report_to_sidecar(self, wall_s: float, cpu_s: float, waited_s: float) -> None:
+        director, now_s = self.parts.director, self._context.clock.now_s
         for link in self.parts.links.values():
-            if worth_telling(delivery := link.take_delivery()):
+            if has_traffic(delivery := link.take_delivery()):
                 director.handle(delivery, now_s)
         costs = self.parts.costs
         compute_cpu_s = cpu_s * self._computing_fraction
-        if costs.exchange_core_s_per_byte:  # what is paid in the next step is known now
+        if costs.exchange_core_s_per_byte:  # the next step's charge is known now
             cpu_s = compute_cpu_s + costs.exchange_s(self._exchanged_bytes)
         director.handle(
             StepTiming(
@@ -366,16 +365,16 @@ class VirtualWorker:
             ),
             now_s,
         )
-        self._around.measured(self.rank)
+        self._context.probe_links(self.rank)
         self.follow_grouping()
-        self.tell()
+        self.send_capacity()
 
-    def tell(self) -> None:
-        """This worker's capacity to its peers, where it is another than the last one told."""
+    def send_capacity(self) -> None:
+        """Send this worker's capacity to its peers if it has changed."""
         own = self.parts.director.own()
-        if own != self._told and own.samples_per_s > 0:
-            self._told = own
-            self._around.told(self.rank, own)
+        if own != self._published_capacity and own.samples_per_s > 0:
+            self._published_capacity = own
+            self._context.publish_capacity(self.rank, own)
 
     def _take_directive(self) -> None:
         directive = self.parts.director.directive

@@ -1,8 +1,8 @@
-"""`python -m dlion_worker.supervisor --config FILE`: the trainer, kept running.
+"""`python -m dlion_worker.supervisor --config FILE`: keep the trainer running.
 
-Writes one JSON line per event to stderr. Ends with the trainer's last exit code
-(`dlion_api.exit_codes`): 128 + n where signal n ended it, INTERRUPTED where that signal was one
-that the supervisor had passed on.
+Writes one JSON line per event to stderr. Exits with the trainer's last exit code
+(`dlion_api.exit_codes`): 128 + n if signal n ended it, INTERRUPTED if the supervisor had forwarded
+that signal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOCAL_GRACE_S = 4.0
-"""Ctrl-C is to end a local run within 5 s. In a pod: its grace period less a second."""
+"""Ctrl-C must end a local run within 5 s. In a pod: its grace period less a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Supervises as the flags say; yields the exit code."""
+    """Supervise as the options say; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         max_restarts = _max_restarts(options.config, options.max_restarts)
@@ -53,20 +53,22 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds from a forwarded SIGTERM or SIGINT to SIGKILL (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-restarts", type=int, help="instead of the manifest's spec.maxRestarts"
+        "--max-restarts", type=int, help="overrides the manifest's spec.maxRestarts"
     )
     parser.add_argument(
         "--given-up-code",
         type=int,
-        help="ends with this when the restarts are used up; default: with the trainer's last code",
+        help="exit code after the last restart (default: the trainer's last exit code)",
     )
     parser.add_argument(
-        "--end-report", metavar="FILE", help="where the trainer says how it ended in order"
+        "--end-report",
+        metavar="FILE",
+        help="file for the trainer's end report after an orderly end",
     )
     parser.add_argument(
         "--command",
         nargs=argparse.REMAINDER,
-        help="last flag: a command to supervise instead of the trainer",
+        help="must be last: a command to supervise instead of the trainer",
     )
     return parser
 

@@ -1,7 +1,7 @@
-"""The supervisor's skin: one thread that waits for signals, children and the time to act.
+"""The supervisor's I/O: one thread that waits for signals, children and timers.
 
-Owns the child: starts it (spawned, never forked; tethered, so that it dies with this process),
-signals it, reaps it, and reaps as PID 1 or subreaper what it leaves behind. Decides nothing.
+Owns the child: spawns it (never forks) so that it dies with this process, signals it and reaps it.
+As PID 1 or subreaper it also reaps the child's orphans. Decides nothing.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from dlion_worker.supervisor.parent_death import bound_to_parent
 from dlion_worker.supervisor.supervision import (
-    Began,
-    End,
+    ChildExited,
+    ChildStarted,
     Event,
-    Exit,
-    Exited,
+    ExitStatus,
+    ExitSupervisor,
     Instruction,
-    Send,
-    Signalled,
-    Start,
-    Started,
+    LogEvent,
+    SendSignal,
+    StartChild,
+    StopSignal,
     Supervision,
-    Tell,
-    TimeCame,
+    SupervisorStarted,
+    TimerExpired,
 )
-from dlion_worker.supervisor.tether import tethered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PR_SET_CHILD_SUBREAPER = 36
 CHILD_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
-"""Read by the C library when a process starts. A trainer's fifty threads would each get an arena
-that keeps what was freed: about 80 MB (benchmarks/exchange_cost.py)."""
+"""Read by the C library at process start. Otherwise each of a trainer's fifty threads gets an arena
+that keeps freed memory: about 80 MB (benchmarks/exchange_cost.py)."""
 
-ASKED_TO_END = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SupervisorProcess:
-    """This process as the supervisor of one command. Main thread only: it handles signals."""
+    """Supervises one command in this process. Main thread only, because it handles signals."""
 
     def __init__(
         self, command: Sequence[str], supervision: Supervision, *, log: TextIO = sys.stderr
@@ -59,18 +59,18 @@ class SupervisorProcess:
         self._code: int | None = None
 
     def run(self) -> int:
-        """Supervises until it is over; yields the exit code."""
+        """Supervise until the end; return the exit code."""
         _adopt_orphans()
         with _signals() as readable:
-            self._carry_out(Began())
+            self._carry_out(SupervisorStarted())
             while self._code is None:
                 for number in _wait(readable, self._supervision.due_s):
-                    if number in ASKED_TO_END:
-                        self._carry_out(Signalled(number))
+                    if number in STOP_SIGNALS:
+                        self._carry_out(StopSignal(number))
                 self._reap()
                 due_s = self._supervision.due_s
                 if due_s is not None and time.monotonic() >= due_s:
-                    self._carry_out(TimeCame())
+                    self._carry_out(TimerExpired())
         _end_orphans()
         return self._code
 
@@ -81,32 +81,32 @@ class SupervisorProcess:
 
     def _do(self, instruction: Instruction) -> None:
         match instruction:
-            case Start():
+            case StartChild():
                 self._start()
-            case Send(number):
+            case SendSignal(number):
                 self._send(number)
-            case Tell(event, details):
+            case LogEvent(event, details):
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 line = json.dumps({"time": now, "supervisor": event, **details})
-                # The reader of the log may be gone already; the child is still to be ended.
+                # The log's reader may be gone already; the child must still be ended.
                 with contextlib.suppress(OSError):
                     self._log.write(line + "\n")
                     self._log.flush()
-            case End(code):
+            case ExitSupervisor(code):
                 self._code = code
 
     def _start(self) -> None:
-        command = tethered(self._command)
-        # A group of its own: a terminal's Ctrl-C reaches the supervisor alone, which forwards it.
+        command = bound_to_parent(self._command)
+        # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
         self._child = os.posix_spawn(
             command[0],
             command,
             {**CHILD_ENVIRONMENT, **os.environ},
             setpgroup=0,
             setsigmask=(),
-            setsigdef=ASKED_TO_END,
+            setsigdef=STOP_SIGNALS,
         )
-        self._carry_out(Started(self._child))
+        self._carry_out(ChildStarted(self._child))
 
     def _send(self, number: int) -> None:
         # Not reaped yet, so the pid is still the child's.
@@ -114,21 +114,21 @@ class SupervisorProcess:
             os.kill(self._child, number)
 
     def _reap(self) -> None:
-        """Collects every child that has ended, the adopted ones too."""
+        """Reap every child that has ended, including adopted ones."""
         for pid, exit_ in _ended_children():
             if pid == self._child:
-                # What the child started must not live beside its successor.
+                # The child's own processes must not survive into the next start.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 self._child = None
-                self._carry_out(Exited(exit_))
+                self._carry_out(ChildExited(exit_))
             else:
                 os.waitpid(pid, 0)
 
 
-def _ended_children() -> Iterator[tuple[int, Exit]]:
-    """Children that have ended, each left as it is: the loop body collects it."""
+def _ended_children() -> Iterator[tuple[int, ExitStatus]]:
+    """Yield ended children unreaped; the loop body reaps them."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -137,20 +137,20 @@ def _ended_children() -> Iterator[tuple[int, Exit]]:
         if ended is None:
             return
         if ended.si_code == os.CLD_EXITED:
-            yield ended.si_pid, Exit(code=ended.si_status)
+            yield ended.si_pid, ExitStatus(code=ended.si_status)
         else:
-            yield ended.si_pid, Exit(signal=ended.si_status)
+            yield ended.si_pid, ExitStatus(signal=ended.si_status)
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """A descriptor that yields one byte per signal, instead of the signals' own effects."""
+    """A descriptor that receives one byte per signal, in place of the signals' effects."""
     readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {number: signal.getsignal(number) for number in (*ASKED_TO_END, signal.SIGCHLD)}
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     for number in before:
         signal.signal(number, lambda *_: None)
     waker = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    # Whoever became this process may have held them back until somebody handles them (`pod`).
+    # The program that executed this one may have blocked them until now (`pod`).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     try:
         yield readable
@@ -163,19 +163,19 @@ def _signals() -> Iterator[int]:
 
 
 def _wait(readable: int, due_s: float | None) -> bytes:
-    """The signals that came; empty when the time has come first."""
+    """Return the signals received; empty if the timer expired first."""
     timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
     ready, _, _ = select.select([readable], [], [], timeout_s)
     return os.read(readable, 512) if ready else b""
 
 
 def _adopt_orphans() -> None:
-    """What the child leaves behind becomes ours, to be reaped: as PID 1 it would anyway."""
+    """Become the child's subreaper, so that its orphans are reaped here, as for PID 1."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_orphans() -> None:
-    """Ends and reaps whatever is still ours; only what the kernel lists (CONFIG_PROC_CHILDREN)."""
+    """Kill and reap remaining children that the kernel lists (CONFIG_PROC_CHILDREN)."""
     listing = Path(f"/proc/self/task/{os.getpid()}/children")
     while listing.exists() and (orphans := listing.read_text(encoding="ascii").split()):
         for pid in orphans:

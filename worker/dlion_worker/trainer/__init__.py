@@ -1,6 +1,6 @@
-"""The trainer process: joins training, policies and exchange into one loop.
+"""The trainer process: one worker from start to averaged model.
 
-What goes in: the order of things within one worker, from start to averaged model. What stays out:
-arithmetic of a policy (`policies`), TensorFlow (`training`), frames (`exchange`), measuring
-(`sidecar`). Started by the supervisor as `python -m dlion_worker.trainer --config FILE`.
+Owns the order of events. Policy arithmetic is in `policies`, TensorFlow in `training`, frames in
+`exchange`, measurement in `sidecar`. The supervisor starts `python -m dlion_worker.trainer --config
+FILE`.
 """

@@ -1,7 +1,7 @@
 """`python -m dlion_worker.trainer --config FILE`: one incarnation of one worker.
 
-Started and restarted by the supervisor, which reads the exit code (`dlion_api.exit_codes`).
-SIGTERM and SIGINT let the step under way finish, save a checkpoint and end in order.
+The supervisor starts it and reads its exit code (`dlion_api.exit_codes`). On SIGTERM or SIGINT it
+finishes the current step, saves a checkpoint and exits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_api.worker_config import WorkerConfig
 from dlion_worker.trainer.end_report import write_end_report
-from dlion_worker.trainer.interruption import Interrupted, Signals
 from dlion_worker.trainer.saving import ModelLostError
-from dlion_worker.trainer.snapshot import storage_words
-from dlion_worker.trainer.start_up import tell_imports
+from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
+from dlion_worker.trainer.snapshot import storage_error_message
+from dlion_worker.trainer.start_up_times import log_import_time
 from dlion_worker.trainer.worker import Worker
 from dlion_worker.training import threads
 
@@ -51,22 +51,22 @@ _STORAGE = frozenset(
 
 
 def main() -> int:
-    """Runs one incarnation; its exit code."""
+    """Run one incarnation and return its exit code."""
     parser = argparse.ArgumentParser(prog="dlion_worker.trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the worker's configuration")
     parser.add_argument(
         "--end-report",
         type=Path,
         metavar="FILE",
-        help="where to say how it ended in order; in a pod: the container's termination message",
+        help="file for the end report after an orderly end; in a pod: the termination message",
     )
     arguments = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    tell_imports()
-    _let_steps_be()
-    signals = Signals()
+    log_import_time()
+    _use_batch_scheduling()
+    signals = SignalHandler()
     try:
         config = WorkerConfig.load(arguments.config)
         job = load_job(config.job_document)
@@ -78,27 +78,29 @@ def main() -> int:
         return exit_code_of(error)
     except OSError as error:
         if error.errno in _STORAGE:
-            _LOG.error("%s", storage_words(error))
+            _LOG.error("%s", storage_error_message(error))
             return ExitCode.STORAGE
         _LOG.exception("%s", error)
         return ExitCode.FAILED
 
 
-def _let_steps_be() -> None:
-    """What arrives waits for the scheduler's next tick instead of interrupting a step: it then
-    comes in larger pieces, and costs a tenth less (benchmarks/exchange_cost.py). Threads that are
-    started later inherit it."""
+def _use_batch_scheduling() -> None:
+    """Use batch scheduling, so that arriving data does not preempt a step.
+
+    Data is then handled in larger pieces and costs a tenth less CPU (benchmarks/exchange_cost.py).
+    Threads started later inherit the policy.
+    """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def exit_code_of(error: DLionError) -> ExitCode:
-    """The documented exit code of one of our errors."""
+    """Return the documented exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
-def _train(config: WorkerConfig, job: Job, signals: Signals, report_path: Path | None) -> int:
+def _train(config: WorkerConfig, job: Job, signals: SignalHandler, report_path: Path | None) -> int:
     threads.configure(config.cpu_quota_cores)
     worker = Worker(config, job, signals)
     finished, reason = False, ""
@@ -107,24 +109,24 @@ def _train(config: WorkerConfig, job: Job, signals: Signals, report_path: Path |
         _LOG.info("run over: %s", reason)
         finished = signals.reason is None
     except ModelLostError:
-        finished = True  # as far as its peers are concerned
+        finished = True  # peers need nothing more from this worker
         raise
     except Interrupted as interruption:
         reason = str(interruption)
         _LOG.info("stopped: %s", reason)
         finished = signals.reason is None
     finally:
-        with signals.patiently():
+        with signals.deferred():
             worker.close(finished=finished)
     if finished and report_path is not None:
         write_end_report(report_path, worker.end_report(reason))
     return ExitCode.OK if finished else ExitCode.INTERRUPTED
 
 
-def _leave(code: int) -> None:
-    """Ends this process at once: TensorFlow takes one to three seconds to take itself apart.
+def _exit_now(code: int) -> None:
+    """Exit without interpreter teardown, which takes TensorFlow one to three seconds.
 
-    Everything of ours has been closed; after an unexpected error Python's own way out is taken.
+    All resources are closed by then. After an unexpected error Python exits normally instead.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -133,4 +135,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    _exit_now(main())

@@ -1,12 +1,9 @@
-"""When and what a worker saves of itself, so that a run can be resumed.
+"""What a worker's checkpoint contains, and when it is saved.
 
-Weights, model state, optimizer, random generators, policies, place in the data, progress: all that
-makes the next batch and the next step the same as without the break.
-
-At a barrier a local step may be under way when a worker is told to stop: its gradient is computed
-and sent, its update is not made. What is saved then is the state before that step, also of what the
-policies hold back of gradients; the place after it is kept beside, for the case that a peer has
-made the update (`overtake`).
+With it, the next batch and step are the same as without the interruption. At a barrier a worker may
+be stopped between sending a gradient and the update. The checkpoint then holds the state before
+that step, including what policies withhold of gradients. The position after the step is kept, too,
+in case a peer has made the update (`adopt`).
 """
 
 from __future__ import annotations
@@ -30,21 +27,21 @@ Values = dict[str, Value]
 
 
 class Stateful(Protocol):
-    """Anything with a state of flat named values: policies, optimizers, streams."""
+    """Anything whose state is flat named values: policies, optimizers, streams."""
 
     def state(self) -> Values: ...
     def restore(self, state: Values) -> None: ...
 
 
-class Policies(Stateful, Protocol):
-    """A worker's machine, as far as it matters here."""
+class RestorablePolicies(Stateful, Protocol):
+    """The part of a worker's machine that checkpointing needs."""
 
-    def overtake(self, iteration: int) -> None: ...
+    def take_over(self, iteration: int) -> None: ...
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a local step moves on by itself, before any update is made."""
+class StepState:
+    """The state that a local step changes before any update is made."""
 
     progress: JobProgress
     stream: Values
@@ -53,7 +50,7 @@ class Place:
     model_state_S: NDArray[np.float32]
 
     def values(self) -> Values:
-        """As flat named values."""
+        """The state as flat named values."""
         return {
             **asdict(self.progress),
             **_prefixed("stream", self.stream),
@@ -74,7 +71,7 @@ class Checkpointer:
         replica: LocalReplica,
         progress: JobProgress,
         stream: Stateful,
-        machine: Policies,
+        machine: RestorablePolicies,
     ) -> None:
         self._path = path
         self._every_s = every_s
@@ -83,38 +80,39 @@ class Checkpointer:
         self._stream = stream
         self._machine = machine
         self._saved_s = time.monotonic()
-        self._before: Place | None = None
-        self._undone: Place | None = None
+        self._before: StepState | None = None
+        self._undone: StepState | None = None
         self._after: Values = {}
 
     def due(self) -> bool:
-        """Whether the interval has passed since the last one."""
+        """Whether the interval has passed since the last save."""
         return time.monotonic() - self._saved_s >= self._every_s
 
     def begin_step(self) -> None:
-        """Notes the place before a local step whose update will be made later, at a barrier."""
-        self._before = self._place()
+        """Record the state before a local step whose update follows later, at a barrier."""
+        self._before = self._current()
 
     def end_step(self) -> None:
         """The update of that step has been made."""
         self._before = None
 
     def undo_step(self) -> None:
-        """The run ends before the update of a step under way was made: as if it were not begun."""
+        """Undo a step whose update was not made before the run ended."""
         if self._before is not None:
-            self._undone = self._place()
+            self._undone = self._current()
             self._progress.take(self._before.progress)
 
-    def begin_anew(self, machine: Policies) -> None:
-        """This worker comes in once more: no step is under way, and policies are that one."""
+    def reset(self, machine: RestorablePolicies) -> None:
+        """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
         self._before = self._undone = None
         self._after = {}
         self._machine = machine
 
     def save(self) -> None:
-        """Writes the file whole. Raises `OSError` where the disk is full; the old one stands."""
+        """Write the file atomically. Raises `OSError` where the disk is full; the old file
+        remains."""
         values: Values = {
-            **(self._before or self._place()).values(),
+            **(self._before or self._current()).values(),
             "weights": self._replica.model.get_weights(),
             "applied_iteration": self._replica.iteration,
             **_prefixed("optimizer", self._replica.optimizer.state()),
@@ -125,9 +123,10 @@ class Checkpointer:
         self._saved_s = time.monotonic()
 
     def load(self) -> bool:
-        """Takes the file's state over, if there is one.
+        """Restore the file's state; return whether there is one.
 
-        Raises: DamagedCheckpointError where it cannot be read; DataError where it is another job's.
+        Raises: DamagedCheckpointError where it is unreadable; DataError where it belongs to another
+        job.
         """
         loaded = load_checkpoint(self._path)
         if loaded is None:
@@ -138,35 +137,35 @@ class Checkpointer:
         except (KeyError, ValueError, ContractError) as error:
             msg = (
                 f"checkpoint {self._path} does not fit this job ({error}); resume with the "
-                "manifest that it was made with, or remove it to start afresh"
+                "manifest that it was made with, or remove it to start from scratch"
             )
             raise DataError(msg) from error
         return True
 
-    def overtake(self, snapshot: StateSnapshot) -> None:
-        """Goes on from a peer's state, with this worker's own place in its data. What its policies
-        held back stays where the peer has made the update of the step that was under way, and else
-        is void (`Horizon.overtake`); as of an earlier release's checkpoint, which lacks it.
+    def adopt(self, snapshot: StateSnapshot) -> None:
+        """Adopt a peer's state, keeping this worker's own position in its data.
 
-        Raises: ContractError where the state is another model's.
+        If the peer has made the update of the unfinished step, the policies' withheld gradients
+        stay. Otherwise they are void (`Horizon.take_over`), as with an older release's checkpoint,
+        which lacks them. Raises: ContractError where the state is of another model.
         """
-        self._replica.take_over(snapshot)
+        self._replica.restore_from(snapshot)
         policies: Values = {}
         if self._after and int(_array(self._after["iteration"])) == snapshot.iteration:
-            self._restore_place(self._after)
-            policies = _below("policies", self._after)
+            self._restore_current(self._after)
+            policies = _unprefixed("policies", self._after)
         if policies:
             self._machine.restore({**policies, "iteration": snapshot.iteration})
         else:
-            self._machine.overtake(snapshot.iteration)
+            self._machine.take_over(snapshot.iteration)
         self._progress.iteration = snapshot.iteration
         self._replica.samples = self._progress.own_samples
 
-    def _place(self) -> Place:
+    def _current(self) -> StepState:
         progress = JobProgress()
         progress.take(self._progress)
         model = self._replica.model
-        return Place(
+        return StepState(
             progress,
             self._stream.state(),
             self._machine.state(),
@@ -175,19 +174,19 @@ class Checkpointer:
         )
 
     def _restore(self, values: Values) -> None:
-        self._after = _below("after", values)
+        self._after = _unprefixed("after", values)
         self._replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
-        self._replica.optimizer.restore(_below("optimizer", values))
-        self._restore_place(values)
-        self._machine.restore(_below("policies", values))
+        self._replica.optimizer.restore(_unprefixed("optimizer", values))
+        self._restore_current(values)
+        self._machine.restore(_unprefixed("policies", values))
         self._replica.iteration = int(_array(values["applied_iteration"]))
         self._replica.samples = self._progress.own_samples
 
-    def _restore_place(self, values: Values) -> None:
+    def _restore_current(self, values: Values) -> None:
         model = self._replica.model
         model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
         model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
-        self._stream.restore(_below("stream", values))
+        self._stream.restore(_unprefixed("stream", values))
         self._progress.take(
             JobProgress(
                 iteration=int(_array(values["iteration"])),
@@ -202,7 +201,7 @@ def _prefixed(prefix: str, values: Values) -> Values:
     return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
-def _below(prefix: str, values: Values) -> Values:
+def _unprefixed(prefix: str, values: Values) -> Values:
     start = f"{prefix}."
     return {
         name.removeprefix(start): value for name, value in values.items() if name.startswith(start)
@@ -214,7 +213,7 @@ def _array(value: Value) -> NDArray[np.generic]:
 
 
 def _plain(value: NDArray[np.generic]) -> Value:
-    """An array as it is; a single value as Python's own."""
+    """Return an array unchanged, a single value as a Python value."""
     if value.ndim:
         return value
     item: Value = value.item()

@@ -1,7 +1,7 @@
-"""What a trainer in a pod leaves behind when it has ended in order: its container's last word.
+"""A trainer's end report: its pod's termination message after an orderly end.
 
-Kubernetes keeps what stands in the container's termination message, so that an operator that was
-away finds it. Called by `__main__`; a local run needs none.
+Kubernetes keeps the termination message, so an operator that was unavailable still finds it. Called
+by `__main__`; local runs need none.
 """
 
 from __future__ import annotations
@@ -19,24 +19,27 @@ _LOG = logging.getLogger(__name__)
 
 
 def end_report(
-    stop_reason: str, iteration: int, *, held: Collection[Rank], membership: Membership | None
+    stop_reason: str,
+    iteration: int,
+    *,
+    saved_ranks: Collection[Rank],
+    membership: Membership | None,
 ) -> EndReport:
-    """What a worker reports. `held`: replicas in the model that it has saved for its site; empty:
-    it has saved none."""
-    missing = _wanted(membership) - set(held) if held else set()
+    """Build a worker's report. `saved_ranks`: the ranks in its saved model, if any."""
+    missing = _expected_ranks(membership) - set(saved_ranks) if saved_ranks else set()
     return EndReport(
         own_reason(stop_reason),
         iteration,
-        ranks=tuple(sorted(held)),
+        ranks=tuple(sorted(saved_ranks)),
         missing=tuple(sorted(missing)),
     )
 
 
-def _wanted(membership: Membership | None) -> set[Rank]:
-    """Workers that have joined the run and that the manifest still has.
+def _expected_ranks(membership: Membership | None) -> set[Rank]:
+    """Workers that joined the run and are still in the manifest.
 
-    Who was scaled down counts as finished, as does who ended before this worker: where more have
-    joined than are expected, nobody who has finished is taken to be missing.
+    Scaled-down workers count as finished, as do workers that ended earlier. If more workers joined
+    than are expected, no finished worker is reported as missing.
     """
     if membership is None:
         return set()
@@ -50,8 +53,7 @@ def _is_over(member: Member) -> bool:
 
 
 def write_end_report(path: Path, report: EndReport) -> None:
-    """Writes it into the file, which Kubernetes has made. Where that fails the worker has ended in
-    order all the same."""
+    """Write the report to the existing file. A failure does not change the outcome."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_TRUNC)
         try:

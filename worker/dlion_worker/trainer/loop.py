@@ -1,8 +1,7 @@
-"""The training loop of one worker, top to bottom: directive, gradient, policies, what arrived.
+"""The training loop of one worker: directive, gradient, policies, arrivals.
 
-Runs on the process's main thread. Nothing here blocks but `_hold`, and that only while the
-synchronisation policy names peers to wait for. Errors of training (a loss that is no longer
-finite) raise; faults of peers never do.
+Runs on the main thread. Only `_wait_for_peers` blocks, while the synchronisation policy waits for
+peers. Training errors, such as a loss that is not finite, raise; peers' faults do not.
 """
 
 from __future__ import annotations
@@ -16,56 +15,56 @@ from dlion_api.measurements import Directive, StepTiming
 from dlion_api.names import Rank
 from dlion_api.progress import StepRecord
 from dlion_api.spec import Job
-from dlion_worker.exchange import Exchange
-from dlion_worker.policies.horizon import Horizon
+from dlion_worker.exchange import PeerExchange
 from dlion_worker.policies.interface import BudgetsChanged, Event, LocalStepDone
+from dlion_worker.policies.iteration_guard import IterationGuard
 from dlion_worker.sidecar_client import SidecarClient
-from dlion_worker.trainer.catching_up import CatchUp, Outcome
+from dlion_worker.trainer.catch_up import CatchUp, CatchUpOutcome
 from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.event_dispatcher import EventDispatcher
 from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.hearing import Hearing
-from dlion_worker.trainer.inbox import Inbox, farewell
+from dlion_worker.trainer.inbox import EventInbox, stop_message
+from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.quota_watch import QuotaWatch
-from dlion_worker.trainer.refusals import Refusals
 from dlion_worker.trainer.replica import LocalReplica
-from dlion_worker.trainer.reporting import Reporter, worth_telling
+from dlion_worker.trainer.reporting import Reporter, has_traffic
 from dlion_worker.trainer.step_clock import StepClock
 from dlion_worker.trainer.stopping import JobProgress, stop_reason
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
 
-HOLD_SLICE_S = 0.2
-"""While held, how often stop requests and lost peers are looked at."""
+WAIT_SLICE_S = 0.2
+"""How often a blocked loop checks for stop requests and lost peers."""
 
-OWED_S = 2.0
-"""For so long a peer that has stopped is still expected to send what it owes."""
+STOPPED_PEER_WAIT_S = 2.0
+"""How long a peer that has stopped may still deliver outstanding messages."""
 
 
 @dataclass
-class Parts:
-    """What one worker is put together from."""
+class TrainerComponents:
+    """The parts of one worker."""
 
     job: Job
     rank: Rank
     replica: LocalReplica
     stream: BatchStream
-    machine: Horizon
-    exchange: Exchange
+    machine: IterationGuard
+    exchange: PeerExchange
     sidecar: SidecarClient
     reporter: Reporter
-    inbox: Inbox
-    refusals: Refusals
+    inbox: EventInbox
+    refusals: PeerRefusalReporter
     training_set_samples: Callable[[bool], int]
-    """Of all workers, 0: not known yet; told whether this one has made a step."""
+    """Samples of all workers; 0 if unknown. Its argument: whether this worker has made a step."""
     worker_count: int
 
 
 class TrainingLoop:
-    """Trains until a stop condition is met; `run` yields the reason."""
+    """Trains until a stop condition is met; `run` returns the reason."""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: TrainerComponents,
         *,
         progress: JobProgress,
         checkpointer: Checkpointer,
@@ -74,7 +73,7 @@ class TrainingLoop:
         interrupted: Callable[[], bool],
         after_step: Callable[[JobProgress], None],
     ) -> None:
-        """`has_barrier`: an iteration's update is made when the peers' gradients are in."""
+        """`has_barrier`: an iteration's update waits for the peers' gradients."""
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
@@ -84,7 +83,7 @@ class TrainingLoop:
         self._after_step = after_step
         self._directive: Directive | None = None
         self._norms = NormMeter(parts.job)
-        self._hearing = Hearing(
+        self._dispatcher = EventDispatcher(
             parts,
             progress,
             send=parts.exchange.send,
@@ -92,8 +91,8 @@ class TrainingLoop:
             norms=self._norms,
             has_barrier=has_barrier,
         )
-        self._instructions = self._hearing.instructions
-        self._standstill = self._hearing.standstill
+        self._instructions = self._dispatcher.instructions
+        self._quorum_gate = self._dispatcher.quorum_gate
         self._quota = QuotaWatch()
         self._loss = 0.0
         self._local_batch_size = 0
@@ -105,50 +104,52 @@ class TrainingLoop:
     # ---- the loop ------------------------------------------------------------------------------
 
     def run(self) -> str | None:
-        """Iterates until the run is over; why it is. None: it goes on without this worker, which
-        has held still or lost the others' track, and is to come in anew (`begin_anew`).
+        """Iterate until the run ends, and return the reason.
 
-        A local step whose update was not made then is as if it had not been.
+        None: the run goes on without this worker, which must call `reset` and rejoin. It lost the
+        quorum or could not catch up. A local step without an update is undone.
         """
         self._parts.exchange.set_iteration(self.progress.iteration)
-        with self._quota.telling(self._parts.sidecar.send):
+        with self._quota.reporting_changes(self._parts.sidecar.send):
             reason = self._iterate() if self._begin() else self._over()
         self._checkpointer.undo_step()
         if reason is not None and not self._interrupted():
             self._announce(reason)
         return reason
 
-    def begin_anew(self, machine: Horizon) -> None:
-        """Before `run` once more: with a machine that has heard nothing yet."""
-        self._hearing.begin_anew(machine)
-        self._checkpointer.begin_anew(machine)
+    def reset(self, machine: IterationGuard) -> None:
+        """Prepare for another `run`, with a machine that has received no events yet."""
+        self._dispatcher.reset(machine)
+        self._checkpointer.reset(machine)
 
     @property
-    def holds_still(self) -> bool:
-        """Whether too few sites are joined with this worker for it to go on."""
-        return self._standstill.holds
+    def lacks_quorum(self) -> bool:
+        """Whether too few sites are connected for this worker to continue."""
+        return self._quorum_gate.is_closed
 
     def _begin(self) -> bool:
-        """Comes to where its own steps begin. False: in vain."""
+        """Catch up to the current iteration. Return False on failure."""
         parts = self._parts
-        if not parts.inbox.ahead:
+        if not parts.inbox.peers_ahead:
             self._handle(parts.inbox.start(self.progress.iteration))
             return True
-        way = CatchUp(
+        catch_up = CatchUp(
             parts.inbox,
-            hearing=self._hearing,
+            dispatcher=self._dispatcher,
             progress=self.progress,
             machine=parts.machine,
             send=parts.exchange.send,
-            passing=self._passing,
-            passed=self._checkpointer.end_step,
+            before_pass=self._before_pass,
+            after_pass=self._checkpointer.end_step,
         )
-        way.begin()
-        while (outcome := way.look()) is Outcome.UNDER_WAY and self._over() is None:
-            way.take(parts.inbox.wait(HOLD_SLICE_S))
-        return outcome is Outcome.LEVEL
+        catch_up.begin()
+        while (
+            outcome := catch_up.advance()
+        ) is CatchUpOutcome.IN_PROGRESS and self._over() is None:
+            catch_up.take(parts.inbox.wait(WAIT_SLICE_S))
+        return outcome is CatchUpOutcome.CAUGHT_UP
 
-    def _passing(self, iteration: int) -> None:
+    def _before_pass(self, iteration: int) -> None:
         self._checkpointer.begin_step()
         self.progress.advance(
             iteration, local_batch_size=0, global_batch_size=self.global_batch_size()
@@ -158,19 +159,19 @@ class TrainingLoop:
     def _iterate(self) -> str | None:
         parts = self._parts
         while (reason := self._over()) is None:
-            if not self._standstill.may_step():
-                if self._standstill.is_behind:
+            if not self._quorum_gate.may_step():
+                if self._quorum_gate.is_behind:
                     return None
-                self._handle(parts.inbox.wait(HOLD_SLICE_S))
-                self.report_links()  # whoever makes no step is to be seen as cut off all the same
+                self._handle(parts.inbox.wait(WAIT_SLICE_S))
+                self.report_links()  # observers must see a cut-off worker, too
                 self._after_step(self.progress)  # a checkpoint may be due
                 continue
-            if parts.machine.waiting_for():  # before the first step: what came early may say so
-                self._handle(parts.inbox.wait(HOLD_SLICE_S))
+            if parts.machine.waiting_for():  # messages from before the first step may require it
+                self._handle(parts.inbox.wait(WAIT_SLICE_S))
                 continue
             self._take_directive()
             self._step()
-            if not self._hold():
+            if not self._wait_for_peers():
                 continue
             self._checkpointer.end_step()
             self._report()
@@ -203,10 +204,10 @@ class TrainingLoop:
         )
         self.progress.trained_s = self._trained_s()
         parts.exchange.set_iteration(iteration)
-        self._take_directive()  # the rates as of now: this gradient's size goes by them
+        self._take_directive()  # the current rates determine this gradient's size
         self._handle(
             [
-                BudgetsChanged(parts.exchange.room_bytes(), self._delay_steps()),
+                BudgetsChanged(parts.exchange.sendable_bytes(), self._delay_steps()),
                 LocalStepDone(
                     iteration=self.progress.iteration,
                     gradient_D=result.gradient_D,
@@ -218,37 +219,37 @@ class TrainingLoop:
         )
 
     def _delay_steps(self) -> dict[Rank, float]:
-        """How far peers are, in iterations as long as the last one."""
+        """One-way delays to peers, in units of the last iteration's duration."""
         if not self._iteration_s:
             return {}
         delays_s = self._parts.exchange.one_way_delays_s()
         return {peer: delay_s / self._iteration_s for peer, delay_s in delays_s.items()}
 
-    def _hold(self) -> bool:
-        """Hands over what has arrived; waits while the machine names peers. False: in vain.
+    def _wait_for_peers(self) -> bool:
+        """Process arrivals and wait for the peers that the machine names. False: give up.
 
-        An iteration under way is finished even when the run is to stop, unless a peer has stopped
-        before it, whose contribution will never come, or all who are waited for have stopped and
-        what they owed has not come for a while, or this worker itself is told to end.
+        An iteration is finished even when the run stops. It is given up if a peer stopped before
+        it, if all awaited peers have stopped and deliver nothing for a while, or if this worker
+        must end.
         """
         inbox = self._parts.inbox
         self._handle(inbox.drain())
-        gone_s = 0.0
+        silent_s = 0.0
         while awaited := self._parts.machine.waiting_for():
             if inbox.stop_iteration is not None and inbox.stop_iteration < self.progress.iteration:
                 return False
             began_s = time.monotonic()
-            events = inbox.wait(HOLD_SLICE_S)
+            events = inbox.wait(WAIT_SLICE_S)
             waited_s = time.monotonic() - began_s
             self._clock.waited_s += waited_s
-            gone_s = gone_s + waited_s if awaited <= inbox.stopped and not events else 0.0
-            if gone_s > OWED_S:
+            silent_s = silent_s + waited_s if awaited <= inbox.stopped and not events else 0.0
+            if silent_s > STOPPED_PEER_WAIT_S:
                 return False
-            if self._interrupted():  # others may end too: not an update without them
+            if self._interrupted():  # others may end too; do not update without them
                 return False
             self._handle(events)
-            if self.holds_still:  # as those may do who are waited for
-                if self._standstill.is_behind or self._over() is not None:
+            if self.lacks_quorum:  # the awaited peers may lack it, too
+                if self._quorum_gate.is_behind or self._over() is not None:
                     return False
                 self.report_links()
                 self._after_step(self.progress)
@@ -274,14 +275,14 @@ class TrainingLoop:
 
     def _announce(self, reason: str) -> None:
         inbox = self._parts.inbox
-        inbox.farewell = farewell(reason, self.progress.iteration)
+        inbox.stop_message = stop_message(reason, self.progress.iteration)
         for peer in sorted(inbox.linked):
-            self._parts.exchange.send(peer, inbox.farewell)
+            self._parts.exchange.send(peer, inbox.stop_message)
 
-    # ---- carrying out what the policies say ----------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------
 
     def _handle(self, events: Iterable[Event]) -> None:
-        self._hearing.handle(events)
+        self._dispatcher.handle(events)
 
     # ---- directives and reports ----------------------------------------------------------------
 
@@ -302,7 +303,7 @@ class TrainingLoop:
         return max(1, self.global_batch_size() // self._parts.worker_count)
 
     def global_batch_size(self) -> int:
-        """Samples of all workers in one iteration, as the sidecar says; at first the initial."""
+        """Samples of all workers per iteration: the sidecar's value, at first the initial one."""
         if self._directive is not None:
             return self._directive.global_batch_size
         return self._parts.job.spec.batching.global_batch_size.initial
@@ -337,17 +338,17 @@ class TrainingLoop:
             )
         parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()
-        self._tell_sidecar(wall_s, cpu_s)
+        self._report_to_sidecar(wall_s, cpu_s)
 
     def report_links(self, *, now: bool = False) -> None:
-        """What has been sent, where it is due or at the end of the run."""
-        states, iteration = self._parts.exchange.link_states, self.progress.iteration
+        """Report link counters when due, or `now`."""
+        states, iteration = self._parts.exchange.link_counters, self.progress.iteration
         self._parts.reporter.links(states, self._directive, iteration, now=now)
 
-    def _tell_sidecar(self, wall_s: float, cpu_s: float) -> None:
-        """Deliveries first: the timing closes the iteration that they belong to."""
+    def _report_to_sidecar(self, wall_s: float, cpu_s: float) -> None:
+        """Send deliveries before the timing, which closes their iteration."""
         parts = self._parts
-        for delivery in filter(worth_telling, parts.exchange.take_deliveries()):
+        for delivery in filter(has_traffic, parts.exchange.take_deliveries()):
             parts.sidecar.send(delivery)
         quota_changed = self._quota.changed()
         parts.sidecar.send(
@@ -368,8 +369,10 @@ class TrainingLoop:
             parts.sidecar.send(allowance)
 
     def _exchange_cpu_s(self) -> float:
-        """CPU seconds that peers have cost in this iteration: gRPC and TLS, policies, codecs, being
-        woken by what arrives, keeping account of links."""
+        """CPU seconds spent on peers in this iteration.
+
+        Counts gRPC, TLS, policies, codecs, wake-ups and link accounting.
+        """
         clock = self._clock
         threads_s = self._parts.exchange.cpu_s() - clock.exchange_thread_began_s
         update_s = self._instructions.update_cpu_s - clock.update_began_cpu_s
@@ -377,7 +380,7 @@ class TrainingLoop:
         return threads_s + main_s - clock.own_thread_s - update_s
 
     def _own_cpu_s(self) -> float:
-        """CPU seconds that this iteration would have taken without any peers."""
+        """CPU seconds that this iteration would have taken without peers."""
         return max(0.0, time.process_time() - self._clock.began_cpu_s - self._exchange_cpu_s())
 
     def _new_clock(self) -> StepClock:

@@ -1,9 +1,9 @@
-"""Models that a job publishes while it trains on (`stop.continuous`).
+"""Publishes a site's model while training continues (`stop.continuous`).
 
-Owns the thread in which a site's lead worker pulls its peers' weights, averages them, judges the
-average and its own replica on held-out samples and writes the better one, at every checkpoint
-interval. Nothing of it is on the training thread: the replica's lock is held for a copy of the
-weights alone. Called by `worker`. The model at the end of a run is `finishing`'s.
+At every checkpoint interval, a site's lead pulls its peers' weights in a separate thread and
+averages them. It evaluates the average and its own replica on held-out samples, and writes the
+better one. The training thread waits only while weights are copied. Called by `worker`; `shutdown`
+saves the final model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dlion_api.errors import ContractError, ProgramError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_worker.exchange import StateSnapshot, StateWanted
-from dlion_worker.trainer.finishing import (
+from dlion_worker.exchange import StateRequest, StateSnapshot
+from dlion_worker.trainer.dataset_watcher import EventSink
+from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.shutdown import (
     STILL_TRAINING,
-    Replica,
-    SavedModel,
+    CollectedReplica,
+    ModelSummary,
     average,
     site_leads,
 )
-from dlion_worker.trainer.growing import Report
-from dlion_worker.trainer.replica import LocalReplica
-from dlion_worker.trainer.snapshot import WorkerState, storage_words, unpack
+from dlion_worker.trainer.snapshot import TrainingState, storage_error_message, unpack
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,23 +42,23 @@ CLOSE_WITHIN_S = 0.5
 
 
 class _ClosedError(Exception):
-    """The run is over: what is under way is left."""
+    """The run is over; abandon the work in progress."""
 
 
-class Peers(Protocol):
-    """The links, as far as publishing needs them (`Exchange`)."""
+class ReplicaSource(Protocol):
+    """The part of the links that publishing needs (`PeerExchange`)."""
 
-    def link_states(self) -> Any:
-        """By peer; each says whether it is `connected`."""
+    def link_counters(self) -> Any:
+        """States by peer, each with `connected`."""
         ...
 
-    def pull_state(self, peer: Rank, wanted: StateWanted) -> StateSnapshot:
-        """That peer's state; blocks."""
+    def pull_state(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
+        """Pull that peer's state; blocks."""
         ...
 
 
 class Publisher:
-    """Publishes at every interval, from `start` to `close`, where this worker leads its site."""
+    """Publishes at every interval from `start` to `close`, where this worker leads its site."""
 
     def __init__(
         self,
@@ -66,18 +66,19 @@ class Publisher:
         rank: Rank,
         *,
         replica: LocalReplica,
-        peers: Peers,
+        peers: ReplicaSource,
         held_out: tuple[NDArray[Any], NDArray[Any]],
         results_dir: Path,
-        report: Report,
-        kept: Callable[[Path], None] = lambda _folder: None,
+        report: EventSink,
+        on_saved: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
-        """`report` takes events, in the thread; `kept` hears of each model's folder there."""
-        self._kept = kept
+        """`report` takes events and `on_saved` each model's folder, both in the publishing
+        thread."""
+        self._on_saved = on_saved
         self._job, self._rank = job, rank
         self._replica = replica
         self._peers = peers
-        self._x, self._y = _judged(held_out, job)
+        self._x, self._y = _evaluation_subset(held_out, job)
         site = job.worker(rank).site
         self._folder = results_dir / "models" / str(site)
         self._report = report
@@ -86,11 +87,11 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Publishes from now on; the first model is there after one interval."""
+        """Publish from now on, first after one interval."""
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing is written any more when this returns."""
+        """Stop publishing; nothing is written after this returns."""
         self._ended.set()
         with self._writing:
             pass
@@ -98,8 +99,8 @@ class Publisher:
             self._thread.join(CLOSE_WITHIN_S)
 
     def publish(self) -> None:
-        """Publishes now, if this worker leads its site; what goes wrong is reported."""
-        connected = {peer for peer, s in self._peers.link_states().items() if s.connected}
+        """Publish now, if this worker leads its site; report failures."""
+        connected = {peer for peer, s in self._peers.link_counters().items() if s.connected}
         if self._rank not in site_leads(self._job, {*connected, self._rank}):
             return
         try:
@@ -107,7 +108,7 @@ class Publisher:
         except _ClosedError:
             return
         except OSError as error:
-            self._failed(f"{storage_words(error)}; the last model stands")
+            self._failed(f"{storage_error_message(error)}; the previous model is kept")
         except ProgramError as error:
             self._failed(str(error))
 
@@ -116,28 +117,30 @@ class Publisher:
         while not self._ended.wait(every_s):
             self.publish()
 
-    def _gather(self, peers: list[Rank]) -> list[Replica]:
-        """This replica first, then those of the peers that can be reached."""
+    def _gather(self, peers: list[Rank]) -> list[CollectedReplica]:
+        """Return this replica, then those of the reachable peers."""
         state = self._replica.state()
-        replicas = [Replica(self._rank, state, self._replica.samples, self._replica.iteration)]
+        replicas = [
+            CollectedReplica(self._rank, state, self._replica.samples, self._replica.iteration)
+        ]
         for peer in peers:
             self._check_open()
             try:
-                snapshot = self._peers.pull_state(peer, StateWanted(weights_only=True))
+                snapshot = self._peers.pull_state(peer, StateRequest(weights_only=True))
                 theirs = unpack(bytes(snapshot.payload), state, weights_only=True)
             except (UnavailableError, ContractError) as error:
                 _LOG.warning("published without worker %d: %s", peer, error)
                 continue
-            replicas.append(Replica(peer, theirs, snapshot.samples, snapshot.iteration))
+            replicas.append(CollectedReplica(peer, theirs, snapshot.samples, snapshot.iteration))
         return replicas
 
-    def _publish(self, replicas: list[Replica]) -> None:
+    def _publish(self, replicas: list[CollectedReplica]) -> None:
         own, averaged = replicas[0], average(replicas)
         own_accuracy, averaged_accuracy = self._accuracy(own.state), self._accuracy(averaged)
-        is_alone = len(replicas) == 1  # else there are replicas that nobody has judged
+        is_alone = len(replicas) == 1  # otherwise some replicas were not evaluated
         is_averaged = not is_alone and averaged_accuracy >= own_accuracy
         ranks = tuple(sorted(replica.rank for replica in replicas))
-        about = SavedModel(
+        about = ModelSummary(
             model="averaged" if is_averaged else f"replica {own.rank}",
             accuracy=max(own_accuracy, averaged_accuracy),
             averaged_accuracy=averaged_accuracy,
@@ -156,8 +159,8 @@ class Publisher:
             f"{about.accuracy:.4f} on {len(self._y)} held-out samples",
         )
 
-    def _write(self, state: WorkerState, about: SavedModel) -> None:
-        """Each file is replaced whole, the model first."""
+    def _write(self, state: TrainingState, about: ModelSummary) -> None:
+        """Replace each file atomically, the model first."""
         snapshot = self._replica.snapshot_of(state)
         with self._writing:
             self._check_open()
@@ -165,9 +168,9 @@ class Publisher:
             self._replica.model.save_keras(self._folder / "model.keras", snapshot=snapshot)
             text = json.dumps(asdict(about), indent=2) + "\n"
             write_atomically(self._folder / "model.json", text.encode(), mode=0o644)
-        self._kept(self._folder)
+        self._on_saved(self._folder)
 
-    def _accuracy(self, state: WorkerState) -> float:
+    def _accuracy(self, state: TrainingState) -> float:
         evaluation = self._replica.model.evaluate(
             self._x,
             self._y,
@@ -181,17 +184,19 @@ class Publisher:
         if self._ended.is_set():
             raise _ClosedError
 
-    def _failed(self, words: str) -> None:
-        self._report(EventReason.PUBLISH_FAILED, words, warning=True)
+    def _failed(self, message: str) -> None:
+        self._report(EventReason.PUBLISH_FAILED, message, warning=True)
 
 
-def _judged(
+def _evaluation_subset(
     held_out: tuple[NDArray[Any], NDArray[Any]], job: Job
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """At most `evaluation.maxSamples` of the held-out samples, drawn from the seed."""
+    """Draw at max_samples `evaluation.maxSamples` held-out samples from the seed."""
     x, y = held_out
-    most = job.spec.trainer.evaluation.max_samples
-    if len(x) <= most:
+    max_samples = job.spec.trainer.evaluation.max_samples
+    if len(x) <= max_samples:
         return x, y
-    chosen = np.sort(np.random.default_rng([job.spec.trainer.seed, 7]).permutation(len(x))[:most])
+    chosen = np.sort(
+        np.random.default_rng([job.spec.trainer.seed, 7]).permutation(len(x))[:max_samples]
+    )
     return x[chosen], y[chosen]

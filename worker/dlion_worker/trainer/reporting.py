@@ -1,7 +1,7 @@
-"""What one worker tells the coordinator as it trains.
+"""Makes one worker's progress records for the coordinator.
 
-Owns the making of records (`dlion_api.progress`) and their clock: seconds since the run began.
-Never blocks the loop: the coordination client queues and sends in the background.
+Owns the records (`dlion_api.progress`) and their clock: seconds since the run began. Never blocks
+the loop; the coordination client sends in the background.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dlion_api.progress import (
     StepRecord,
 )
 from dlion_api.reasons import EventReason
-from dlion_worker.exchange import LinkState
+from dlion_worker.exchange import LinkCounters
 from dlion_worker.training.datasets import DataSet
-from dlion_worker.training.evaluation import Evaluated
+from dlion_worker.training.evaluation import EvaluatedSnapshot
 
 LINK_INTERVAL_S = 1.0
-"""Links are reported at most this often: counters add up, nothing is lost in between."""
+"""Shortest interval between link reports. Counters accumulate, so nothing is lost."""
 
 
 class Reporter:
-    """Makes the records of one worker and hands them to `send`."""
+    """Makes the records of one worker and passes them to `send`."""
 
     def __init__(
         self,
@@ -42,9 +42,11 @@ class Reporter:
         clock_s: Callable[[], float] = time.monotonic,
         unused_links_every_s: float = 0.0,
     ) -> None:
-        """`clock_s` is the clock by which the run began at `start_monotonic_s`. A link that has
-        never carried anything, and of which nothing has changed, is reported this seldom: whoever
-        watches a run takes a link of which nothing is said for one that is gone."""
+        """`clock_s` is the clock by which the run began at `start_monotonic_s`.
+
+        `unused_links_every_s`: how often an unchanged link without traffic is reported. Observers
+        take a link without reports for a lost one.
+        """
         self.rank = rank
         self.incarnation = incarnation
         self._start_s = start_monotonic_s
@@ -61,19 +63,19 @@ class Reporter:
         return self._clock_s() - self._start_s
 
     def step(self, record: StepRecord) -> None:
-        """One iteration."""
+        """Report one iteration."""
         self._send([record])
 
     def event(
         self, reason: EventReason, message: str, *, iteration: int = 0, warning: bool = False
     ) -> None:
-        """Something that happened."""
+        """Report an event."""
         self._send(
             [EventRecord(self.now_s(), self.rank, iteration, reason, message, warning=warning)]
         )
 
     def data_loaded(self, data: DataSet) -> None:
-        """What was left out of this worker's samples as near-duplicates, if any."""
+        """Report samples that were left out as near-duplicates, if any."""
         left_out = data.near_duplicates_left_out
         if left_out:
             self.event(
@@ -81,8 +83,8 @@ class Reporter:
                 f"{left_out:,} of {data.samples + left_out:,} samples left out: similar to others",
             )
 
-    def evaluation(self, result: Evaluated, *, final: bool) -> EvaluationRecord:
-        """One replica on the held-out split; its tag is (iteration, own samples, time)."""
+    def evaluation(self, result: EvaluatedSnapshot, *, final: bool) -> EvaluationRecord:
+        """Report one replica's evaluation; its tag is (iteration, own samples, time)."""
         iteration, samples, time_s = result.tag
         evaluation = result.evaluation
         record = EvaluationRecord(
@@ -102,7 +104,7 @@ class Reporter:
         return record
 
     def directive(self, directive: Directive, iteration: int) -> None:
-        """What the sidecar asked for, and why."""
+        """Report the sidecar's directive and its reason."""
         self._send(
             [
                 DirectiveRecord(
@@ -121,13 +123,14 @@ class Reporter:
 
     def links(
         self,
-        states: Callable[[], Mapping[Rank, LinkState]],
+        states: Callable[[], Mapping[Rank, LinkCounters]],
         directive: Directive | None,
         iteration: int,
         *,
         now: bool = False,
     ) -> None:
-        """Every link since its last record, `now` or where they are due: else nobody is asked."""
+        """Report every link since its last record, when due or `now`; otherwise `states` is not
+        called."""
         time_s = self.now_s()
         if time_s < self._next_links_s and not now:
             return
@@ -135,13 +138,13 @@ class Reporter:
         records = [
             self._link(time_s, peer, s, directive, iteration) for peer, s in states().items()
         ]
-        told = [one for one in records if now or self._says_something(one)]
-        self._reported.update((one.peer, one) for one in told)
-        if told:
-            self._send(list[ProgressRecord](told))
+        due = [r for r in records if now or self._is_worth_reporting(r)]
+        self._reported.update((record.peer, record) for record in due)
+        if due:
+            self._send(list[ProgressRecord](due))
 
-    def _says_something(self, record: LinkRecord) -> bool:
-        """Whether it is not just what was reported of an unused link a little while ago."""
+    def _is_worth_reporting(self, record: LinkRecord) -> bool:
+        """False for an unused link that was reported without change a short while ago."""
         last = self._reported.get(record.peer)
         if last is None or self._sent_bytes[record.peer]:
             return True
@@ -153,7 +156,7 @@ class Reporter:
         self,
         time_s: float,
         peer: Rank,
-        state: LinkState,
+        state: LinkCounters,
         directive: Directive | None,
         iteration: int,
     ) -> LinkRecord:
@@ -178,6 +181,6 @@ class Reporter:
         )
 
 
-def worth_telling(delivery: LinkDelivery) -> bool:
-    """Whether a delivery says anything to the sidecar."""
+def has_traffic(delivery: LinkDelivery) -> bool:
+    """Whether a delivery has any bytes to report."""
     return bool(delivery.acknowledged_bytes or delivery.unacknowledged_bytes)

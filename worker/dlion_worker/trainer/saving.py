@@ -1,8 +1,8 @@
-"""What a worker puts by: checkpoints on its own disk and, where there is one, with a keeper.
+"""Saves a worker's checkpoints and its site's model, on disk and at the keeper.
 
-Owns where the checkpoint lies, what is said of saving, and the errands to the keeper
-(`dlion_worker.keeping`). Called by `worker`, between steps and at the end; what a checkpoint holds
-is `checkpointing`'s. Nothing here waits for the keeper while training goes on.
+Owns the checkpoint's path, the events about saving and the uploads (`artifact_client`).
+`worker` calls it between steps and at the end; `checkpointing` defines a checkpoint's content.
+Uploads never block training.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from dlion_api.errors import DataError, DLionError, UnavailableError
 from dlion_api.names import JobKey, WorkerIdentity
 from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
+from dlion_worker.artifact_client import ArtifactClient, UploadQueue
+from dlion_worker.artifact_client.paths import checkpoint_path, metadata_path, model_path
+from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange import StateSnapshot
-from dlion_worker.keeping import Courier, KeeperClient
-from dlion_worker.keeping.courier import Outcome
-from dlion_worker.keeping.places import about_path, checkpoint_path, model_path
 from dlion_worker.trainer.checkpointing import Checkpointer
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.snapshot import DamagedCheckpointError, set_aside, storage_words
+from dlion_worker.trainer.snapshot import DamagedCheckpointError, set_aside, storage_error_message
 from dlion_worker.trainer.stopping import JobProgress
 
 _LOG = logging.getLogger(__name__)
 
 CHECKPOINT_FILE = "checkpoint.npz"
-LAST_CHECKPOINT_WITHIN_S = 20.0
-"""A pod that is told to end has 30 s; the step under way and the rest of the end need some."""
-MODEL_WITHIN_S = 300.0
-"""The run is over and the model is what it was for: a slow disk may take its time."""
+FINAL_UPLOAD_TIMEOUT_S = 20.0
+"""A pod gets 30 s to end; the last step and the other shutdown work need some of it."""
+MODEL_UPLOAD_TIMEOUT_S = 300.0
+"""Generous, because the model is the run's result and the keeper's disk may be slow."""
 
 
 class ModelLostError(DLionError):
-    """The run is over, and the site's model goes with its worker: the keeper did not get it."""
+    """The run is over, but the keeper did not receive the site's model."""
 
 
-class Saving:
+class StateSaver:
     """One incarnation's checkpoints and its site's model."""
 
     def __init__(
@@ -51,36 +51,37 @@ class Saving:
         checkpointer: Callable[[Path], Checkpointer],
         progress: JobProgress,
         reporter: Reporter,
-        model_within_s: float = MODEL_WITHIN_S,
+        model_upload_timeout_s: float = MODEL_UPLOAD_TIMEOUT_S,
     ) -> None:
-        """`checkpointer` makes the one for that file; `model_within_s`: what the keeper has to
-        take the site's model in."""
+        """`checkpointer` makes the checkpointer for a file. `model_upload_timeout_s`: time limit
+        for uploading the site's model."""
         self._path = Path(config.state_dir) / CHECKPOINT_FILE
         self._keeper_address = config.keeper_address
         self._resume = config.resume
         self._progress = progress
-        self._model_within_s = model_within_s
+        self._model_within_s = model_upload_timeout_s
         self._reporter = reporter
-        self._courier: Courier | None = None
+        self._uploads: UploadQueue | None = None
         self._model_is_lost = False
         self.checkpointer = checkpointer(self._path)
 
-    def open(
+    def connect(
         self,
         job: JobKey,
         worker: WorkerIdentity,
         incarnation: int,
         credentials: WorkerCredentials,
     ) -> None:
-        """Makes the way to the keeper, and fetches this worker's checkpoint where its own disk has
-        none. Waits for a keeper that is away: without it a run that was suspended would begin
-        anew. A signal breaks the waiting off.
+        """Connect to the keeper, and download this worker's checkpoint if its disk has none.
 
-        Raises: ContractError where the keeper refuses this worker; OSError.
+        Waits while the keeper is unavailable: otherwise a suspended run would start from scratch. A
+        signal interrupts the wait.
+
+        Raises: ContractError where the keeper rejects this worker; OSError.
         """
         if not self._keeper_address:
             return
-        client = KeeperClient(
+        client = ArtifactClient(
             self._keeper_address,
             job=job,
             worker=worker,
@@ -89,18 +90,20 @@ class Saving:
         )
         try:
             if not self._path.exists():
-                self._resume = self._fetched(client, checkpoint_path(worker.rank)) or self._resume
+                self._resume = self._download(client, checkpoint_path(worker.rank)) or self._resume
         except BaseException:
             client.close()
             raise
         self._worker = worker
-        self._courier = Courier(client, self._told)
+        self._uploads = UploadQueue(client, self._on_outcome)
 
-    def take_up(self, *, came_back: bool) -> bool:
-        """Goes on from what this worker has saved of itself: to resume, or what a restart has of
-        its own. Whether there was anything. What cannot be read is set aside: a peer's state will
-        do. Raises: DataError where it is another job's."""
-        if not (self._resume or came_back):
+    def resume(self, *, is_restart: bool) -> bool:
+        """Restore this worker's checkpoint, to resume or after a restart. Return whether it did.
+
+        An unreadable file is set aside, and a peer's state is used instead. Raises: DataError where
+        the file belongs to another job.
+        """
+        if not (self._resume or is_restart):
             return False
         try:
             if not self.checkpointer.load():
@@ -109,11 +112,11 @@ class Saving:
             self._set_aside(error)
             return False
         except DataError as error:
-            if not came_back:
+            if not is_restart:
                 raise
-            _LOG.warning("going on without a checkpoint: %s", error)  # a peer's state will do
+            _LOG.warning("continuing without a checkpoint: %s", error)  # a peer's state is used
             return False
-        self._event(EventReason.RESUMED, "goes on from its checkpoint")
+        self._event(EventReason.RESUMED, "continues from its checkpoint")
         return True
 
     def _set_aside(self, error: DamagedCheckpointError) -> None:
@@ -121,110 +124,117 @@ class Saving:
             where = f"it is set aside as {set_aside(self._path).name}"
         except OSError as why:
             where = f"it cannot be set aside ({why})"
-        words = f"{error}: {where}, and this worker goes on from a peer's state"
-        _LOG.warning("%s", words)
-        self._event(EventReason.CHECKPOINT_DAMAGED, words, warning=True)
+        message = f"{error}: {where}, and this worker continues from a peer's state"
+        _LOG.warning("%s", message)
+        self._event(EventReason.CHECKPOINT_DAMAGED, message, warning=True)
 
-    def overtake(self, snapshot: StateSnapshot, *, batch_samples: int) -> None:
-        """Goes on from a peer's state, with this worker's own place in its data. `batch_samples`:
-        of all workers in an iteration. Raises: ContractError where it is another model's."""
-        self.checkpointer.overtake(snapshot)
+    def adopt(self, snapshot: StateSnapshot, *, batch_samples: int) -> None:
+        """Adopt a peer's state, keeping this worker's own position in its data.
+
+        `batch_samples`: samples of all workers per iteration. Raises: ContractError where the state
+        is of another model.
+        """
+        self.checkpointer.adopt(snapshot)
         done = self._progress
         done.job_samples = max(done.job_samples, snapshot.iteration * batch_samples)
         self._event(EventReason.WORKER_REJOINED, "took over a peer's state")
 
     def save(self) -> None:
-        """A full disk does not end training: there may be room at the next time."""
+        """Save a checkpoint. A full disk does not end training: a later attempt may succeed."""
         try:
             self.checkpointer.save()
         except OSError as error:
-            words = f"{storage_words(error)}; the last checkpoint stands"
-            self._event(EventReason.CHECKPOINT_FAILED, words, warning=True)
+            message = f"{storage_error_message(error)}; the previous checkpoint is kept"
+            self._event(EventReason.CHECKPOINT_FAILED, message, warning=True)
             return
         self._event(EventReason.CHECKPOINT_SAVED, "saved")
-        self._bring_checkpoint()
+        self._upload_checkpoint()
 
-    def save_last(self) -> None:
-        """The one that this worker, told to end, leaves behind. Raises: OSError."""
+    def save_final(self) -> None:
+        """Save the last checkpoint of a worker that was asked to end. Raises: OSError."""
         self.checkpointer.save()
-        self._bring_checkpoint()
+        self._upload_checkpoint()
 
-    def wait_for_last(self) -> None:
-        """Returns when the keeper has it, or cannot be waited for any longer."""
-        if self._courier is not None:
+    def wait_for_upload(self) -> None:
+        """Wait until the keeper has the last checkpoint, or until the timeout."""
+        if self._uploads is not None:
             path = checkpoint_path(self._worker.rank)
-            if not self._courier.wait([path], within_s=LAST_CHECKPOINT_WITHIN_S):
-                self._late(path, LAST_CHECKPOINT_WITHIN_S)
+            if not self._uploads.wait([path], within_s=FINAL_UPLOAD_TIMEOUT_S):
+                self._report_timeout(path, FINAL_UPLOAD_TIMEOUT_S)
 
-    def bring_model(self, folder: Path) -> None:
-        """The site's model, which lies in that folder, is to go to the keeper; returns at once."""
-        if self._courier is not None:
+    def upload_model(self, folder: Path) -> None:
+        """Upload the site's model from that folder in the background."""
+        if self._uploads is not None:
             for path in self._model_paths():
                 source = folder / path.rpartition("/")[2]
-                self._courier.bring(path, source, iteration=self._progress.iteration)
+                self._uploads.upload(path, source, iteration=self._progress.iteration)
 
-    def keep_model(self, folder: Path) -> None:
-        """The same at the end of the run: returns when the keeper has it, or is given up."""
-        self.bring_model(folder)
-        if self._courier is not None:
+    def upload_model_and_wait(self, folder: Path) -> None:
+        """Upload the site's model and wait until the keeper has it, or until the timeout."""
+        self.upload_model(folder)
+        if self._uploads is not None:
             paths = self._model_paths()
-            in_time = self._courier.wait(paths, within_s=self._model_within_s)
+            in_time = self._uploads.wait(paths, within_s=self._model_within_s)
             if not in_time:
-                self._late(" and ".join(paths), self._model_within_s)
-            self._model_is_lost = not in_time or self._courier.refused(paths)
+                self._report_timeout(" and ".join(paths), self._model_within_s)
+            self._model_is_lost = not in_time or self._uploads.is_refused(paths)
 
-    def check_model(self) -> None:
-        """Raises: ModelLostError where this worker had the site's model to bring, and could not."""
+    def check_model_uploaded(self) -> None:
+        """Raises: ModelLostError where this worker could not upload the site's model."""
         if self._model_is_lost:
             raise ModelLostError("the site's model is lost: the keeper did not get it")
 
     def close(self) -> None:
-        """Breaks off what is under way."""
-        if self._courier is not None:
-            self._courier.close()
+        """Abort uploads in progress."""
+        if self._uploads is not None:
+            self._uploads.close()
 
-    def _fetched(self, client: KeeperClient, path: str) -> bool:
-        backoff, has_told = Backoff(random.random), False
+    def _download(self, client: ArtifactClient, path: str) -> bool:
+        backoff, is_reported = Backoff(random.random), False
         while True:
             try:
-                found = client.get(path, self._path)
+                has_checkpoint = client.get(path, self._path)
             except UnavailableError as error:
-                if not has_told:
-                    words = f"waits for its checkpoint: {error}"
-                    _LOG.warning("%s", words)
-                    self._event(EventReason.KEEPER_AWAY, words, warning=True)
-                    has_told = True
+                if not is_reported:
+                    message = f"waits for its checkpoint: {error}"
+                    _LOG.warning("%s", message)
+                    self._event(EventReason.KEEPER_AWAY, message, warning=True)
+                    is_reported = True
                 time.sleep(backoff.next_s())
             else:
-                _LOG.info("the keeper has %s checkpoint of this worker", "a" if found else "no")
-                return found
+                _LOG.info(
+                    "the keeper has %s checkpoint of this worker", "a" if has_checkpoint else "no"
+                )
+                return has_checkpoint
 
-    def _bring_checkpoint(self) -> None:
-        if self._courier is not None:
+    def _upload_checkpoint(self) -> None:
+        if self._uploads is not None:
             path = checkpoint_path(self._worker.rank)
-            self._courier.bring(path, self._path, iteration=self._progress.iteration)
+            self._uploads.upload(path, self._path, iteration=self._progress.iteration)
 
     def _model_paths(self) -> tuple[str, str]:
-        """What the model is comes last: who reads it finds the model there."""
-        return model_path(self._worker.site), about_path(self._worker.site)
+        """The description comes last: a reader that finds it also finds the model."""
+        return model_path(self._worker.site), metadata_path(self._worker.site)
 
-    def _told(self, outcome: Outcome) -> None:
-        """In the courier's thread."""
+    def _on_outcome(self, outcome: UploadResult) -> None:
+        """Report an upload's outcome; called in the upload thread."""
         at = outcome.iteration
         if outcome.error:
             reason = EventReason.KEEP_FAILED if outcome.final else EventReason.KEEPER_AWAY
-            words = outcome.error + ("" if outcome.final else "; tried again")
-            self._reporter.event(reason, words, iteration=at, warning=True)
+            message = outcome.error + ("" if outcome.final else "; retrying")
+            self._reporter.event(reason, message, iteration=at, warning=True)
         elif outcome.path == checkpoint_path(self._worker.rank):
-            words = f"the keeper has the checkpoint of iteration {at}"
-            self._reporter.event(EventReason.CHECKPOINT_KEPT, words, iteration=at)
-        elif outcome.path == about_path(self._worker.site):
-            words = f"the keeper has the model of {self._worker.site}"
-            self._reporter.event(EventReason.MODEL_KEPT, words, iteration=at)
+            message = f"the keeper has the checkpoint of iteration {at}"
+            self._reporter.event(EventReason.CHECKPOINT_KEPT, message, iteration=at)
+        elif outcome.path == metadata_path(self._worker.site):
+            message = f"the keeper has the model of {self._worker.site}"
+            self._reporter.event(EventReason.MODEL_KEPT, message, iteration=at)
 
-    def _late(self, what: str, within_s: float) -> None:
-        words = f"{what}: not with the keeper within {within_s:g} s; it is lost with this worker"
-        self._event(EventReason.KEEP_FAILED, words, warning=True)
+    def _report_timeout(self, what: str, within_s: float) -> None:
+        message = (
+            f"{what}: not uploaded to the keeper within {within_s:g} s; it is lost with this worker"
+        )
+        self._event(EventReason.KEEP_FAILED, message, warning=True)
 
-    def _event(self, reason: EventReason, words: str, *, warning: bool = False) -> None:
-        self._reporter.event(reason, words, iteration=self._progress.iteration, warning=warning)
+    def _event(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
+        self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StepClock:
-    """Times of the iteration under way, in seconds of wall, CPU and waiting."""
+    """Wall, CPU and waiting times of the current iteration, in seconds."""
 
     began_s: float
     began_cpu_s: float
@@ -21,12 +21,12 @@ class StepClock:
     """The main thread's CPU clock."""
     compute_s: float = 0.0
     own_thread_s: float = 0.0
-    """Of the main thread's CPU what it would have spent without any peers, but for the update."""
+    """CPU of the main thread that it would have spent without peers, except the update."""
     waited_s: float = 0.0
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """What is done inside would be done without any peers, too."""
+        """Count the CPU of the block as work that needs no peers."""
         began_s = time.thread_time()
         try:
             yield

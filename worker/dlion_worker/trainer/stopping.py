@@ -1,7 +1,7 @@
-"""When a run is over, by this worker's own count. Pure: time is an argument.
+"""Decides from a worker's own counts when a run is over. Pure: time is an argument.
 
-Owns the local stop conditions of `spec.trainer.stop`. `targetAccuracy` is judged on the mean over
-replicas, which the coordinator knows: it asks the workers to stop.
+Owns the local stop conditions of `spec.trainer.stop`. The coordinator evaluates `targetAccuracy`,
+because it needs the mean over replicas, and asks the workers to stop.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from dlion_api.spec import Stop
 
 @dataclass
 class JobProgress:
-    """How far the whole job is, as one worker counts it: its own share stands for all."""
+    """The job's progress as one worker estimates it from its own share."""
 
     iteration: int = 0
     own_samples: int = 0
     job_samples: int = 0
     """Samples of all workers: each iteration counts the global batch size."""
     trained_s: float = 0.0
-    """Seconds of training, those before a resume included."""
+    """Seconds of training, including those before a resume."""
 
     def advance(self, iteration: int, *, local_batch_size: int, global_batch_size: int) -> None:
-        """Counts one iteration of this worker, and those that the job has made without it."""
+        """Count one own iteration, and those that the job made without this worker."""
         self.job_samples += (iteration - self.iteration) * global_batch_size
         self.iteration = iteration
         self.own_samples += local_batch_size
 
     def epochs(self, training_set_samples: int) -> float | None:
-        """How often all workers together have gone through so many samples; None: through none."""
+        """How often all workers together passed through that many samples; None for 0 samples."""
         return self.job_samples / training_set_samples if training_set_samples > 0 else None
 
     def take(self, other: JobProgress) -> None:
-        """Becomes equal to another."""
+        """Copy another progress."""
         self.iteration, self.own_samples = other.iteration, other.own_samples
         self.job_samples, self.trained_s = other.job_samples, other.trained_s
 
 
 def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int) -> str | None:
-    """Why the run is over, or None; `training_set_samples` counts the whole job's data, 0: nobody
-    knows it yet."""
+    """Why the run is over, or None. `training_set_samples` counts the whole job's data; 0:
+    unknown."""
     if stop.max_steps is not None and progress.iteration >= stop.max_steps:
         return stop_rule_met("maxSteps", stop.max_steps)
     if stop.max_seconds is not None and progress.trained_s >= stop.max_seconds:
@@ -56,14 +56,14 @@ def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int)
 
 
 class EvaluationSchedule:
-    """When the held-out split is due: each time the job has seen another `every_samples`."""
+    """Decides when to evaluate: after every further `every_samples` of the job."""
 
     def __init__(self, every_samples: int, *, done: int = 0) -> None:
         self._every = every_samples
         self._done = done
 
     def due(self, progress: JobProgress) -> bool:
-        """True once per interval; intervals that were passed in one go count as one."""
+        """True once per interval; several intervals passed at once count as one."""
         reached = progress.job_samples // self._every
         if reached <= self._done:
             return False

@@ -1,7 +1,6 @@
-"""One incarnation of one worker, put together and seen from its start to its end.
+"""One incarnation of one worker, from start to end.
 
-Owns the order: data and model, credentials, links, joining, coming into the run, training,
-finishing. Called by `__main__` alone.
+Owns the order: data and model, credentials, links, admission, training, shutdown.
 """
 
 from __future__ import annotations
@@ -19,46 +18,46 @@ from dlion_api.worker_config import WorkerConfig
 from dlion_worker import policies
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.evaluator import handover
-from dlion_worker.exchange import Exchange, ExchangeConfig, QueueRule, StateSnapshot
+from dlion_worker.evaluator import snapshot_files
+from dlion_worker.exchange import PeerExchange, PeerExchangeConfig, QueueRule, StateSnapshot
 from dlion_worker.policies.catalogue import has_barrier, messages_must_arrive
-from dlion_worker.policies.message_sizes import most_message_bytes
+from dlion_worker.policies.message_sizes import max_message_bytes
 from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.trainer.admission import Admission
+from dlion_worker.trainer.background_tasks import BackgroundTasks
+from dlion_worker.trainer.certificate_renewal import CertificateRenewer, initial_credentials
 from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.companions import Companions
 from dlion_worker.trainer.end_report import end_report
-from dlion_worker.trainer.entrance import Entrance
-from dlion_worker.trainer.finishing import Finale, Replica, take_leave
-from dlion_worker.trainer.inbox import Inbox
-from dlion_worker.trainer.interruption import Interrupted, Signals
-from dlion_worker.trainer.loop import Parts, TrainingLoop
-from dlion_worker.trainer.neighbourhood import Neighbourhood
-from dlion_worker.trainer.probing import trace_first
-from dlion_worker.trainer.refusals import Refusals
-from dlion_worker.trainer.renewing import Renewing, first_credentials
+from dlion_worker.trainer.inbox import EventInbox
+from dlion_worker.trainer.join_wait import JoinWaitReporter
+from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
+from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
+from dlion_worker.trainer.peer_selection import PeerSelection
 from dlion_worker.trainer.replica import LocalReplica
 from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.saving import Saving
-from dlion_worker.trainer.snapshot import WorkerState
+from dlion_worker.trainer.saving import StateSaver
+from dlion_worker.trainer.shutdown import CollectedReplica, Shutdown, announce_departure
+from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
+from dlion_worker.trainer.snapshot import TrainingState
+from dlion_worker.trainer.speed_probing import compile_functions
 from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
-from dlion_worker.trainer.waiting import Waiting
 from dlion_worker.training import datasets, programs
-from dlion_worker.training.evaluation import Evaluated, Evaluator
+from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 
 
 class Worker:
-    """Everything that one incarnation holds; `run` trains to the end, `close` lets go of it."""
+    """Holds the parts of one incarnation. `run` trains to the end; `close` releases them."""
 
-    def __init__(self, config: WorkerConfig, job: Job, signals: Signals) -> None:
+    def __init__(self, config: WorkerConfig, job: Job, signals: SignalHandler) -> None:
         self._config = config
         self._job = job
         self._rank = Rank(config.rank)
         self._signals = signals
         self._identity = job.worker(self._rank)
         self._progress = JobProgress()
-        self._held: tuple[Rank, ...] = ()
+        self._saved_ranks: tuple[Rank, ...] = ()
         self._incarnation = next_incarnation(config.state_dir)
         self._closing = ExitStack()
         self._sidecar = SidecarClient(config.socket_path)
@@ -70,73 +69,71 @@ class Worker:
             incarnation=self._incarnation,
         )
         self._members = self._coordination.membership
-        self._came_back = self._members() is not None
-        self._inbox = Inbox(lambda peer, message: self._exchange.send(peer, message), self._members)
+        self._is_restart = self._members() is not None
+        self._inbox = EventInbox(
+            lambda peer, message: self._exchange.send(peer, message), self._members
+        )
         self._reporter = Reporter(
             rank=self._rank,
             incarnation=self._incarnation,
             start_monotonic_s=self._coordination.start_time_monotonic_s(),
             send=self._coordination.report,
         )
-        self._refusals = Refusals(
+        self._refusals = PeerRefusalReporter(
             self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
         )
         self._reporter.event(
             EventReason.TRAINER_IMPORTED, f"incarnation {self._incarnation} has imported TensorFlow"
         )
 
-    # ---- the whole way ---------------------------------------------------------------------------
-
     def run(self) -> str:
-        """From loading to the saved model; why the run ended.
+        """Load, train and save; return the stop reason.
 
-        Raises: `Interrupted` before training and once all is saved; ModelLostError once all is
-            over; DLionError and OSError as the parts say.
+        Raises: Interrupted before training and after saving; ModelLostError; DLionError; OSError.
         """
         self._load()
-        credentials = first_credentials(
+        credentials = initial_credentials(
             self._config,
             self._job,
             self._coordination,
-            came_back=self._came_back,
+            is_restart=self._is_restart,
             interrupted=self._is_interrupted,
         )
-        self._saving.open(self._job.key, self._identity, self._incarnation, credentials)
+        self._saving.connect(self._job.key, self._identity, self._incarnation, credentials)
         self._closing.callback(self._saving.close)
-        if self._saving.take_up(came_back=self._came_back):
+        if self._saving.resume(is_restart=self._is_restart):
             self._inbox.iteration = self._progress.iteration
         self._open_links(credentials)
         self._join(credentials)
-        self._enter()
-        with self._signals.patiently():
+        self._start_training()
+        with self._signals.deferred():
             reason = self._train()
             if self._is_interrupted():
-                self._saving.save_last()
+                self._saving.save_final()
                 if has_barrier(self._job.spec):
-                    take_leave(self._exchange, self._inbox, reason, self._progress.iteration)
-                self._saving.wait_for_last()
+                    at = self._progress.iteration
+                    announce_departure(self._exchange, self._inbox, reason, at)
+                self._saving.wait_for_upload()
                 return reason
             self._report(EventReason.TRAINING_STOPPED, reason, warning=False)
             self._saving.save()
         self._finish(reason)
-        self._saving.check_model()
+        self._saving.check_model_uploaded()
         return reason
 
     def end_report(self, reason: str) -> EndReport:
-        """What this worker reports once it has ended in order for that reason."""
-        at, held = self._progress.iteration, self._held
-        return end_report(reason, at, held=held, membership=self._members())
+        """Return this worker's report after an orderly end."""
+        at, saved_ranks = self._progress.iteration, self._saved_ranks
+        return end_report(reason, at, saved_ranks=saved_ranks, membership=self._members())
 
     def close(self, *, finished: bool) -> None:
-        """Ends links, threads and the coordinator's stream; `finished`: this worker is done."""
+        """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
         self._closing.close()
         if finished:
             self._coordination.finish()
         else:
             self._coordination.close()
         self._sidecar.close()
-
-    # ---- before training -------------------------------------------------------------------------
 
     def _load(self) -> None:
         trainer = self._job.spec.trainer
@@ -159,7 +156,7 @@ class Worker:
         optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
         self._machine = policies.build_for(self._job, self._rank, self._replica)
-        self._saving = Saving(
+        self._saving = StateSaver(
             self._config,
             checkpointer=partial(
                 Checkpointer,
@@ -172,7 +169,7 @@ class Worker:
             progress=self._progress,
             reporter=self._reporter,
         )
-        trace_first(model, self._stream)
+        compile_functions(model, self._stream)
         self._evaluator = Evaluator(
             model,
             self._data.held_out_x,
@@ -185,9 +182,9 @@ class Worker:
         self._closing.callback(self._evaluator.close)
 
     def _open_links(self, credentials: WorkerCredentials) -> None:
-        keeps = messages_must_arrive(self._job.spec)
-        self._exchange = Exchange(
-            ExchangeConfig(
+        must_arrive = messages_must_arrive(self._job.spec)
+        self._exchange = PeerExchange(
+            PeerExchangeConfig(
                 job=self._job.key,
                 identity=self._identity,
                 incarnation=self._incarnation,
@@ -196,42 +193,46 @@ class Worker:
                 listen_port=self._config.exchange_port,
                 advertise_host=self._config.advertise_host,
                 is_exposed=self._job.spec.network.exposure != "PodNetwork",
-                max_message_bytes=most_message_bytes(self._job, self._replica.model.layout),
-                queue_rule=QueueRule.KEEP if keeps else QueueRule.NEWEST,
+                max_message_bytes=max_message_bytes(self._job, self._replica.model.layout),
+                queue_rule=QueueRule.KEEP if must_arrive else QueueRule.NEWEST,
             ),
-            on_event=self._refusals.sieve(self._inbox.put),
-            state_provider=self._replica.provide,
+            on_event=self._refusals.filtered(self._inbox.put),
+            state_provider=self._replica.snapshot_for,
         )
         self._closing.callback(self._exchange.close)
         self._exchange.start()
-        self._neighbourhood = Neighbourhood(
-            self._job, self._config, self._exchange, self._members, regrouped=self._inbox.put
+        self._peer_selection = PeerSelection(
+            self._job,
+            self._config,
+            self._exchange,
+            self._members,
+            on_topology_change=self._inbox.put,
         )
-        self._sidecar.on_directive(self._neighbourhood.directed)
-        self._companions = Companions(
+        self._sidecar.on_directive(self._peer_selection.on_directive)
+        self._companions = BackgroundTasks(
             self._job,
             self._config,
             data=self._data,
             stream=self._stream,
             replica=self._replica,
             exchange=self._exchange,
-            neighbourhood=self._neighbourhood,
+            peer_selection=self._peer_selection,
             sidecar=self._sidecar,
             coordination=self._coordination,
             credentials=credentials,
             reporter=self._reporter,
-            kept=self._saving.bring_model,
+            on_saved=self._saving.upload_model,
         )
         self._closing.callback(self._companions.close)
 
     def _join(self, credentials: WorkerCredentials) -> None:
-        renewing = Renewing(
+        renewing = CertificateRenewer(
             self._config,
             self._job.key,
             credentials=credentials,
             coordination=self._coordination,
-            remake_links=self._exchange.remake_links,
-            trust_changed=self._companions.tell_sidecar,
+            migrate_links=self._exchange.migrate_links,
+            trust_changed=self._companions.send_peers,
             report=self._report,
         )
         self._coordination.join(
@@ -244,23 +245,22 @@ class Worker:
         )
 
     def _members_changed(self, _: Membership) -> None:
-        self._neighbourhood.update()
-        self._companions.tell_sidecar()
+        self._peer_selection.update()
+        self._companions.send_peers()
 
-    def _enter(self) -> None:
-        snapshot = self._come_in()
+    def _start_training(self) -> None:
+        snapshot = self._join_run()
         if self._inbox.stop_reason is None:
             linked = f"linked with {len(self._inbox.linked)} workers"
-            iteration = self._progress.iteration
-            self._reporter.event(EventReason.TRAINING_STARTED, linked, iteration=iteration)
+            self._report(EventReason.TRAINING_STARTED, linked, warning=False)
         if snapshot is None:
-            self._companions.tell_speed(self._inbox, self._stopped)
+            self._companions.measure_speed(self._inbox, self._stopped)
 
-    def _come_in(self, *, comes_back: bool = False) -> StateSnapshot | None:
-        """The peer's state that it goes on from; None: its own is right."""
-        near = self._neighbourhood
-        among = None if near.is_everybody else near.neighbours
-        entrance = Entrance(
+    def _join_run(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
+        """Join the run. Return a peer's state to adopt, or None to keep the own one."""
+        selection = self._peer_selection
+        neighbours = None if selection.is_all_to_all else selection.neighbours
+        admission = Admission(
             job=self._job,
             rank=self._rank,
             exchange=self._exchange,
@@ -268,25 +268,25 @@ class Worker:
             membership=self._members,
             stopped=self._stopped,
             state_bytes=2 * self._replica.model.weights_D.nbytes,
-            comes_back=comes_back,
-            neighbours=among,
-            waits=Waiting(self._rank, self._exchange, self._reporter, self._members, among).tell,
+            is_rejoin=is_rejoin,
+            neighbours=neighbours,
+            on_wait=JoinWaitReporter(
+                self._rank, self._exchange, self._reporter, self._members, neighbours
+            ).report,
         )
-        with self._signals.promptly():
-            snapshot = entrance.come_in()
+        with self._signals.immediate():
+            snapshot = admission.join()
         if snapshot is not None:
             batching = self._job.spec.batching
-            self._saving.overtake(snapshot, batch_samples=batching.global_batch_size.initial)
+            self._saving.adopt(snapshot, batch_samples=batching.global_batch_size.initial)
         return snapshot
-
-    # ---- training and the end --------------------------------------------------------------------
 
     def _train(self) -> str:
         every_samples = self._job.spec.trainer.evaluation.every_samples
         done = self._progress.job_samples // every_samples
         self._schedule = EvaluationSchedule(every_samples, done=done)
         self._loop = TrainingLoop(
-            Parts(
+            TrainerComponents(
                 job=self._job,
                 rank=self._rank,
                 replica=self._replica,
@@ -309,19 +309,21 @@ class Worker:
         )
         self._companions.start()
         while (reason := self._loop.run()) is None:
-            self._come_in_anew()
+            self._rejoin()
         return reason
 
-    def _come_in_anew(self) -> None:
-        """Others train and it is not level with them: as after a restart. Its policies keep
-        what they knew only where it goes on from its own weights, but for what lasts."""
-        before, self._machine = self._machine, self._machine.anew()
-        self._loop.begin_anew(self._machine)
-        self._inbox.begin_anew(self._progress.iteration)
-        self._exchange.renew_links("comes in anew: others trained meanwhile")
+    def _rejoin(self) -> None:
+        """Join again after the others trained without this worker.
+
+        Policies keep their state only with the worker's own weights; permanent state always.
+        """
+        before, self._machine = self._machine, self._machine.restarted()
+        self._loop.reset(self._machine)
+        self._inbox.reset(self._progress.iteration)
+        self._exchange.reset_links("rejoins: others trained meanwhile")
         snapshot = None
-        with suppress(Interrupted):  # the loop finds out why
-            snapshot = self._come_in(comes_back=True)
+        with suppress(Interrupted):  # the loop reads the reason
+            snapshot = self._join_run(is_rejoin=True)
         if snapshot is None:
             self._machine.restore(before.state())
 
@@ -340,14 +342,14 @@ class Worker:
             self._saving.save()
 
     def _evaluate(self) -> None:
-        """By the evaluator of the run where there is one, else in a thread of this process."""
+        """Evaluate in the run's evaluator process if there is one, else in a thread here."""
         if not self._config.snapshots_dir:
             self._evaluator.submit(self._tag())
             return
         weights_D, state_S = self._replica.model.get_weights(), self._replica.model.get_state()
-        replica = handover.Replica(self._rank, *self._tag(), weights_D, state_S)
+        replica = snapshot_files.ReplicaSnapshot(self._rank, *self._tag(), weights_D, state_S)
         try:
-            handover.put_down(Path(self._config.snapshots_dir), replica)
+            snapshot_files.write_snapshot(Path(self._config.snapshots_dir), replica)
         except OSError as error:
             self._evaluation_failed(error)
 
@@ -358,7 +360,7 @@ class Worker:
         iteration = self._progress.iteration
         self._reporter.event(reason, message, iteration=iteration, warning=warning)
 
-    def _evaluated(self, result: Evaluated) -> None:
+    def _evaluated(self, result: EvaluatedSnapshot) -> None:
         self._reporter.evaluation(result, final=False)
 
     def _evaluation_failed(self, error: Exception) -> None:
@@ -366,13 +368,12 @@ class Worker:
 
     def _finish(self, reason: str) -> None:
         done = self._progress
-        self._neighbourhood.widen(iteration_s=done.trained_s / max(1, done.iteration))
+        self._peer_selection.connect_all(iteration_s=done.trained_s / max(1, done.iteration))
         self._companions.close()
         self._evaluator.close()
-        final = self._evaluator.evaluate_all(self._tag())
-        self._reporter.evaluation(final, final=True)
-        self._loop.report_links(now=True)  # before peers leave, and their links with them
-        finale = Finale(
+        self._reporter.evaluation(self._evaluator.evaluate_all(self._tag()), final=True)
+        self._loop.report_links(now=True)  # before peers close their links
+        shutdown = Shutdown(
             job=self._job,
             rank=self._rank,
             exchange=self._exchange,
@@ -381,19 +382,19 @@ class Worker:
             accuracy_of=self._accuracy_of,
             save=self._save,
             interrupted=self._is_interrupted,
-            missing=self._neighbourhood.missing,
-            kept=self._saving.keep_model,
+            missing=self._peer_selection.missing,
+            on_saved=self._saving.upload_model_and_wait,
         )
-        own = Replica(
+        own = CollectedReplica(
             self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration
         )
         results_dir = Path(self._config.results_dir)
-        self._held = finale.run(own, results_dir=results_dir, stop_reason=reason)
-        self._loop.report_links(now=True)  # peers that took longer have had it all by now
+        self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
+        self._loop.report_links(now=True)  # slower peers have received everything by now
 
-    def _accuracy_of(self, state: WorkerState) -> float:
+    def _accuracy_of(self, state: TrainingState) -> float:
         snapshot = self._replica.snapshot_of(state)
         return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
 
-    def _save(self, path: Path, state: WorkerState) -> None:
+    def _save(self, path: Path, state: TrainingState) -> None:
         self._replica.model.save_keras(path, snapshot=self._replica.snapshot_of(state))

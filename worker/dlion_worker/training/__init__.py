@@ -1,16 +1,16 @@
-"""Everything that knows TensorFlow: models, optimizers, data, evaluation.
+"""All code that uses TensorFlow: models, optimizers, data, evaluation.
 
-What goes in: building the user's model, the compiled step over flat arrays, optimizers on flat
-arrays, reading and splitting data sets, evaluation. What stays out: exchange, policies, clocks,
-processes. Called by `dlion_worker.trainer` (and later by the simulator).
+Builds the user's model, compiles its step over flat arrays, reads and splits data sets, and
+evaluates. Knows nothing of exchange, policies, clocks or processes. Used by trainer, evaluator and
+simulator.
 
-TensorFlow reads its environment when it is imported, so what must be set before stands here.
+TensorFlow reads its environment at import, so the variables are set here.
 """
 
 from __future__ import annotations
 
 import os
 
-# Information and warnings of the C++ side go to stderr past Python's logging; errors still show.
+# C++ messages bypass Python's logging; show only errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")

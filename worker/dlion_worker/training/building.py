@@ -1,4 +1,4 @@
-"""The program's Keras model, built from the seed and checked before anything depends on it."""
+"""Builds the program's Keras model from the seed, and validates it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from dlion_api.errors import ProgramError
 from dlion_worker.training.framework import keras, tf
-from dlion_worker.training.programs.program import Program, user_code
+from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 
 def build_model(
-    program: Program,
+    program: TrainingProgram,
     input_shape: tuple[int, ...],
     class_count: int,
     seed: int,
     input_dtype: np.dtype[Any],
 ) -> Any:
-    """The Keras model, built and checked; the same initial values for the same seed.
+    """Build and validate the Keras model; the same seed gives the same initial values.
 
     Raises: ProgramError.
     """
-    keras.backend.clear_session()  # layer names count from nothing, on every worker alike
+    keras.backend.clear_session()  # layer names are numbered from zero on every worker
     keras.utils.set_random_seed(seed % 2**32)
     with user_code(program, "build_model()", "It takes nothing and returns a keras.Model"):
         model = program.build(input_shape, class_count)
@@ -44,12 +44,12 @@ def build_model(
             f"program {program.name}: the model's output has the wrong shape (given: "
             f"{list(shape)} for one sample; allowed: one logit for each of {class_count} classes)"
         )
-    _refuse_softmax(program, model)
+    _reject_softmax(program, model)
     return model
 
 
-def _refuse_softmax(program: Program, model: Any) -> None:
-    """Probabilities taken for logits train slowly and badly, without any error."""
+def _reject_softmax(program: TrainingProgram, model: Any) -> None:
+    """Reject probabilities in place of logits: they train slowly and badly without an error."""
     if program.loss is not None or not model.layers:
         return
     last = model.layers[-1]
@@ -57,5 +57,5 @@ def _refuse_softmax(program: Program, model: Any) -> None:
     if is_softmax or isinstance(last, keras.layers.Softmax):
         raise ProgramError(
             f"program {program.name}: the model ends in a softmax; its output must be logits. "
-            f"Leave the activation of layer {last.name!r} out, or bring a loss of your own"
+            f"Remove the activation of layer {last.name!r}, or define your own loss"
         )

@@ -1,7 +1,7 @@
-"""A saved model in other forms: TensorFlow's SavedModel and TensorFlow Lite.
+"""Converts a saved model to TensorFlow's SavedModel or TensorFlow Lite.
 
-Called by `dlion fetch` on the machine of its user. Loads the `.keras` file in Keras' safe mode: no
-code from the file is run, so a model with layers of the user's own cannot be converted here.
+`dlion fetch` calls it on the user's machine. Keras loads the `.keras` file in safe mode and runs no
+code from it, so a model with custom layers cannot be converted here.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ Form = Literal["savedmodel", "tflite"]
 
 
 def convert(keras_file: Path, form: Form) -> Path:
-    """Makes the model's other form beside the file; its path.
+    """Write the model's other form beside the file; return its path.
 
-    A folder `saved_model`, or a file `model.tflite`; what was there is replaced once the new one
-    is whole. Raises: ProgramError where Keras or TensorFlow cannot read or convert the model.
+    The result is a folder `saved_model` or a file `model.tflite`; an old one is replaced once the
+    new one is complete. Raises: ProgramError where Keras or TensorFlow cannot read or convert the
+    model.
     """
     target = keras_file.with_name("saved_model" if form == "savedmodel" else "model.tflite")
     with tempfile.TemporaryDirectory(dir=keras_file.parent, prefix=".convert-") as folder:
         made = Path(folder) / target.name
-        model = _carried_out(keras_file, lambda: keras.models.load_model(keras_file, compile=False))
+        model = _converted(keras_file, lambda: keras.models.load_model(keras_file, compile=False))
         if form == "savedmodel":
-            _carried_out(keras_file, lambda: model.export(made, verbose=False))
+            _converted(keras_file, lambda: model.export(made, verbose=False))
         else:
-            made.write_bytes(_carried_out(keras_file, lambda: _lite(model)))
+            made.write_bytes(_converted(keras_file, lambda: _lite(model)))
         if target.is_dir():
             shutil.rmtree(target)
         made.replace(target)
@@ -45,12 +46,12 @@ def _lite(model: Any) -> bytes:
     return content
 
 
-def _carried_out(keras_file: Path, step: Callable[[], Any]) -> Any:
+def _converted(keras_file: Path, step: Callable[[], Any]) -> Any:
     try:
         return step()
-    except Exception as error:  # whatever Keras, TensorFlow or the converter raise
-        words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # Keras, TensorFlow and the converter raise any type
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ProgramError(
-            f"{keras_file}: cannot be converted: {words}. The .keras file itself is whole; where "
-            "the model has layers of your own, convert it in a program that defines them"
+            f"{keras_file}: cannot be converted: {reason}. The .keras file itself is intact; if "
+            "the model has custom layers, convert it in a program that defines them"
         ) from error

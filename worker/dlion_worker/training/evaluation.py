@@ -1,7 +1,7 @@
-"""Evaluation beside training, and what is said of weights without showing them.
+"""Evaluation beside training, and fingerprints of weights.
 
-The trainer submits at its interval; a thread of its own works on a snapshot in small batches, so
-that a training step waits for a batch at most, never for an evaluation.
+The trainer submits at its interval. A separate thread evaluates a snapshot in small batches, so a
+training step waits for at most one batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlion_worker.training.model import Evaluation, FlatModel, Snapshot
+from dlion_worker.training.model import EvaluationResult, FlatModel, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,21 +27,21 @@ _CHUNK = 65_536
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """One replica on held-out samples; `tag` is what the caller submitted it with."""
+class EvaluatedSnapshot:
+    """One replica's evaluation on held-out samples; `tag` is the caller's."""
 
     tag: Any
-    evaluation: Evaluation
+    evaluation: EvaluationResult
     sketch: tuple[float, ...]
     weights_norm: float
 
 
 class Evaluator:
-    """Evaluates snapshots in a thread of its own, one at a time; a waiting one gives way.
+    """Evaluates snapshots one at a time in its own thread; a newer one replaces a waiting one.
 
-    `on_result` and `on_error` are called in that thread; after an error the next snapshot is
-    evaluated as if nothing had been. `seed` chooses the samples of a partial evaluation and the
-    sketch's projection: it must be the same on every worker, or nothing compares.
+    `on_result` and `on_error` are called in that thread; an error does not affect the next
+    snapshot. `seed` selects the samples of a partial evaluation and the sketch's projection. It
+    must be equal on all workers, or results are not comparable.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Evaluator:
         *,
         seed: int,
         max_samples: int,
-        on_result: Callable[[Evaluated], None],
+        on_result: Callable[[EvaluatedSnapshot], None],
         on_error: Callable[[Exception], None],
         batch_size: int = 64,
     ) -> None:
@@ -71,9 +71,9 @@ class Evaluator:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
 
     def submit(self, tag: Any) -> None:
-        """Takes a snapshot now and evaluates it soon; call it between steps.
+        """Take a snapshot now and evaluate it soon; call between steps.
 
-        An earlier snapshot that is still waiting is dropped: the newest counts.
+        An earlier snapshot that still waits is dropped.
         """
         snapshot = self._model.snapshot()
         with self._lock:
@@ -83,22 +83,22 @@ class Evaluator:
                 self._work = self._thread.submit(self._drain)
                 self._work.add_done_callback(self._finished)
 
-    def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> Evaluated:
-        """The whole held-out split in the caller's thread: the final evaluation."""
+    def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> EvaluatedSnapshot:
+        """Evaluate the whole held-out split in the caller's thread: the final evaluation."""
         return self._evaluated(
             tag, snapshot or self._model.snapshot(), self._x, self._y, lambda: None
         )
 
-    def evaluate_some(self, tag: Any, *, snapshot: Snapshot) -> Evaluated:
-        """As many samples as an evaluation between steps takes, in the caller's thread."""
+    def evaluate_subset(self, tag: Any, *, snapshot: Snapshot) -> EvaluatedSnapshot:
+        """Evaluate as many samples as between steps, in the caller's thread."""
         return self._evaluated(tag, snapshot, *self._samples(), lambda: None)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until nothing is waiting or under way; whether that came about in time."""
+        """Wait until nothing is queued or running; return whether that happened in time."""
         return self._work is None or bool(wait([self._work], timeout_s).done)
 
     def close(self) -> None:
-        """Drops what is waiting and ends the thread after the batch under way."""
+        """Drop what is queued and end the thread after the current batch."""
         with self._lock:
             self._closed = True
             self._waiting = None
@@ -142,7 +142,7 @@ class Evaluator:
         x: NDArray[Any],
         y: NDArray[Any],
         between_batches: Callable[[], None],
-    ) -> Evaluated:
+    ) -> EvaluatedSnapshot:
         evaluation = self._model.evaluate(
             x,
             y,
@@ -151,7 +151,7 @@ class Evaluator:
             between_batches=between_batches,
         )
         weights_D = snapshot.weights_D
-        return Evaluated(
+        return EvaluatedSnapshot(
             tag=tag,
             evaluation=evaluation,
             sketch=tuple(float(v) for v in sketch(weights_D, self._seed)),
@@ -160,11 +160,12 @@ class Evaluator:
 
 
 def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:
-    """A random projection [width] that keeps distances: |sketch(a) - sketch(b)| is near |a - b|.
+    """A random projection [width] that preserves distances: |sketch(a) - sketch(b)| is near |a -
+    b|.
 
-    Every entry is added with a random sign to a random one of `width` sums (a count sketch): the
-    squared length is right in the mean, with a relative deviation of sqrt(2 / width), so that a
-    length has one of about 4 % at width 256. All workers of a run use the same seed.
+    A count sketch: every entry is added with a random sign to a random one of `width` sums. The
+    squared length has the right mean and a relative deviation of sqrt(2 / width), so a length
+    deviates by about 4 % at width 256. All workers of a run use the same seed.
 
     Source: Charikar, Chen, Farach-Colton 2002.
     """
@@ -179,6 +180,6 @@ def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:
 
 
 def weights_hash(weights_D: Flat) -> str:
-    """BLAKE2b of the weights' bytes, 32 hex digits: equal exactly where the weights are."""
+    """BLAKE2b of the weights' bytes, 32 hex digits."""
     data = np.ascontiguousarray(weights_D, np.float32).data
     return hashlib.blake2b(data, digest_size=16).hexdigest()

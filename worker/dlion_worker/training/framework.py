@@ -1,14 +1,4 @@
-"""TensorFlow and Keras, for all of `dlion_worker.training`, without what no worker uses of them.
-
-Keras looks for scikit-learn and Matplotlib when it is imported, for `keras.wrappers` and the
-pictures of `keras.visualization`. Where they are installed, that costs a start as much CPU as the
-imports of DLion itself. Here they seem not to be installed while Keras is imported; later on they
-can be imported as ever.
-
-What both consist of, hundreds of thousands of objects, stays as long as the process. Garbage is
-looked for neither while it is made, which costs a fifth of the import, nor among it later, which
-would stop a training for some tenths of a second each time.
-"""
+"""Imports TensorFlow and Keras for `dlion_worker.training`, without unused costs."""
 
 from __future__ import annotations
 
@@ -20,9 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def _without(*names: str) -> Iterator[None]:
-    """Inside, to import these raises ModuleNotFoundError, but for those that are there already."""
+    """Make imports of these names raise ModuleNotFoundError, unless already imported.
+
+    Keras imports scikit-learn and Matplotlib for parts that no worker uses. If installed, they cost
+    as much CPU as all of DLion's imports. They stay importable afterwards.
+    """
     hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # how Python is told so
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None marks a name as not importable
     try:
         yield
     finally:
@@ -32,7 +26,11 @@ def _without(*names: str) -> Iterator[None]:
 
 @contextmanager
 def _never_collected() -> Iterator[None]:
-    """What is there at the end is left alone by the garbage collector, as is its making."""
+    """Exempt all objects created here from garbage collection.
+
+    They are hundreds of thousands, and permanent. Collecting during the import costs a fifth of its
+    time; scanning them later would stop training for some tenths of a second.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,11 +1,9 @@
 """A Keras model as a function of one flat vector: loss and flat gradient of a batch.
 
-The weights are one NumPy array, `weights_D`, whose memory TensorFlow reads directly (DLPack): the
-optimizer and the exchange change it in place and nothing is copied between steps. A tf.Variable
-would cost an assignment per step (measured: 1.2 ms of CPU for 1.1 M parameters, more than the
-whole update). The gradient comes back as a read-only view of the tensor that the step made.
+The weights are one NumPy array, `weights_D`, which TensorFlow reads directly (DLPack). Optimizer
+and exchange change it in place, without copies. The gradient is a read-only view of the step's
+tensor. The training thread calls it; `evaluate` with a snapshot may run in another.
 
-Called by the trainer's one training thread; `evaluate` with a snapshot may run in another.
 Shape suffixes: B batch, D flat trained weights, S flat floating-point state.
 """
 
@@ -21,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import ContractError, DataError, ProgramError
-from dlion_worker.npz_faults import NPZ_FAULTS
+from dlion_worker.npz_errors import NPZ_ERRORS
 from dlion_worker.policies.interface import Flat
 from dlion_worker.training.building import build_model
-from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_over
+from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_view
 from dlion_worker.training.framework import tf
-from dlion_worker.training.programs.program import Program, user_code
-from dlion_worker.training.variables import Variables
+from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.variables import ModelVariables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Mean loss over the batch and its gradient. `finite`: neither holds NaN or infinity."""
+    """Mean loss over the batch and its gradient. `finite`: neither has NaN or infinity."""
 
     loss: float
     gradient_D: Flat
@@ -46,8 +44,8 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How a model does on some samples; a class without samples counts 0."""
+class EvaluationResult:
+    """A model's accuracy on some samples; a class without samples counts 0."""
 
     accuracy: float
     loss: float
@@ -57,7 +55,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights and state at one moment, untouched by later steps."""
+    """Weights and state at one moment, independent of later steps."""
 
     weights_D: Flat
     state: tuple[Any, ...]
@@ -67,14 +65,14 @@ class FlatModel:
     """One replica: weights, state and the compiled functions over them.
 
     The same program and seed give the same initial weights on every worker. Dropout and other
-    chance in the model follows (seed, rank) and the number of steps done.
+    randomness depends on (seed, rank) and the number of steps.
 
-    Raises: ProgramError where the program does not build or keep to its protocol.
+    Raises: ProgramError where the program does not build or violates its protocol.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: TrainingProgram,
         *,
         input_shape: Sequence[int],
         class_count: int,
@@ -87,15 +85,17 @@ class FlatModel:
         self.input_shape = tuple(input_shape)
         self.class_count = class_count
         self.trace_count = 0
-        """Times that a function was compiled: once for training, once for evaluating."""
+        """How often a function was compiled: once for training, once for evaluation."""
         self._keras = build_model(
             program, self.input_shape, class_count, seed, np.dtype(input_dtype)
         )
-        self._variables = Variables(self._keras, freeze)
+        self._variables = ModelVariables(self._keras, freeze)
         self.layout = self._variables.layout
         self.weights_D = aligned_zeros(self.layout.size)
-        """The weights themselves, to be changed in place between steps."""
-        self._weights = tensor_over(self.weights_D)
+        """The live weights, to be changed in place between steps."""
+        # A tf.Variable would cost an assignment per step: 1.2 ms of CPU for 1.1 M parameters, more
+        # than the update.
+        self._weights = tensor_view(self.weights_D)
         self._state: list[Any] = []
         self._fixed: list[Any] = []
         self._read_keras()
@@ -105,26 +105,26 @@ class FlatModel:
         self._keras_lock = threading.Lock()
 
     def sibling(self, *, seed: int, rank: int) -> FlatModel:
-        """Another replica of the same program over the same compiled functions.
+        """Another replica of the same program that shares the compiled functions.
 
-        Weights, statistics and chance are its own: it begins with this one's weights as they are,
-        and with the chance of (seed, rank). Replicas may step beside each other in threads.
+        It starts with this one's weights and has its own statistics and random state from (seed,
+        rank). Replicas may step concurrently in threads.
         """
         other = copy.copy(self)
         other.weights_D = aligned_zeros(self.layout.size)
         np.copyto(other.weights_D, self.weights_D)
-        other._become_own(seed, rank)  # noqa: SLF001 - one of us
+        other._become_own(seed, rank)  # noqa: SLF001 - same class
         return other
 
     # ---- training
 
     def step(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> StepResult:
-        """Loss and gradient of one batch at the present weights, which stay as they are.
+        """Loss and gradient of one batch at the current weights, which do not change.
 
-        Any batch size runs the one compiled function. Moving statistics and dropout's generators
-        take their next value. uint8 samples are scaled to 0..1 inside.
+        One compiled function serves any batch size. Moving statistics and dropout's generators
+        advance. uint8 samples are scaled to 0..1 inside.
 
-        Raises: ProgramError (the model or loss fails), DataError (labels that no class has).
+        Raises: ProgramError (the model or loss fails), DataError (labels without a class).
         """
         x_B, y_B = self._checked(x_B, y_B)
         function = self._function("train", x_B, y_B)
@@ -140,39 +140,39 @@ class FlatModel:
         return self.weights_D.copy()
 
     def set_weights(self, weights_D: Flat) -> None:
-        """Takes these weights over. Raises: ContractError where the length is another."""
+        """Set the weights. Raises: ContractError where the length differs."""
         if weights_D.shape != self.weights_D.shape:
             raise self._wrong_length(weights_D)
         np.copyto(self.weights_D, weights_D)
 
     def get_state(self) -> Flat:
-        """Moving statistics as one vector [S] (often empty); average it as the weights."""
+        """Moving statistics as one vector [S] (often empty); averaged like the weights."""
         return self._variables.flat_state(self._state)
 
     def set_state(self, state_S: Flat) -> None:
-        """Takes moving statistics over. Raises: ContractError where the length is another."""
+        """Set the moving statistics. Raises: ContractError where the length differs."""
         self._state = self._variables.with_state(self._state, state_S)
 
     def get_counters(self) -> NDArray[np.int64]:
-        """This worker's random generators and counts: for its own checkpoint alone."""
+        """This worker's random generators and counts, only for its own checkpoint."""
         return self._variables.flat_counters(self._state)
 
     def set_counters(self, counters: NDArray[np.int64]) -> None:
-        """Takes back what `get_counters` gave."""
+        """Restore the result of `get_counters`."""
         self._state = self._variables.with_counters(self._state, counters)
 
     # ---- evaluation
 
     def snapshot(self) -> Snapshot:
-        """Weights (copied) and state as they are now; call it between steps."""
+        """Current weights (copied) and state; call between steps."""
         weights_D = aligned_zeros(self.layout.size)
         np.copyto(weights_D, self.weights_D)
         return Snapshot(weights_D, tuple(self._state))
 
     def snapshot_of(self, weights_D: Flat, state_S: Flat) -> Snapshot:
-        """These weights and moving statistics (a peer's, an average) as a snapshot.
+        """A snapshot of these weights and moving statistics (a peer's, an average).
 
-        Raises: ContractError where a length is another model's.
+        Raises: ContractError where a length belongs to another model.
         """
         snapshot = Snapshot(aligned_zeros(self.layout.size), ())
         if weights_D.shape != snapshot.weights_D.shape:
@@ -189,37 +189,37 @@ class FlatModel:
         snapshot: Snapshot | None = None,
         batch_size: int = 128,
         between_batches: Callable[[], None] = lambda: None,
-    ) -> Evaluation:
-        """Accuracy and mean loss over samples; with a snapshot safe beside training.
+    ) -> EvaluationResult:
+        """Accuracy and mean loss over samples; with a snapshot, safe beside training.
 
         `between_batches` is called before each batch and may raise to end the evaluation.
         """
-        weights = self._weights if snapshot is None else tensor_over(snapshot.weights_D)
+        weights = self._weights if snapshot is None else tensor_view(snapshot.weights_D)
         state = list(self._state if snapshot is None else snapshot.state)
-        right_C = np.zeros(0, np.int64)
-        seen_C = np.zeros(0, np.int64)
+        correct_C = np.zeros(0, np.int64)
+        total_C = np.zeros(0, np.int64)
         loss_sum = 0.0
         for start in range(0, len(x), batch_size):
             between_batches()
             x_B, y_B = self._checked(x[start : start + batch_size], y[start : start + batch_size])
             function = self._function("evaluate", x_B, y_B)
-            loss, right, seen = self._run(function, weights, self._fixed, state, x_B, y_B)
+            loss, correct, total = self._run(function, weights, self._fixed, state, x_B, y_B)
             loss_sum += float(loss) * len(x_B)
-            right_C = _added(right_C, np.asarray(right))
-            seen_C = _added(seen_C, np.asarray(seen))
-        return Evaluation(
-            accuracy=float(right_C.sum() / max(1, seen_C.sum())),
+            correct_C = _added(correct_C, np.asarray(correct))
+            total_C = _added(total_C, np.asarray(total))
+        return EvaluationResult(
+            accuracy=float(correct_C.sum() / max(1, total_C.sum())),
             loss=loss_sum / max(1, len(x)),
-            class_accuracy=tuple(float(a) for a in right_C / np.maximum(1, seen_C)),
+            class_accuracy=tuple(float(a) for a in correct_C / np.maximum(1, total_C)),
             samples=len(x),
         )
 
     # ---- files
 
     def save_keras(self, path: Path, *, snapshot: Snapshot | None = None) -> None:
-        """Writes a `.keras` file that `keras.models.load_model` reads; replaces it whole.
+        """Write a `.keras` file that `keras.models.load_model` reads, atomically.
 
-        Raises: OSError (disk full, folder missing), ProgramError (a layer that cannot be saved).
+        Raises: OSError (disk full, folder missing), ProgramError (a layer cannot be saved).
         """
         snapshot = snapshot or self.snapshot()
         temporary = path.with_name(f".{path.stem}.partial.keras")
@@ -231,16 +231,16 @@ class FlatModel:
             except (TypeError, ValueError, NotImplementedError) as error:
                 raise ProgramError(
                     f"program {self.program.name}: Keras cannot save the model: {error}. Give "
-                    "layers of your own a get_config()"
+                    "custom layers a get_config()"
                 ) from error
             finally:
                 temporary.unlink(missing_ok=True)
 
     def load_keras(self, path: Path) -> None:
-        """Takes weights and statistics over from a `.keras` file of the same architecture.
+        """Load weights and statistics from a `.keras` file of the same architecture.
 
-        A result folder stands for the first model that was saved in it. Only numbers are read,
-        never code. Raises: DataError.
+        A result folder means the first model saved in it. Reads only numbers, never code. Raises:
+        DataError.
         """
         if path.is_dir():
             path = next(iter(sorted(path.rglob("model.keras"))), path / "model.keras")
@@ -251,13 +251,13 @@ class FlatModel:
         counters = self.get_counters()
         try:
             with warnings.catch_warnings():
-                # What Keras cannot place it passes over with a warning: half a model, then.
+                # Keras skips mismatched weights with a warning, which would load half a model.
                 warnings.simplefilter("error", UserWarning)
                 self._keras.load_weights(path)
-        except (*NPZ_FAULTS, UserWarning) as error:  # an archive, too, with HDF5 in it
+        except (*NPZ_ERRORS, UserWarning) as error:  # a `.keras` file is an archive, too
             raise DataError(
                 f"trainer.startFrom: {path} does not fit this model: {error}. "
-                "Name a model that the same program has saved"
+                "Name a model saved by the same program"
             ) from error
         self._read_keras()
         self.set_counters(counters)
@@ -271,7 +271,7 @@ class FlatModel:
         )
 
     def _become_own(self, seed: int, rank: int) -> None:
-        self._weights = tensor_over(self.weights_D)
+        self._weights = tensor_view(self.weights_D)
         self._state = self._variables.seeded(self._state, seed, rank)
 
     def _read_keras(self) -> None:
@@ -311,7 +311,7 @@ class FlatModel:
         except tf.errors.InvalidArgumentError as error:
             low, high = int(y_B.min()), int(y_B.max())
             raise DataError(
-                f"program {self.program.name}: TensorFlow refused a batch with labels from {low} "
+                f"program {self.program.name}: TensorFlow rejected a batch with labels from {low} "
                 f"to {high} ({self.class_count} classes): {str(error.message)[:400]}. Check that "
                 "labels count from 0 and that the model's last layer has one output per class"
             ) from error
@@ -333,11 +333,11 @@ class FlatModel:
     def _evaluate(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:
         self.trace_count += 1
         logits, _, _ = self._forward(weights_D, fixed, state, x_B, training=False)
-        right = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), y_B), tf.int32)
+        correct = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), y_B), tf.int32)
         classes, labels = self.class_count, tf.reshape(y_B, [-1])
-        seen_C = tf.math.unsorted_segment_sum(tf.ones_like(labels), labels, classes)
-        right_C = tf.math.unsorted_segment_sum(tf.reshape(right, [-1]), labels, classes)
-        return self._mean_loss(y_B, logits), right_C, seen_C
+        total_C = tf.math.unsorted_segment_sum(tf.ones_like(labels), labels, classes)
+        correct_C = tf.math.unsorted_segment_sum(tf.reshape(correct, [-1]), labels, classes)
+        return self._mean_loss(y_B, logits), correct_C, total_C
 
     def _forward(
         self, weights_D: Any, fixed: Any, state: Any, x_B: Any, *, training: bool

@@ -1,15 +1,7 @@
-"""Optimizers on flat NumPy arrays, in place, and the learning rate that follows the batch.
+"""Optimizers on flat NumPy arrays, in place, and the learning rate for a batch size.
 
-Called by the trainer for each `Descend`; the simulator may share them. Elementwise, in one order:
-the same inputs give the same bits on every worker. Work goes in blocks that stay in the
-processor's cache.
-
-NumPy rather than TensorFlow because the gradient that policies hand over is a NumPy array, and
-turning it into a tensor costs more than TensorFlow's fused update saves. CPU milliseconds per
-update on one core (ours / TensorFlow's fused operation, conversion of the gradient included):
-momentum 0.8 / 2.0 at 1.1 M parameters, 4.3 / 8.4 at 4.3 M; Adam 2.7 / 2.6 and 10.6 / 11.2.
-
-Source: `keras.optimizers.SGD` and `Adam`, whose formulas and order of operations these follow.
+Elementwise in a fixed order, so equal inputs give equal bits on every worker. Used by trainer and
+simulator. Source: formulas and order of operations of `keras.optimizers.SGD` and `Adam`.
 """
 
 from __future__ import annotations
@@ -29,15 +21,18 @@ if TYPE_CHECKING:
     from dlion_worker.policies.interface import Flat
 
 _BLOCK = 65_536
-"""Entries handled at a time: 256 KiB per array, so that temporaries stay in the cache."""
+"""Entries per block: 256 KiB per array, so that temporaries stay in the cache."""
 
 _EXACT = 2**20
 
 StateValue = NDArray[np.generic] | int | float | str
 
 
+# NumPy: converting policies' gradients to tensors costs more than TensorFlow's fused update saves.
+# CPU milliseconds per update on one core (ours / TensorFlow's with conversion): momentum 0.8 / 2.0
+# at 1.1 M parameters, 4.3 / 8.4 at 4.3 M; Adam 2.7 / 2.6 and 10.6 / 11.2.
 class FlatOptimizer:
-    """SGD (momentum, Nesterov) or Adam over [size] weights, as the manifest's optimizer says."""
+    """SGD (momentum, Nesterov) or Adam over [size] weights, per the manifest."""
 
     def __init__(self, spec: Optimizer, size: int) -> None:
         self._spec = spec
@@ -51,7 +46,7 @@ class FlatOptimizer:
         self._second = np.empty_like(self._first) if spec.name == "adam" else self._first
 
     def apply(self, weights_D: Flat, gradient_D: Flat, learning_rate: float) -> None:
-        """One update of `weights_D`, in place; the gradient is only read."""
+        """Update `weights_D` once, in place; the gradient is only read."""
         if weights_D.shape != (self._size,) or gradient_D.shape != (self._size,):
             raise ContractError(
                 f"optimizer: wrong length (given: weights {list(weights_D.shape)}, gradient "
@@ -77,7 +72,7 @@ class FlatOptimizer:
         return {"steps": self._steps, **moments}
 
     def restore(self, state: Mapping[str, StateValue]) -> None:
-        """Takes back what `state` gave. Raises: ContractError where it is another optimizer's."""
+        """Restore the result of `state`. Raises: ContractError where it is another optimizer's."""
         if set(state) != {"steps", *self._moments}:
             raise ContractError(
                 f"optimizer state: given {sorted(state)}; allowed: "
@@ -94,11 +89,10 @@ class FlatOptimizer:
         self._steps = int(np.asarray(state["steps"]))
 
     def resting_D(self, weights_D: Flat) -> Flat:  # noqa: N802 - the shape's suffix
-        """Where the weights would come to rest if every gradient were zero from now on.
+        """Where the weights would settle if all later gradients were zero.
 
-        Moments carry weights on for some steps after a gradient; this is what they hold of it
-        already, whenever that shows. Exact for SGD. For Adam with the variance as it is, which the
-        gradients that do come keep up, and at today's rate.
+        Moments keep moving the weights after a gradient; this includes that movement. Exact for
+        SGD. For Adam it assumes the present variance and learning rate.
         """
         if not self._moments:
             return weights_D.copy()
@@ -111,13 +105,13 @@ class FlatOptimizer:
         return weights_D - left * self._moments["mean"] / spread_D
 
     def flat_state(self) -> Flat:
-        """Moments and step count as one vector, for a peer that takes this worker's state over."""
-        # The steps in two parts: float32 holds whole numbers up to 2**24 only.
+        """Moments and step count as one vector, for a peer that adopts this state."""
+        # Two parts, because float32 holds integers only up to 2**24.
         high, low = divmod(self._steps, _EXACT)
         return np.concatenate([self._all.ravel(), np.array([high, low], np.float32)])
 
     def restore_flat(self, state_M: Flat) -> None:
-        """Takes a peer's `flat_state` over. Raises: ContractError where the length is another."""
+        """Restore a peer's `flat_state`. Raises: ContractError where the length differs."""
         if state_M.shape != (self._all.size + 2,):
             raise ContractError(
                 f"optimizer state: wrong length (given: {list(state_M.shape)}; allowed: "
@@ -167,11 +161,11 @@ class FlatOptimizer:
 
 
 def learning_rate_for(spec: Optimizer, batch_samples: int, *, initial_batch_samples: int) -> float:
-    """The learning rate for an update that stands for `batch_samples` samples.
+    """The learning rate for an update that represents `batch_samples` samples.
 
-    DLion's adaptive model-parameter tuning: the number of samples grows with the global batch
-    size and falls when workers are missing from an update, and the rate follows it by the rule in
-    `learningRateScaling`. It is kept within a factor of `learningRateMaxFactor` both ways.
+    DLion's adaptive model-parameter tuning: the sample count grows with the global batch size and
+    drops when workers miss an update. The rate follows by `learningRateScaling`, within a factor of
+    `learningRateMaxFactor` in both directions.
 
     Source: rule ours; linear as Goyal et al. 2017, square root as Krizhevsky 2014.
     """

@@ -1,8 +1,8 @@
-"""The thread pools of TensorFlow and NumPy, sized from the CPU quota.
+"""Sizes the thread pools of TensorFlow and NumPy from the CPU quota.
 
-TensorFlow does not see a quota: on a machine of 64 cores it starts 64 threads, which a quota of
-two cores then throttles together. Called once by the trainer before any other part of
-`dlion_worker.training`, and by whoever spawns a trainer (`environment`).
+TensorFlow ignores quotas: on 64 cores it starts 64 threads, which a quota of two cores then
+throttles together. The trainer calls it before other parts of `dlion_worker.training`; parents of
+trainers use `environment`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _POOL_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_TH
 
 
 def thread_count(quota_cores: float | None) -> int:
-    """Threads that can use the quota up: rounded up, at least one, at most the cores allowed.
+    """Threads that can use up the quota: rounded up, from one to the available cores.
 
     >>> thread_count(0.2)
     1
@@ -26,32 +26,31 @@ def thread_count(quota_cores: float | None) -> int:
         return available
     if not quota_cores > 0:
         raise DLionError(
-            f"CPU quota: must be above 0 cores (given: {quota_cores}). "
-            "Leave it out where there is no quota"
+            f"CPU quota: must be above 0 cores (given: {quota_cores}). Omit it if there is no quota"
         )
     return max(1, min(available, math.ceil(quota_cores)))
 
 
 def environment(quota_cores: float | None) -> dict[str, str]:
-    """Variables for a trainer's environment, for the pools that are made when a library loads."""
+    """Environment variables for a trainer, for pools created when a library loads."""
     count = str(thread_count(quota_cores))
     return {
         **dict.fromkeys(_POOL_VARIABLES, count),
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Each arena of the C library keeps memory for itself; a trainer has few busy threads.
+        # Each arena of the C library retains memory; a trainer has few busy threads.
         "MALLOC_ARENA_MAX": "2",
     }
 
 
 def configure(quota_cores: float | None, *, deterministic: bool = False) -> int:
-    """Sizes TensorFlow's pools; the number of threads inside an operation.
+    """Size TensorFlow's pools; return the number of threads inside an operation.
 
-    Two operations may run beside each other, so that an evaluation never has to wait for a whole
-    step. `deterministic` makes TensorFlow refuse operations whose result depends on the order in
-    which threads finish; the operations of the built-in programs repeat bit by bit without it.
+    Two operations may run at once, so an evaluation never waits for a whole step. `deterministic`
+    makes TensorFlow reject operations that depend on thread order; the built-in programs are
+    bit-reproducible without it.
 
-    Raises: DLionError where TensorFlow has run an operation already (the pools stand then).
+    Raises: DLionError where TensorFlow has already run an operation (the pools are then fixed).
     """
     for name, value in environment(quota_cores).items():
         os.environ.setdefault(name, value)
@@ -63,7 +62,7 @@ def configure(quota_cores: float | None, *, deterministic: bool = False) -> int:
         tf.config.threading.set_inter_op_parallelism_threads(2)
     except RuntimeError as error:
         raise DLionError(
-            "TensorFlow's thread pools are already made. Call threads.configure before anything "
+            "TensorFlow's thread pools already exist. Call threads.configure before anything "
             "else that uses TensorFlow in this process"
         ) from error
     if deterministic:

@@ -1,7 +1,7 @@
-"""Which of a Keras model's variables train, stay fixed or are state, and where they stand.
+"""Sorts a Keras model's variables into trained, frozen and state, with their positions.
 
-Used by `FlatModel` alone. Shape suffixes: D the flat vector of trained variables, S the flat
-vector of floating-point state (moving statistics).
+Only `FlatModel` uses it. Shape suffixes: D flat trained variables, S flat floating-point state
+(moving statistics).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEED_STATE = "seed_generator_state"
-"""How Keras ends the path of the state of its random generators (dropout and its like)."""
+"""Suffix of the path of Keras' random generator state (dropout and similar)."""
 
 
-class Variables:
-    """The variables of one model in the order that `stateless_call` wants them.
+class ModelVariables:
+    """One model's variables, in the order of `stateless_call`.
 
     Raises: ProgramError where a pattern matches nothing, or nothing is left to train.
     """
@@ -46,32 +46,32 @@ class Variables:
             sizes=tuple(int(np.prod(v.shape, dtype=np.int64)) for v in trained),
         )
         self._shapes = [tuple(v.shape) for v in trained]
-        self._held = [v.path in frozen for v in self._state]
+        self._is_frozen = [v.path in frozen for v in self._state]
         is_float = [str(v.dtype).startswith(("float", "bfloat")) for v in self._state]
-        free = [i for i, held in enumerate(self._held) if not held]
+        free = [i for i, is_frozen in enumerate(self._is_frozen) if not is_frozen]
         self._averaged = [i for i in free if is_float[i]]
         self._counting = [i for i in free if not is_float[i]]
 
     # ---- inside the compiled step
 
     def assemble(self, weights_D: Any, fixed: Sequence[Any]) -> list[Any]:
-        """Tensors of all trainable variables: pieces of the flat vector and the frozen ones."""
+        """Tensors of all trainable variables: slices of the flat vector and the frozen ones."""
         pieces = tf.split(weights_D, list(self.layout.sizes)) if self._shapes else []
         trained = iter(tf.reshape(p, s) for p, s in zip(pieces, self._shapes, strict=True))
         frozen = iter(fixed)
         return [next(trained) if yes else next(frozen) for yes in self._is_trained]
 
     def hold_frozen(self, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-        """The new state, in which frozen variables keep their old value."""
-        return [b if h else a for h, b, a in zip(self._held, before, after, strict=True)]
+        """The new state, with frozen variables unchanged."""
+        return [b if h else a for h, b, a in zip(self._is_frozen, before, after, strict=True)]
 
     # ---- values
 
     def read_weights(self, out_D: Flat) -> None:
-        """Copies the Keras variables' values into the flat vector."""
+        """Copy the Keras variables' values into the flat vector."""
         trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
-        for place, variable in zip(self.layout.slices(), trained, strict=True):
-            out_D[place] = np.asarray(variable.value).ravel()
+        for part, variable in zip(self.layout.slices(), trained, strict=True):
+            out_D[part] = np.asarray(variable.value).ravel()
 
     def read_fixed(self) -> list[Any]:
         """Tensors of the frozen variables."""
@@ -83,29 +83,29 @@ class Variables:
         return [tf.identity(v.value) for v in self._state]
 
     def write(self, weights_D: Flat, state: Sequence[Any]) -> None:
-        """Copies flat weights and state back into the Keras variables, to save them."""
+        """Copy flat weights and state back into the Keras variables, to save them."""
         trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
-        for place, shape, variable in zip(self.layout.slices(), self._shapes, trained, strict=True):
-            variable.assign(weights_D[place].reshape(shape))
+        for part, shape, variable in zip(self.layout.slices(), self._shapes, trained, strict=True):
+            variable.assign(weights_D[part].reshape(shape))
         for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 
     def seeded(self, state: Sequence[Any], seed: int, rank: int) -> list[Any]:
-        """The state with every random generator set from (seed, rank, its place)."""
+        """The state with every random generator set from (seed, rank, position)."""
         result = list(state)
         for i, variable in enumerate(self._state):
             if variable.path.endswith(_SEED_STATE):
-                words = np.random.SeedSequence([seed, rank, i]).generate_state(2)
-                result[i] = tf.constant(words.astype(variable.dtype))
+                seed_state = np.random.SeedSequence([seed, rank, i]).generate_state(2)
+                result[i] = tf.constant(seed_state.astype(variable.dtype))
         return result
 
     def flat_state(self, state: Sequence[Any]) -> Flat:
-        """Floating-point state as one vector [S], to be averaged as weights are."""
+        """Floating-point state as one vector [S], averaged like weights."""
         parts = [np.asarray(state[i], np.float32).ravel() for i in self._averaged]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def flat_counters(self, state: Sequence[Any]) -> NDArray[np.int64]:
-        """Random generators and counts as one vector: kept, never averaged."""
+        """Random generators and counts as one vector; never averaged."""
         parts = [np.asarray(state[i], np.int64).ravel() for i in self._counting]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -133,9 +133,9 @@ def _frozen_paths(paths: Sequence[str], patterns: Sequence[str]) -> frozenset[st
 
 
 def _replaced(
-    state: Sequence[Any], places: Sequence[int], flat: NDArray[Any], what: str
+    state: Sequence[Any], indices: Sequence[int], flat: NDArray[Any], what: str
 ) -> list[Any]:
-    sizes = [int(np.prod(state[i].shape, dtype=np.int64)) for i in places]
+    sizes = [int(np.prod(state[i].shape, dtype=np.int64)) for i in indices]
     if flat.shape != (sum(sizes),):
         raise ContractError(
             f"model {what}: wrong length (given: {list(flat.shape)}; allowed: [{sum(sizes)}]). "
@@ -143,7 +143,7 @@ def _replaced(
         )
     result = list(state)
     ends = np.cumsum(sizes, dtype=np.int64)
-    for i, size, end in zip(places, sizes, ends, strict=True):
+    for i, size, end in zip(indices, sizes, ends, strict=True):
         part = flat[end - size : end]
         values = part.astype(state[i].dtype.as_numpy_dtype)
         result[i] = tf.constant(values.reshape(state[i].shape))

@@ -1,7 +1,7 @@
-"""`report.html`: one page that shows one run, or several side by side, and needs nothing else.
+"""`report.html`: a self-contained page that shows one or several runs.
 
-`runs` loads result folders, `drawing` turns figures of Matplotlib into inline SVG that follows the
-page's colours, `progress_charts` and `resource_charts` are the pictures, `page` puts them into
-`page.html`, `picture` the first of them into one SVG. `dlion report` calls `page.write_report` and
-`picture.write_picture`. Nothing is fetched by either: no script, no font, no style from elsewhere.
+`runs` loads result folders. `drawing` converts Matplotlib figures to inline SVG in the page's
+colours. `progress_charts` and `resource_charts` draw, `page` renders `page.html`, and `picture`
+combines the first charts into one SVG file. Neither output loads scripts, fonts or styles from
+elsewhere.
 """

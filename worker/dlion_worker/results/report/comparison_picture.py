@@ -1,7 +1,7 @@
-"""The picture of a comparison: accuracy against time, and time to the target, in each environment.
+"""The picture of a comparison: accuracy against time, and time to the target, per environment.
 
-Called by `dlion compare`. A line is the median over seeds, the band around it their range; a bar is
-the median time to the target, its whisker the range. Owns no figure: `results.comparison` does.
+Called by `dlion compare`. A line is the median over seeds, its band the range; a bar is the median
+time to the target, its whisker the range. `results.comparison` computes the figures.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dlion_worker.results.report.drawing import (
     Chart,
     chart,
     colour,
-    nothing,
+    draw_message,
     percent_axis,
     time_axis,
 )
-from dlion_worker.results.report.picture import assembled
+from dlion_worker.results.report.picture import assemble_svg
 from dlion_worker.results.storage import write_whole
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from dlion_worker.results.comparison import Goal, Row
+    from dlion_worker.results.comparison import Goal, VariantRow
 
 
-def write_comparison(rows: Sequence[Row], goal: Goal, out: Path, *, title: str = "") -> Path:
-    """Writes the picture of these rows to `out`, and returns `out`.
+def write_comparison(rows: Sequence[VariantRow], goal: Goal, out: Path, *, title: str = "") -> Path:
+    """Write the picture of these rows to `out` and return it.
 
-    Raises: StorageError when `out` cannot be written.
+    Raises StorageError if `out` cannot be written.
     """
     write_whole(out, comparison_picture(rows, goal, title=title).encode())
     return out
 
 
-def comparison_picture(rows: Sequence[Row], goal: Goal, *, title: str = "") -> str:
+def comparison_picture(rows: Sequence[VariantRow], goal: Goal, *, title: str = "") -> str:
     """An SVG document: two charts for each environment, in the order of the rows."""
     variants = list(dict.fromkeys(row.variant for row in rows))
     legend = [(name, colour(index, len(variants))) for index, name in enumerate(variants)]
@@ -50,15 +50,17 @@ def comparison_picture(rows: Sequence[Row], goal: Goal, *, title: str = "") -> s
     for environment in dict.fromkeys(row.environment for row in rows):
         own = [row for row in rows if row.environment == environment]
         charts += [_accuracy(environment, own, goal, marks), _times(environment, own, goal, marks)]
-    words = title or f"Accuracy, and time to {goal.target_accuracy:.0%}: medians and ranges"
-    return assembled(charts, legend, title=words)
+    heading = title or f"Accuracy, and time to {goal.target_accuracy:.0%}: medians and ranges"
+    return assemble_svg(charts, legend, title=heading)
 
 
-def _accuracy(environment: str, rows: Sequence[Row], goal: Goal, marks: dict[str, str]) -> Chart:
+def _accuracy(
+    environment: str, rows: Sequence[VariantRow], goal: Goal, marks: dict[str, str]
+) -> Chart:
     def draw(axes: Axes) -> None:
         known = [(row, [run.curve for run in row.figures if run.curve]) for row in rows]
         if not any(curves for _, curves in known):
-            nothing(axes, "no accuracy was measured")
+            draw_message(axes, "no accuracy was measured")
             return
         for row, curves in known:
             if not curves:
@@ -77,7 +79,9 @@ def _accuracy(environment: str, rows: Sequence[Row], goal: Goal, marks: dict[str
     return chart(f"{environment}: accuracy", "Median over seeds, and their range", draw)
 
 
-def _times(environment: str, rows: Sequence[Row], goal: Goal, marks: dict[str, str]) -> Chart:
+def _times(
+    environment: str, rows: Sequence[VariantRow], goal: Goal, marks: dict[str, str]
+) -> Chart:
     def draw(axes: Axes) -> None:
         for place, row in enumerate(reversed(rows)):
             spread = row.spread("time_to_target_s")
@@ -92,6 +96,6 @@ def _times(environment: str, rows: Sequence[Row], goal: Goal, marks: dict[str, s
         time_axis(axes, goal.at_s)
         axes.set_xlabel(axes.get_xlabel().replace("since the start", "to the target"))
 
-    words = f"Median over seeds to {goal.target_accuracy:.0%}, and their range"
+    heading = f"Median over seeds to {goal.target_accuracy:.0%}, and their range"
     height = max(3.1, 0.32 * len(rows) + 0.8)
-    return chart(f"{environment}: time to {goal.target_accuracy:.0%}", words, draw, height=height)
+    return chart(f"{environment}: time to {goal.target_accuracy:.0%}", heading, draw, height=height)

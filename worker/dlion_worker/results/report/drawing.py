@@ -1,7 +1,6 @@
-"""Figures of Matplotlib as inline SVG that follows the page: its fonts, its light and dark colours.
+"""Converts Matplotlib figures to inline SVG with the page's fonts and colours.
 
-Owns the look of every chart: sizes, colours, how many points a line may have. The charts
-themselves are in `progress_charts` and `resource_charts`.
+Defines the style of all charts: sizes, colours, and the number of points per line.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ PALETTE = (
     "#3d85f7", "#e8710a", "#14a06f", "#d9466f", "#9a6cf0",
     "#b38600", "#12a5bd", "#c45ab3", "#78942b", "#a1705a",
 )  # fmt: skip
-"""Told apart by eye on white and on near-black, and by most colour-blind people by lightness."""
+"""Distinguishable on white and near-black, and by lightness for most colour-blind readers."""
 
-# Stand-ins that Matplotlib can draw with; the page's own colours take their place in the SVG.
+# Placeholder colours for Matplotlib; in the SVG the page's CSS variables replace them.
 _INK, _FAINT, _GRID, _PAPER = "#010203", "#020304", "#030405", "#040506"
 _PAGE_COLOURS = {
     _INK: "var(--ink)",
@@ -43,7 +42,7 @@ INK, FAINT, PAPER = _INK, _FAINT, _PAPER
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a `$` in a name is a `$`
+    "text.parse_math": False,  # no TeX: a `$` in a name is a `$`
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 9.5,
@@ -73,7 +72,7 @@ _STYLE: dict[str, Any] = {
 }
 
 POINTS_PER_CHART = 2400
-FEWEST_POINTS = 24
+MIN_POINTS = 24
 
 
 _COORDINATES = re.compile(r'\s(?:d|x|y|transform)="[^"]*"')
@@ -82,7 +81,7 @@ _LONG_NUMBER = re.compile(r"(\d+\.\d{2})\d+")
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture with its words; `wide` ones take the page's whole width."""
+    """A chart with its texts; `wide` ones take the page's whole width."""
 
     title: str
     caption: str
@@ -100,8 +99,8 @@ def colour(index: int, count: int) -> str:
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """Everything drawn and saved inside has the page's look; `salt` keeps the SVG's ids apart."""
-    style: Any = {**_STYLE, "svg.hashsalt": salt}  # its type names every key there is
+    """Context with the page's chart style; `salt` makes the SVG's ids unique."""
+    style: Any = {**_STYLE, "svg.hashsalt": salt}  # its declared type lists every possible key
     with mpl.rc_context(style):
         yield
 
@@ -129,7 +128,7 @@ def to_svg(figure: Figure, title: str) -> Markup:
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)  # HTML knows SVG: no names are needed
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)  # inline SVG in HTML needs no namespaces
     text = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", text, count=1)
     text = text.replace("xlink:href", "href").replace("'DejaVu Sans'", "var(--font)")
     for stand_in, own in _PAGE_COLOURS.items():
@@ -144,9 +143,9 @@ def _shortened(svg: str) -> str:
     return re.sub(r"\s*\n\s*", " ", svg)
 
 
-def thinned(points: Points, line_count: int) -> Points:
-    """At most so many rows that all lines of a chart stay within its points; ends are kept."""
-    most = max(FEWEST_POINTS, POINTS_PER_CHART // max(1, line_count))
+def subsampled(points: Points, line_count: int) -> Points:
+    """Subsample so that all lines of a chart stay within its points; ends are kept."""
+    most = max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count))
     if len(points) <= most:
         return points
     kept = np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))
@@ -155,8 +154,8 @@ def thinned(points: Points, line_count: int) -> Points:
 
 
 def smoothed(points: Points, line_count: int, *, bins: int = 120) -> Points:
-    """Means over equal parts of the curve: for values that scatter from step to step."""
-    most = min(bins, max(FEWEST_POINTS, POINTS_PER_CHART // max(1, line_count)))
+    """Means over equal parts of the curve, for values that vary from step to step."""
+    most = min(bins, max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count)))
     if len(points) <= most:
         return points
     means: Points = np.array([part.mean(axis=0) for part in np.array_split(points, most)])
@@ -164,7 +163,7 @@ def smoothed(points: Points, line_count: int, *, bins: int = 120) -> Points:
 
 
 def time_axis(axes: Axes, seconds: float) -> None:
-    """Labels the horizontal axis with seconds, minutes or hours, whichever reads best."""
+    """Label the horizontal axis in seconds, minutes or hours."""
     unit, length_s = next((unit, s) for unit, s, most in TIME_UNITS if seconds <= most)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / length_s:g}"))
     axes.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 1.5, 2, 3, 5, 6, 10]))
@@ -189,12 +188,12 @@ def _round_step(step: float) -> float:
 
 
 def percent_axis(axes: Axes, label: str) -> None:
-    """Labels the vertical axis of a fraction in per cent."""
+    """Label the vertical axis of a fraction in per cent."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g}"))
     axes.set_ylabel(f"{label} [%]")
 
 
-def nothing(axes: Axes, words: str) -> None:
-    """Says in the chart that there is nothing to show."""
+def draw_message(axes: Axes, text: str) -> None:
+    """Show a message instead of a chart."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, words, ha="center", va="center", color=_FAINT, transform=axes.transAxes)
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=_FAINT, transform=axes.transAxes)

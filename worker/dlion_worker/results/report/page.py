@@ -1,7 +1,6 @@
-"""The report page: its sections, its tables, and their words.
+"""Renders the report page: its sections, tables and texts.
 
-Owns what stands where. `dlion report` calls `render`. The template escapes everything that it is
-given; only our own SVG is taken as it is.
+The template escapes all values except our own SVG.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from dlion_worker.results.environment import EnvironmentFigure
 
 PICTURE_BYTES = 2_000_000
-"""Of all pictures: the page stays below three megabytes."""
-_MOST_EVENTS = 80
-_MOST_ROWS = 200
+"""Total size of all charts: the page stays below three megabytes."""
+_MAX_EVENTS = 80
+_MAX_ROWS = 200
 _FAR_OFF = 0.1
-"""A measured quantity further from the requested one than this is marked."""
+"""A measured quantity that deviates more from the requested one is marked."""
 
 
 def write_report(
@@ -39,12 +38,10 @@ def write_report(
     title: str = "",
     reference: str | None = None,
 ) -> Path:
-    """Writes the page of these result folders to `out`, and returns `out`.
+    """Write the page of these result folders to `out` and return it.
 
-    `reference` is the label of the one-worker run that speed-up is told against.
-
-    Raises: DataError when a folder holds no run, or no run of one worker is labelled `reference`;
-    StorageError when `out` cannot be written.
+    `reference` is the label of the one-worker run for the speed-up. Raises: DataError if a folder
+    holds no run, or no run of one worker has that label; StorageError if `out` cannot be written.
     """
     page = render(load_runs(folders, labels, reference=reference), title=title)
     write_whole(out, page.encode())
@@ -54,10 +51,10 @@ def write_report(
 def render(
     runs: Sequence[LoadedRun], *, title: str = "", picture_bytes: int = PICTURE_BYTES
 ) -> str:
-    """The page as HTML text, needing nothing but itself.
+    """The self-contained page as HTML text.
 
-    Several runs share the upper pictures; each has a section of its own below, without pictures
-    once those of the runs before it have used up `picture_bytes`.
+    Several runs share the upper charts; each has its own section below. Sections have no charts
+    once those before have used up `picture_bytes`.
     """
     environment = Environment(
         loader=PackageLoader("dlion_worker.results.report", "."),
@@ -124,7 +121,7 @@ def _section(run: LoadedRun) -> dict[str, Any]:
 
 
 def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
-    """Accuracies that any run reached, with every run's time and bytes, for the comparison."""
+    """Accuracies that any run reached, with every run's time and bytes."""
     rows = []
     for place, level in enumerate(runs[0].summary["levels"]) if runs else ():
         entries = [run.summary["levels"][place] for run in runs]
@@ -134,11 +131,11 @@ def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
 
 
 def _events(run: LoadedRun) -> list[dict[str, Any]]:
-    """Warnings first come first kept, then other events, by time."""
+    """The first warnings, then other events, sorted by time."""
     events = list(run.tally.events)
-    chosen: list[EventRecord] = [event for event in events if event.warning][:_MOST_EVENTS]
+    chosen: list[EventRecord] = [event for event in events if event.warning][:_MAX_EVENTS]
     others = [event for event in events if not event.warning]
-    chosen += others[: _MOST_EVENTS - len(chosen)]
+    chosen += others[: _MAX_EVENTS - len(chosen)]
     return [
         {
             "time_s": event.time_s,
@@ -152,11 +149,11 @@ def _events(run: LoadedRun) -> list[dict[str, Any]]:
 
 
 def _environment(run: LoadedRun) -> dict[str, Any] | None:
-    """Requested against measured, a row per worker and quantity."""
+    """Requested against measured values, a row per worker and quantity."""
     given = run.environment
     if given is None:
         return None
-    rows = [_environment_row(run, figure) for figure in given.figures[:_MOST_ROWS]]
+    rows = [_environment_row(run, figure) for figure in given.figures[:_MAX_ROWS]]
     return {"name": given.name, "notes": given.notes, "rows": rows}
 
 

@@ -1,8 +1,7 @@
-"""One picture of a run, or of several side by side: the report's first charts as one SVG file.
+"""Combines the first charts of the report into one SVG file.
 
-Owns the layout of the picture; `progress_charts` and `resource_charts` draw. `dlion report
---picture` calls `write_picture`. The file needs nothing but itself and follows the reader's light
-or dark colours, so that it can stand in a README.
+`dlion report --picture` calls `write_picture`. The file is self-contained and follows the reader's
+light or dark theme, so that it can be part of a README.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _WIDTH, _MARGIN, _GAP = 1000.0, 20.0, 16.0
 _HEAD, _LEGEND_LINE, _CAPTION = 46.0, 22.0, 24.0
 _LEGEND_COLUMN = 160.0
 _BYTES = 400_000
-"""A picture larger than this slows the page that it stands on."""
+"""A larger picture slows down the page that includes it."""
 
 _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _STYLE = """
@@ -41,9 +40,9 @@ svg { --font: ui-sans-serif, system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-
 def write_picture(
     folders: Sequence[Path], out: Path, *, labels: Sequence[str] = (), title: str = ""
 ) -> Path:
-    """Writes the picture of these result folders to `out`, and returns `out`.
+    """Write the picture of these result folders to `out` and return it.
 
-    Raises: DataError when a folder holds no run; StorageError when `out` cannot be written.
+    Raises: DataError if a folder holds no run; StorageError if `out` cannot be written.
     """
     runs = load_runs(folders, labels)
     write_whole(out, picture(runs, title=title).encode())
@@ -51,8 +50,8 @@ def write_picture(
 
 
 def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
-    """An SVG document: accuracy against time and bytes, then batches and uplinks of one run, or
-    loss and drift of several."""
+    """An SVG document: accuracy against time and bytes; for one run its batches and uplinks, for
+    several their loss and drift."""
     charts = [
         progress_charts.accuracy_against_time(runs),
         progress_charts.accuracy_against_bytes(runs),
@@ -69,27 +68,27 @@ def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
             progress_charts.drift_against_time(runs),
         ]
         legend = [(run.label, colour(index, len(runs))) for index, run in enumerate(runs)]
-    words = title or ", ".join(dict.fromkeys(run.run.key.name for run in runs))
-    return assembled(charts, legend, title=words)
+    heading = title or ", ".join(dict.fromkeys(run.run.key.name for run in runs))
+    return assemble_svg(charts, legend, title=heading)
 
 
-def assembled(charts: Sequence[Chart], legend: Sequence[tuple[str, str]], *, title: str) -> str:
-    """An SVG document of these charts below (name, colour) of what is drawn in them."""
+def assemble_svg(charts: Sequence[Chart], legend: Sequence[tuple[str, str]], *, title: str) -> str:
+    """An SVG document of these charts below a legend of (name, colour)."""
     parts, top_y = _legend(legend)
     for chart, x, y, width, height in _places(charts, top_y):
         parts.append(_placed(chart, x, y, width, height))
         bottom_y = y + height
     return Markup(
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w:g} {h:g}" role="img" '
-        'aria-label="{words}"><style>{style}</style>'
+        'aria-label="{title}"><style>{style}</style>'
         '<rect class="paper" x="0.5" y="0.5" width="{inner_w:g}" height="{inner_h:g}" rx="10"/>'
-        '<text class="words title" x="{x:g}" y="{y:g}">{words}</text>{parts}</svg>\n'
+        '<text class="words title" x="{x:g}" y="{y:g}">{title}</text>{parts}</svg>\n'
     ).format(
         w=_WIDTH,
         h=bottom_y + _MARGIN,
         inner_w=_WIDTH - 1,
         inner_h=bottom_y + _MARGIN - 1,
-        words=title,
+        title=title,
         style=Markup(_STYLE),  # noqa: S704 - our own
         x=_MARGIN,
         y=_HEAD - 14,
@@ -98,7 +97,7 @@ def assembled(charts: Sequence[Chart], legend: Sequence[tuple[str, str]], *, tit
 
 
 def _legend(names: Sequence[tuple[str, str]]) -> tuple[list[Markup], float]:
-    """Names beside their colours, and where what follows may begin."""
+    """The legend, and the y position below it."""
     columns = int((_WIDTH - 2 * _MARGIN) // _LEGEND_COLUMN)
     parts = []
     for index, (name, mark) in enumerate(names):
@@ -117,15 +116,15 @@ def _legend(names: Sequence[tuple[str, str]]) -> tuple[list[Markup], float]:
 def _places(
     charts: Sequence[Chart], top_y: float
 ) -> Iterator[tuple[Chart, float, float, float, float]]:
-    """(chart, x, y, width, height): two in a row, wide ones alone; each in its own proportions."""
+    """(chart, x, y, width, height): two in a row, wide ones alone, proportions kept."""
     full = _WIDTH - 2 * _MARGIN
     half = (full - _GAP) / 2
     y, column, row_height = top_y, 0, 0.0
     for chart in charts:
         width = full if chart.wide else half
-        found = _VIEW_BOX.search(chart.svg)
-        assert found is not None, "to_svg leaves the view box"
-        height = _CAPTION + width * float(found[2]) / float(found[1])
+        view_box = _VIEW_BOX.search(chart.svg)
+        assert view_box is not None, "to_svg keeps the view box"
+        height = _CAPTION + width * float(view_box[2]) / float(view_box[1])
         if chart.wide and column:
             y, column, row_height = y + row_height + _GAP, 0, 0.0
         yield chart, _MARGIN + column * (half + _GAP), y, width, height
@@ -137,7 +136,7 @@ def _places(
 
 
 def _placed(chart: Chart, x: float, y: float, width: float, height: float) -> Markup:
-    inner = str(chart.svg).replace(  # as Markup it would escape what is put in
+    inner = str(chart.svg).replace(  # Markup would escape the inserted text
         "<svg ",
         f'<svg x="{x:g}" y="{y + _CAPTION:g}" width="{width:g}" height="{height - _CAPTION:g}" ',
         1,

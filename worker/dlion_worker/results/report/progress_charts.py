@@ -1,7 +1,7 @@
-"""Pictures of learning, of one run or of several side by side: accuracy, loss, drift, speed-up.
+"""Charts of learning, of one or several runs: accuracy, loss, drift, speed-up.
 
-Called by `page`. Every replica is a thin line, the mean over replicas a thick one. Colours are
-workers where there is one run, runs where there are several.
+Each replica is a thin line, the mean over replicas a thick one. Colours stand for workers of one
+run, or for several runs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dlion_worker.results.report.drawing import (
     Chart,
     chart,
     colour,
-    nothing,
+    draw_message,
     percent_axis,
     smoothed,
-    thinned,
+    subsampled,
     time_axis,
 )
 from dlion_worker.results.summary import sent_bytes_at
@@ -37,14 +37,14 @@ _MEGA = 1e6
 
 
 def accuracy_against_time(runs: Sequence[LoadedRun]) -> Chart:
-    """Every replica and the mean."""
+    """Accuracy of every replica, and the mean."""
 
     def draw(axes: Axes) -> None:
         lines = _line_count(runs)
         for index, run in enumerate(runs):
             for line, points in enumerate(_replicas(run)):
-                _thin(axes, runs, index, line, thinned(points[:, :2], lines))
-            _thick(axes, runs, index, thinned(run.mean_accuracy(), lines))
+                _thin(axes, runs, index, line, subsampled(points[:, :2], lines))
+            _thick(axes, runs, index, subsampled(run.mean_accuracy(), lines))
         _accuracy_axes(axes, runs)
         time_axis(axes, _end_s(runs))
 
@@ -53,21 +53,23 @@ def accuracy_against_time(runs: Sequence[LoadedRun]) -> Chart:
 
 
 def accuracy_against_bytes(runs: Sequence[LoadedRun]) -> Chart:
-    """The same accuracies, over what all workers together had sent by then."""
+    """Accuracy over the bytes that all workers had sent by then."""
 
     def draw(axes: Axes) -> None:
         lines = _line_count(runs)
         total = max((run.summary["sent_bytes"] for run in runs), default=0)
         if total <= 0:
-            nothing(axes, "nothing was sent between workers")
+            draw_message(axes, "nothing was sent between workers")
             return
         scale, unit = (1e9, "GB") if total >= 2e9 else (_MEGA, "MB")
         for index, run in enumerate(runs):
             if not run.summary["sent_bytes"]:
                 continue
             for line, points in enumerate(_replicas(run)):
-                _thin(axes, runs, index, line, _over_bytes(run, thinned(points, lines), scale))
-            _thick(axes, runs, index, _over_bytes(run, thinned(run.mean_accuracy(), lines), scale))
+                _thin(axes, runs, index, line, _over_bytes(run, subsampled(points, lines), scale))
+            _thick(
+                axes, runs, index, _over_bytes(run, subsampled(run.mean_accuracy(), lines), scale)
+            )
         _accuracy_axes(axes, runs)
         axes.set_xlim(left=0)
         axes.set_xlabel(f"sent by all workers together [{unit}]")
@@ -76,26 +78,26 @@ def accuracy_against_bytes(runs: Sequence[LoadedRun]) -> Chart:
 
 
 def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
-    """Training loss, averaged over short stretches."""
+    """Training loss, averaged over short intervals."""
 
     def draw(axes: Axes) -> None:
         lines = _line_count(runs)
-        seen: list[float] = []
+        losses: list[float] = []
         for index, run in enumerate(runs):
             curves = [smoothed(worker.loss_curve.points(), lines) for worker in run.workers]
             curves = [points for points in curves if len(points)]
             for line, points in enumerate(curves):
                 _thin(axes, runs, index, line, points, strength=0.9 if len(runs) == 1 else 0.35)
-                seen.extend(points[:, 1])
+                losses.extend(points[:, 1])
             if curves and len(runs) > 1:
                 began_s = max(points[0, 0] for points in curves)
                 times_s = np.linspace(began_s, max(points[-1, 0] for points in curves), 150)
                 mean = np.mean([at_times(points, times_s) for points in curves], axis=0)
                 _thick(axes, runs, index, np.column_stack((times_s, mean)))
-        if not seen:
-            nothing(axes, "no training loss was reported")
+        if not losses:
+            draw_message(axes, "no training loss was reported")
             return
-        axes.set_ylim(0, float(np.quantile(seen, 0.99)) * 1.1)
+        axes.set_ylim(0, float(np.quantile(losses, 0.99)) * 1.1)
         axes.set_ylabel("training loss")
         time_axis(axes, _end_s(runs))
 
@@ -103,12 +105,12 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
 
 
 def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
-    """How far replicas are apart."""
+    """Distance between replicas."""
 
     def draw(axes: Axes) -> None:
-        curves = [thinned(run.tally.drift_curve.points(), len(runs)) for run in runs]
+        curves = [subsampled(run.tally.drift_curve.points(), len(runs)) for run in runs]
         if not any(len(points) for points in curves):
-            nothing(axes, "no two replicas were evaluated with sketches of their weights")
+            draw_message(axes, "no two replicas were evaluated with sketches of their weights")
             return
         for index, points in enumerate(curves):
             if len(points):
@@ -126,7 +128,7 @@ def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
 
 
 def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
-    """Speed-up X on Y workers; None where no run has a reference."""
+    """Speed-up X on Y workers; None if no run has a reference."""
     known = [
         (run, run.summary["scalability"])
         for run in runs
@@ -145,9 +147,9 @@ def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
             place = (entry["workers"], entry["speed_up"])
             mark = _run_colour(runs, runs.index(run))
             axes.plot(*place, "o", color=mark, markersize=9, markeredgecolor=PAPER)
-            words = f"{entry['speed_up']:.2f}x on {entry['workers']} ({entry['efficiency']:.0%})"
+            text = f"{entry['speed_up']:.2f}x on {entry['workers']} ({entry['efficiency']:.0%})"
             axes.annotate(
-                words, place, xytext=(-9, 5), textcoords="offset points", ha="right", fontsize=8.5
+                text, place, xytext=(-9, 5), textcoords="offset points", ha="right", fontsize=8.5
             )
         axes.set_xlim(0, most)
         axes.set_ylim(0, max(most, *(entry["speed_up"] * 1.15 for _, entry in known)))
@@ -165,7 +167,7 @@ def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
 
 def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
     if not any(len(points) for run in runs for points in _replicas(run)):
-        nothing(axes, "no replica was evaluated")
+        draw_message(axes, "no replica was evaluated")
         return
     target = runs[0].run.target_accuracy
     if target:

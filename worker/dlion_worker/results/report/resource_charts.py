@@ -1,6 +1,6 @@
-"""Pictures of what one run used: batches, capacities, time, links, and when things happened.
+"""Charts of one run's resources: batches, capacities, time, links, and a timeline.
 
-Called by `page`, once per run. Colours are workers.
+Colours stand for workers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dlion_worker.results.report.drawing import (
     Chart,
     chart,
     colour,
-    nothing,
+    draw_message,
     styled,
-    thinned,
+    subsampled,
     time_axis,
     to_svg,
 )
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from dlion_worker.results.tally import LinkTally, WorkerTally
 
 _MEGA = 1e6
-_MOST_PANELS = 24
+_MAX_PANELS = 24
 _BINS = 60
 _DASHES = ("solid", (0, (4, 4)), (0, (2, 6)), (3, (1, 7)))
-"""For a line on none, one, two and more others."""
+"""For a line that overlaps none, one, two or more others."""
 
 
 def batch_sizes(run: LoadedRun) -> Chart:
@@ -47,9 +47,9 @@ def batch_sizes(run: LoadedRun) -> Chart:
     def draw(axes: Axes) -> None:
         workers = [worker for worker in run.workers if worker.steps]
         if not workers:
-            nothing(axes, "no step was done")
+            draw_message(axes, "no step was done")
             return
-        curves = [thinned(worker.batch_curve.points(), len(workers)) for worker in workers]
+        curves = [subsampled(worker.batch_curve.points(), len(workers)) for worker in workers]
         marks = [_colour(run, worker) for worker in workers]
         _step_lines(axes, list(zip(curves, marks, strict=True)))
         axes.set_ylim(bottom=0)
@@ -60,14 +60,14 @@ def batch_sizes(run: LoadedRun) -> Chart:
 
 
 def capacities(run: LoadedRun) -> Chart:
-    """Relative compute power as measured beside each trainer."""
+    """Relative compute power as measured by the sidecars."""
 
     def draw(axes: Axes) -> None:
         known = [(w, w.capacity_curve.points()) for w in run.workers if len(w.capacity_curve)]
         if not known:
-            nothing(axes, "no sidecar reported a capacity")
+            draw_message(axes, "no sidecar reported a capacity")
             return
-        _step_lines(axes, [(thinned(p, len(known)), _colour(run, w)) for w, p in known])
+        _step_lines(axes, [(subsampled(p, len(known)), _colour(run, w)) for w, p in known])
         axes.set_ylim(bottom=0)
         axes.set_ylabel("compute power [samples/s]")
         time_axis(axes, run.tally.end_s)
@@ -76,12 +76,12 @@ def capacities(run: LoadedRun) -> Chart:
 
 
 def time_use(run: LoadedRun) -> Chart:
-    """Where each worker's time went."""
+    """How each worker spent its time."""
     workers = [worker for worker in run.workers if worker.steps]
 
     def draw(axes: Axes) -> None:
         if not workers:
-            nothing(axes, "no step was done")
+            draw_message(axes, "no step was done")
             return
         spans_s = np.array([max(w.last_step_s - w.started_s, 1e-9) for w in workers])
         compute = np.array([w.compute_s for w in workers]) / spans_s
@@ -122,8 +122,8 @@ def time_use(run: LoadedRun) -> Chart:
 
 
 def uplinks(run: LoadedRun) -> Chart:
-    """Use, budget and measured bandwidth of each worker's links together, a panel per worker."""
-    senders = [worker for worker in run.workers if worker.links][:_MOST_PANELS]
+    """Use, budget and bandwidth of each worker's links together, one panel per worker."""
+    senders = [worker for worker in run.workers if worker.links][:_MAX_PANELS]
     title = "Uplinks over time"
     caption = (
         "All links of a worker together. Filled: bytes sent. Solid line: budget (bytes per "
@@ -134,7 +134,7 @@ def uplinks(run: LoadedRun) -> Chart:
         rows = max(1, math.ceil(len(senders) / columns))
         figure = Figure(figsize=(11.4, 0.5 + 1.75 * rows), layout="constrained")
         if not senders:
-            nothing(figure.subplots(), "no worker sent anything")
+            draw_message(figure.subplots(), "no worker sent anything")
             return Chart(title, caption, to_svg(figure, title), wide=True)
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
         for worker, axes in zip(senders, panels.flat, strict=False):
@@ -157,14 +157,14 @@ def link_map(run: LoadedRun) -> Chart:
 
 
 def budget_map(run: LoadedRun) -> Chart:
-    """How much of its budget every link used, sender by receiver."""
+    """Use of every link's budget, sender by receiver."""
     share = _matrix(run, lambda link, _: _budget_use(link))
     caption = "Bytes sent over the sum of budgets [%]; rows send, columns receive."
     return _map(run, "Use of each link's budget", caption, share * 100, "{:.0f}", top=100.0)
 
 
 def class_accuracy(run: LoadedRun) -> Chart | None:
-    """Accuracy per class and replica at the end; None where it was not reported."""
+    """Accuracy per class and replica at the end; None if it was not reported."""
     rows = [worker["accuracy"]["classes"] for worker in run.summary["workers"]]
     count = max((len(row) for row in rows), default=0)
     if count == 0 or count > 100:
@@ -186,7 +186,7 @@ def class_accuracy(run: LoadedRun) -> Chart | None:
 
 
 def timeline(run: LoadedRun) -> Chart:
-    """When each worker trained, and when something happened to it."""
+    """When each worker trained, and its events."""
     workers = run.workers
 
     def draw(axes: Axes) -> None:
@@ -220,7 +220,7 @@ def timeline(run: LoadedRun) -> Chart:
 
 
 def _step_lines(axes: Axes, lines: Sequence[tuple[Points, str]]) -> None:
-    """Step lines in their colours; those that lie on another are dashed, so that all are seen."""
+    """Step lines in their colours; overlapping lines are dashed to stay visible."""
     drawn: list[Points] = []
     top = max((points[:, 1].max() for points, _ in lines), default=0.0)
     for points, mark in lines:
@@ -258,7 +258,7 @@ def _uplink(axes: Axes, run: LoadedRun, worker: WorkerTally) -> None:
 
 
 def _held(points: Points, times_s: Points, column: int) -> Points:
-    """The column at those times as last known; NaN where it never was."""
+    """The last known value of the column at those times; NaN before the first."""
     known = points[1:][~np.isnan(points[1:, column])]
     if len(known) == 0:
         return np.full(len(times_s), np.nan)
@@ -298,7 +298,7 @@ def _map(
 
     def draw(axes: Axes) -> None:
         if np.isnan(matrix).all():
-            nothing(axes, "nothing to show: no links, or no budgets")
+            draw_message(axes, "nothing to show: no links, or no budgets")
             return
         _heat(axes, matrix, spelling, top=top, labelled=len(workers) <= 12)
         places = range(0, len(workers), max(1, len(workers) // 16))
@@ -342,6 +342,6 @@ def _height(lanes: int) -> float:
 
 
 def legend(run: LoadedRun) -> Sequence[tuple[str, str]]:
-    """(name, colour) of every worker, for the page to show once."""
+    """(name, colour) of every worker, for the page's legend."""
     workers = run.workers
     return [(run.run.worker_name(w.rank), colour(i, len(workers))) for i, w in enumerate(workers)]

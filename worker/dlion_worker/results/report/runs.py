@@ -1,7 +1,6 @@
-"""Result folders as the report sees them.
+"""Loads result folders for the report.
 
-Owns loading: events are added up again, so that the page of a run that was killed, or still goes
-on, shows all that there is. Draws nothing.
+Aggregates events again, so that the page also shows a run that was killed or is still running.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from dlion_worker.results.environment import EnvironmentReport
 from dlion_worker.results.events import BadLine, read_events
 from dlion_worker.results.folder import EVENTS, JOB
 from dlion_worker.results.models import read_models
-from dlion_worker.results.report.written import (
-    ending_of,
+from dlion_worker.results.report.stored_files import (
     read_environment,
     read_summary,
-    scalability_of,
+    stored_ending,
+    stored_scalability,
 )
 from dlion_worker.results.summary import Json, scalability, summarise
 from dlion_worker.results.tally import RunTally, WorkerTally
@@ -44,7 +43,7 @@ class LoadedRun:
     """The manifest with its defaults, as in `job.yaml`."""
     bad_lines: tuple[BadLine, ...] = ()
     reference: str | None = None
-    """Label of the run that its speed-up is told against."""
+    """Label of the reference run for its speed-up."""
 
     @property
     def workers(self) -> list[WorkerTally]:
@@ -59,15 +58,15 @@ class LoadedRun:
 def load_runs(
     folders: Sequence[Path], labels: Sequence[str] = (), *, reference: str | None = None
 ) -> list[LoadedRun]:
-    """The runs in their folders, their speed-up told against the run labelled `reference`, or else
-    against the first that has one worker.
+    """Load the runs of these folders.
 
-    Raises: DataError when a folder holds no run, or no run of one worker is labelled so.
+    Their speed-up is relative to the run labelled `reference`, or else to the first with one
+    worker. Raises DataError if a folder holds no run, or no run of one worker has that label.
     """
     names = list(labels) or _labels(folders)
     runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
     alone = _reference(runs, reference)
-    return runs if alone is None else [_told_against(alone, run) for run in runs]
+    return runs if alone is None else [_with_scalability(alone, run) for run in runs]
 
 
 def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None:
@@ -79,43 +78,43 @@ def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None
             return run
     allowed = ", ".join(repr(run.label) for run in alone) or "none, as no run here has one worker"
     raise DataError(
-        f"report: speed-up is told against a run of one worker, and none is labelled so (given: "
-        f"{label!r}; allowed: {allowed})"
+        f"report: the reference for the speed-up must be a run of one worker (given: {label!r}; "
+        f"allowed: {allowed})"
     )
 
 
-def _told_against(reference: LoadedRun, run: LoadedRun) -> LoadedRun:
+def _with_scalability(reference: LoadedRun, run: LoadedRun) -> LoadedRun:
     if len(run.summary["workers"]) <= 1:
         return run
-    told = {**run.summary, "scalability": scalability(run.summary, reference.summary)}
-    return replace(run, summary=told, reference=reference.label)
+    summary = {**run.summary, "scalability": scalability(run.summary, reference.summary)}
+    return replace(run, summary=summary, reference=reference.label)
 
 
 def load_run(folder: Path, label: str) -> LoadedRun:
-    """One run. Raises: DataError when the folder holds none."""
+    """Load one run. Raises DataError if the folder holds none."""
     run = describe_folder(folder)
     tally = RunTally(worker.rank for worker in run.workers)
     bad_lines: list[BadLine] = []
     for record in read_events(folder / EVENTS, bad_lines.append):
         tally.add(record)
-    written = read_summary(folder)
+    stored = read_summary(folder)
     summary = summarise(
         run,
         tally,
-        ending=ending_of(written),
+        ending=stored_ending(stored),
         models=read_models(folder),
         bad_line_count=len(bad_lines),
     )
-    summary["scalability"] = scalability_of(written)
+    summary["scalability"] = stored_scalability(stored)
     environment = read_environment(folder)
     job_text = (folder / JOB).read_text("utf-8")
     return LoadedRun(label, run, tally, summary, environment, job_text, tuple(bad_lines))
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
-    """Folder names; where two are alike, with as many of the folders above as tell all apart.
+    """Folder names, with as many parent folders as needed to make them unique.
 
-    The same folder given twice is numbered.
+    A folder that is given twice is numbered.
     """
     paths = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, paths), default=0) + 1):
@@ -125,9 +124,9 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     else:
         return []
     twice = Counter(names)
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for place, name in enumerate(names):
-        seen[name] += 1
+        counts[name] += 1
         if twice[name] > 1:
-            names[place] = f"{name} ({seen[name]})"
+            names[place] = f"{name} ({counts[name]})"
     return names

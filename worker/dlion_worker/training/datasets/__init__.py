@@ -1,27 +1,26 @@
-"""What a worker trains on: reading, sharing out, choosing, and handing out in batches.
+"""A worker's training data: reading, partitioning, selecting, batching.
 
-Called by the trainer: `load` once, `BatchStream.next` per step, `FolderWatch.poll` on an interval
-where the data grows. Everything follows from the manifest and its seed, so that all workers agree
-on who has which sample without a word between them. Images stay uint8 in memory; the compiled
-step scales them.
+The trainer calls `load` once, `BatchStream.next` per step, and `FolderWatch.poll` at an interval
+where the data grows. Everything follows from the manifest and its seed, so workers agree on the
+partition without communication. Images stay uint8 in memory; the compiled step scales them.
 """
 
 from __future__ import annotations
 
 from dlion_worker.training.datasets.dataset import DataSet
+from dlion_worker.training.datasets.dataset_cache import DatasetCache
 from dlion_worker.training.datasets.loading import load
-from dlion_worker.training.datasets.opened_once import OpenedOnce
-from dlion_worker.training.datasets.opening import whole_is_known
+from dlion_worker.training.datasets.open_sources import training_set_size_is_known
 from dlion_worker.training.datasets.stream import BatchStream
-from dlion_worker.training.datasets.watch import Change, ChangeKind, FolderWatch
+from dlion_worker.training.datasets.watch import FileChange, FileChangeKind, FolderWatch
 
 __all__ = [
     "BatchStream",
-    "Change",
-    "ChangeKind",
     "DataSet",
+    "DatasetCache",
+    "FileChange",
+    "FileChangeKind",
     "FolderWatch",
-    "OpenedOnce",
     "load",
-    "whole_is_known",
+    "training_set_size_is_known",
 ]

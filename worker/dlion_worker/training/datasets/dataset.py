@@ -1,4 +1,4 @@
-"""A worker's samples, and the check that arrays from outside are samples at all."""
+"""A worker's samples, and validation of arrays from outside."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Samples = tuple[NDArray[Any], Labels]
 
 
 Fingerprint = tuple[int, int]
-"""Size in bytes and time of the last change in nanoseconds: another value is another content."""
+"""Size in bytes and modification time in nanoseconds; a different value means changed content."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """This worker's share of the training samples, and the held-out ones (all of them).
+    """This worker's share of the training samples, and all held-out samples.
 
-    `parts` maps a key to samples: one part in all, or one per file where the data grows.
+    `parts` maps keys to samples: a single part, or one per file where the data grows.
     """
 
     parts: Mapping[str, Samples]
@@ -32,12 +32,11 @@ class DataSet:
     held_out_y: Labels
     class_count: int
     training_set_samples: int
-    """Of all workers together, as far as the manifest tells: where each has data of its own, as if
-    all had as many as this one."""
+    """Samples of all workers, as far as the manifest determines it. Where each has its own data,
+    assumes as many as this worker has."""
     near_duplicates_left_out: int = 0
     files: Mapping[str, Fingerprint] = field(default_factory=dict)
-    """Watched files as they were when they were read, whether or not they hold something for
-    this worker."""
+    """Watched files as of reading, whether or not they contain samples of this worker."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -51,12 +50,12 @@ class DataSet:
 
     @property
     def samples(self) -> int:
-        """Training samples of this worker."""
+        """Number of this worker's training samples."""
         return sum(len(y) for _, y in self.parts.values())
 
 
 def checked(x: object, y: object, source: str) -> Samples:
-    """The arrays as samples: uint8, int32 or float32, and labels from 0.
+    """Validate the arrays as samples (uint8, int32 or float32) and labels from 0.
 
     Raises: DataError, naming `source`.
     """
@@ -81,20 +80,20 @@ def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
         if not np.isfinite(x).all():
             bad = int(np.argmin(np.isfinite(x.reshape(len(x), -1)).all(axis=1)))
             raise DataError(
-                f"{source}: sample {bad} holds NaN or infinity. Clean the data, or leave it out"
+                f"{source}: sample {bad} holds NaN or infinity. Clean the data, or remove it"
             )
         return x
     if x.dtype.kind in "iub":
         return x.astype(np.int32, copy=False)
     raise DataError(
-        f"{source}: samples of a type that cannot be trained on (given: {x.dtype}; allowed: "
+        f"{source}: unsupported sample type (given: {x.dtype}; allowed: "
         "uint8 for pixels, integers, floats)"
     )
 
 
 def _labels(y: NDArray[Any], source: str) -> Labels:
     if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]  # keras.datasets give [N, 1]
+        y = y[:, 0]  # keras.datasets return [N, 1]
     if y.dtype.kind not in "iub":
         raise DataError(
             f"{source}: labels must be class numbers (given: {y.dtype}; allowed: integers from 0). "
@@ -108,7 +107,7 @@ def _labels(y: NDArray[Any], source: str) -> Labels:
 
 
 def check_alike(x: NDArray[Any], input_shape: tuple[int, ...], source: str) -> None:
-    """Raises DataError where samples have another shape than the rest of the data set."""
+    """Raises: DataError where samples have another shape than the rest of the data set."""
     if tuple(x.shape[1:]) != input_shape:
         raise DataError(
             f"{source}: samples of another shape (given: {list(x.shape[1:])}; allowed: "

@@ -1,7 +1,6 @@
-"""Encoded images to one uint8 array, on all threads of the pool.
+"""Decodes images into one uint8 array, on all threads of the pool.
 
-Used by the readers of TFRecord files and of folders. TensorFlow decodes JPEG, PNG, GIF (its first
-frame) and BMP.
+Used for TFRecord files and folders. TensorFlow decodes JPEG, PNG, GIF (first frame) and BMP.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-as_written = tf.autograph.experimental.do_not_convert
-"""For functions of `tf.data` without Python's `if` and `for`: looking for these takes as long as
+without_autograph = tf.autograph.experimental.do_not_convert
+"""For `tf.data` functions without Python's `if` and `for`. Autograph's analysis takes as long as
 reading thousands of records."""
 READ_FAULTS = (tf.errors.OpError, UnicodeDecodeError)
-"""What TensorFlow raises for bad data; the second where its message holds some of the bytes."""
-_MOST_PIXELS = 64 * 2**20
+"""TensorFlow's exceptions for bad data; the second if its message contains some of the bytes."""
+_MAX_PIXELS = 64 * 2**20
 
 
 def decode_all(
-    encoded: Any, count: int, *, source: str, blame: Callable[[tuple[int, ...]], DataError]
+    encoded: Any, count: int, *, source: str, find_fault: Callable[[tuple[int, ...]], DataError]
 ) -> NDArray[np.uint8]:
     """Images [count, H, W, C] from a `tf.data.Dataset` of batches of encoded strings.
 
-    All images must have the size of the first. `blame` is asked, with the expected shape, for an
-    error that names the culprit when one does not decode: looking one by one is slow, and needed
-    only then.
+    All images must have the size of the first. If one does not decode, `find_fault` gets the
+    expected shape and returns an error with the culprit's name. It checks images one by one, which
+    is slow, so it runs only then.
     """
     iterator = iter(encoded.unbatch().take(1).with_options(reading_options()))
     try:
         shape = decoded_shape(next(iterator))
     except READ_FAULTS as error:
-        raise blame(()) from error
+        raise find_fault(()) from error
     check_size(count, shape, source)
     images = np.empty((count, *shape), np.uint8)
     done = 0
@@ -54,32 +53,34 @@ def decode_all(
         return tf.map_fn(decode, data_B, fn_output_signature=form, parallel_iterations=1)
 
     several = {"num_parallel_calls": _threads(), "deterministic": True} if _threads() > 1 else {}
-    batches = encoded.map(as_written(decode_batch), **several).with_options(reading_options())
+    batches = encoded.map(without_autograph(decode_batch), **several).with_options(
+        reading_options()
+    )
     try:
         for batch in batches.as_numpy_iterator():
             images[done : done + len(batch)] = batch
             done += len(batch)
     except READ_FAULTS as error:
-        raise blame(shape) from error
-    if done < count:  # it was replaced by a shorter one since it was opened
-        raise blame(shape)
+        raise find_fault(shape) from error
+    if done < count:  # replaced by a shorter file since it was opened
+        raise find_fault(shape)
     return images
 
 
 def decoded_shape(data: Any) -> tuple[int, ...]:
     """Height, width, channels of one encoded image. Raises: tf.errors.OpError, DataError."""
     shape = tuple(tf.io.decode_image(data, expand_animations=False).shape)
-    if int(np.prod(shape, dtype=np.int64)) > _MOST_PIXELS:
+    if int(np.prod(shape, dtype=np.int64)) > _MAX_PIXELS:
         raise DataError(f"image of {shape[0]} by {shape[1]} pixels: too large to train on")
     return shape
 
 
-def fault_of(data: Any, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with one encoded image, None where nothing is."""
+def image_fault(data: Any, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with one encoded image; None if nothing."""
     try:
         image = tf.io.decode_image(data, channels=shape[2] if shape else 0, expand_animations=False)
     except READ_FAULTS:
-        return "not a JPEG, PNG, GIF or BMP image, or cut short"
+        return "not a JPEG, PNG, GIF or BMP image, or truncated"
     if shape and tuple(image.shape) != shape:
         return (
             f"an image of another size (given: {list(image.shape)}; allowed: {list(shape)}, "
@@ -89,8 +90,10 @@ def fault_of(data: Any, shape: tuple[int, ...]) -> str | None:
 
 
 def reading_options() -> Any:
-    """`tf.data.Options` for reading a file once, in order: nothing that is only worth its own
-    cost in a pipeline that runs for long."""
+    """`tf.data.Options` for reading a file once, in order.
+
+    Disables optimizations that pay off only in long-running pipelines.
+    """
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

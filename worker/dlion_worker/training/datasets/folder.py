@@ -1,7 +1,7 @@
 """Folders of images: one subfolder per class.
 
-Classes are numbered by `classes.txt` (a name a line) in the folder or beside it; without it by
-the order of the subfolders' names.
+`classes.txt` (one name a line), in the folder or beside it, numbers the classes; without it, the
+alphabetical order of the subfolders does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_worker.training.datasets.decoding import decode_all, fault_of
+from dlion_worker.training.datasets.decoding import decode_all, image_fault
 from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
@@ -33,17 +33,20 @@ class ImageSource:
         self.labels = np.array([label for _, label in files], np.int32)
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """The chosen images, decoded."""
+        """Decode the chosen images."""
         chosen = [self._files[i] for i in index_K]
         paths = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen])
         encoded = paths.map(tf.io.read_file).batch(_BATCH)
         return decode_all(
-            encoded, len(chosen), source=self.name, blame=lambda shape: _blame(chosen, shape)
+            encoded,
+            len(chosen),
+            source=self.name,
+            find_fault=lambda shape: _find_fault(chosen, shape),
         )
 
 
 def open_folder(path: Path, class_names: Sequence[str] | None = None) -> ImageSource:
-    """All images below a folder. `class_names`: the numbering, where it is known already."""
+    """All images below a folder. `class_names`: the class order, if known already."""
     names = list(class_names or subfolders(path))
     files = [(file, names.index(folder)) for folder, file in image_files(path, names)]
     if not files:
@@ -55,27 +58,27 @@ def open_folder(path: Path, class_names: Sequence[str] | None = None) -> ImageSo
 
 
 def image_files(path: Path, class_names: Sequence[str]) -> list[tuple[str, Path]]:
-    """Class name and path of every image, in the order of their names.
+    """Class name and path of every image, in alphabetical order.
 
-    Raises: DataError for a subfolder that is no class.
+    Raises: DataError for a subfolder that is not a class.
     """
-    found: list[tuple[str, Path]] = []
+    files: list[tuple[str, Path]] = []
     for folder in subfolders(path):
         if folder not in class_names:
             raise DataError(
                 f"{path / folder}: no such class (allowed: {', '.join(class_names)}). "
-                "Add the name to classes.txt, or take the folder away"
+                "Add the name to classes.txt, or remove the folder"
             )
-        found += [
+        files += [
             (folder, file)
             for file in sorted((path / folder).iterdir())
             if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
         ]
-    return found
+    return files
 
 
 def subfolders(path: Path) -> list[str]:
-    """Names of the class folders in their order."""
+    """Names of the class folders, sorted."""
     if not path.is_dir():
         raise DataError(
             f"data: no such directory: {path}. Paths are relative to the site's data root"
@@ -83,11 +86,11 @@ def subfolders(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def listed_classes(path: Path) -> list[str] | None:
-    """The names in `classes.txt`, in the directory of the data or the one above; None without."""
+def read_class_list(path: Path) -> list[str] | None:
+    """Names in `classes.txt` in the data's directory or its parent; None without the file."""
     start = path if path.is_dir() else path.parent
-    for place in (start, start.parent):
-        file = place / "classes.txt"
+    for folder in (start, start.parent):
+        file = folder / "classes.txt"
         if file.is_file():
             names = [
                 line.strip() for line in file.read_text("utf-8", errors="replace").splitlines()
@@ -96,12 +99,12 @@ def listed_classes(path: Path) -> list[str] | None:
     return None
 
 
-def _blame(files: Sequence[Path], shape: tuple[int, ...]) -> DataError:
+def _find_fault(files: Sequence[Path], shape: tuple[int, ...]) -> DataError:
     for path in files:
         try:
             data = path.read_bytes()
         except OSError as error:
             return DataError(f"{path}: cannot be read: {error.strerror}")
-        if fault := fault_of(data, shape):
-            return DataError(f"{path}: {fault}. Correct the file, or take it away")
+        if fault := image_fault(data, shape):
+            return DataError(f"{path}: {fault}. Correct the file, or remove it")
     return DataError(f"{files[0].parent}: the images cannot be read")

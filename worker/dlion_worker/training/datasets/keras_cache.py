@@ -1,7 +1,7 @@
-"""One process at a time in Keras' cache of data sets.
+"""A lock on Keras' data set cache.
 
-Keras downloads and unpacks in place: of a run's processes, which all start together, each would
-find the cache empty and write the same files. Called by `named`.
+Keras downloads and unpacks in place. A run's processes start together; without the lock each would
+find the cache empty and write the same files. Called by `named_datasets`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def lock_path() -> Path:
-    """The file that is locked: in Keras' folder, or in /tmp where that cannot be written.
+    """The lock file: in Keras' folder, or in /tmp if that is not writable.
 
-    Not in TMPDIR: each run has one of its own.
+    Not in TMPDIR, because each run has its own.
     """
     home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
     if os.access(home, os.W_OK):
@@ -28,11 +28,11 @@ def lock_path() -> Path:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Inside, no other process of this user reads or fills the cache; waits for its turn.
+def cache_lock() -> Iterator[None]:
+    """Hold the lock: no other process of this user uses the cache. Waits for it.
 
-    The lock goes with its process, also where that is killed. Where there is none to be had (a
-    file system that is read-only, or has no locks) the caller goes on without.
+    The lock ends with its process, even if killed. If locking is not possible (a read-only file
+    system, or one without locks), the caller continues without it.
     """
     file = _locked()
     try:

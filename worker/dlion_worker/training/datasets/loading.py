@@ -1,7 +1,7 @@
-"""From the manifest to one worker's data set.
+"""Loads one worker's data set as the manifest describes.
 
-Order: open, hold out, keep the named classes, share out, thin, read, leave near-duplicates out.
-All but the last two follow from labels and seed alone, so every worker knows everybody's share.
+Order: open, hold out, keep the named classes, partition, subsample, read, drop near-duplicates. All
+but the last two depend only on labels and seed, so every worker knows all shares.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import DataError, ProgramError
-from dlion_worker.training.datasets import named, npz, opening, selection
+from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
-from dlion_worker.training.datasets.intake import load_watched
-from dlion_worker.training.datasets.opened_once import OpenedOnce
-from dlion_worker.training.datasets.partition import partition, place_of
-from dlion_worker.training.datasets.sources import ArraySource, Source
-from dlion_worker.training.programs.program import Program, user_code
+from dlion_worker.training.datasets.dataset_cache import DatasetCache
+from dlion_worker.training.datasets.file_intake import load_watched
+from dlion_worker.training.datasets.partition import part_index, partition
+from dlion_worker.training.datasets.sources import ArraySource, SampleSource
+from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,94 +31,94 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-WHOLE = "all"
-"""Key of the one part of a data set that is not watched."""
+SINGLE_PART = "all"
+"""Key of the only part of an unwatched data set."""
 
 
 def load(
     job: Job,
     identity: WorkerIdentity,
     *,
-    program: Program,
+    program: TrainingProgram,
     data_root: Path,
-    opened: OpenedOnce | None = None,
+    cache: DatasetCache | None = None,
 ) -> DataSet:
-    """This worker's share and the held-out samples, as the manifest says.
+    """Return this worker's share and the held-out samples.
 
-    Without a name or path in the manifest the program's `load_data` is asked. `opened`: what was
-    opened for other workers of the same job in this process, and is not opened again.
+    Without a name or path in the manifest, the program's `load_data` is called. `cache`: sources
+    already opened for other workers of the same job in this process.
 
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
-    spec, opened = job.spec.trainer.dataset, opened or OpenedOnce()
+    spec, cache = job.spec.trainer.dataset, cache or DatasetCache()
     if spec.name is None and spec.path is None:
         return _from_program(job, identity, program)
     if spec.name is not None:
-        named_source = opened.get(("name", spec.name), partial(_named, spec.name))
-        return _shared(job, identity, *named_source, None, opened)
+        named_source = cache.get(("name", spec.name), partial(_named, spec.name))
+        return _shared(job, identity, *named_source, None, cache)
     assert spec.path is not None
-    path = opening.resolved(spec.path, identity, data_root)
+    path = open_sources.resolve_path(spec.path, identity, data_root)
     evaluation = (
-        opening.resolved(spec.evaluation_path, identity, data_root)
+        open_sources.resolve_path(spec.evaluation_path, identity, data_root)
         if spec.evaluation_path
         else None
     )
-    names = opening.class_names(path, spec, evaluation)
+    names = open_sources.class_names(path, spec, evaluation)
     held_out: Samples | None = None
     if evaluation:
-        open_held_out = partial(opening.open_held_out, evaluation, spec, names)
-        held_out = opened.get(("evaluation", str(evaluation)), open_held_out)
+        open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)
+        held_out = cache.get(("evaluation", str(evaluation)), open_held_out)
     if spec.watch:
-        assert held_out is not None  # a rule of the manifest
+        assert held_out is not None  # required by the manifest's validation
         return load_watched(job, identity, path, held_out, names)
-    open_path = partial(opening.open_path, path, spec, names)
-    source = opened.source(path, open_path, reads_all=_reads_all(job))
+    open_path = partial(open_sources.open_path, path, spec, names)
+    source = cache.source(path, open_path, reads_all=_reads_all(job))
     if held_out is None and spec.format == "npz" and path.is_file():
-        held_out = opened.get(("held out", str(path)), partial(npz.read_held_out, path))
-    return _shared(job, identity, source, held_out, names, opened)
+        held_out = cache.get(("held out", str(path)), partial(npz.read_held_out, path))
+    return _shared(job, identity, source, held_out, names, cache)
 
 
-def _named(name: str) -> tuple[Source, Samples | None]:
+def _named(name: str) -> tuple[SampleSource, Samples | None]:
     if name == "digits":
-        return ArraySource(name, *named.digits()), None
-    train, held_out = named.keras_images(name.removeprefix("keras:"))
+        return ArraySource(name, *named_datasets.digits()), None
+    train, held_out = named_datasets.keras_images(name.removeprefix("keras:"))
     return ArraySource(name, *train), held_out
 
 
 def _reads_all(job: Job) -> bool:
-    """Whether all workers together read (nearly) all samples of a source that they share."""
+    """Whether all workers together read (nearly) all samples of a shared source."""
     spec = job.spec.trainer.dataset
-    return not (opening.is_own(spec) or spec.keep_classes or spec.keep_fraction < 1)
+    return not (open_sources.is_per_worker(spec) or spec.keep_classes or spec.keep_fraction < 1)
 
 
 def _shared(
     job: Job,
     identity: WorkerIdentity,
-    source: Source,
+    source: SampleSource,
     held_out: Samples | None,
     names: list[str] | None,
-    opened: OpenedOnce,
+    cache: DatasetCache,
 ) -> DataSet:
-    """One worker's share of a source that every worker sees."""
+    """One worker's share of a source that every worker reads."""
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
     index_N = np.arange(len(source.labels))
     if held_out is None:
-        held_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
-        read = partial(_read, source, held_N)
-        held_out = opened.get(("split", source.name), read)
-    class_count = opening.class_count_of(names, source.name, source.labels, held_out[1])
+        held_out_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
+        read = partial(_read, source, held_out_N)
+        held_out = cache.get(("split", source.name), read)
+    class_count = open_sources.class_count_of(names, source.name, source.labels, held_out[1])
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
-    own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, opened)
+    own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
     x, y = checked(source.read(index_N[own_K]), source.labels[index_N[own_K]], source.name)
     check_alike(held_out[0], tuple(x.shape[1:]), "held-out samples")
     count = len(y)
     if spec.drop_near_duplicates:
         filtering = selection.NearDuplicates(spec.near_duplicate_threshold)
-        kept = filtering.fresh(x, y, [WHOLE] * len(y))
+        kept = filtering.select_new(x, y, [SINGLE_PART] * len(y))
         x, y = x[kept], y[kept]
         _LOG.info("near-duplicates left out: %d of %d samples", count - len(y), count)
     return DataSet(
-        parts={WHOLE: (x, y)},
+        parts={SINGLE_PART: (x, y)},
         held_out_x=held_out[0],
         held_out_y=held_out[1],
         class_count=class_count,
@@ -130,62 +130,66 @@ def _shared(
 def _held_out_split(
     count: int, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ascending places of the held-out samples and of the others; the same on every worker."""
-    held = max(1, round(fraction * count))
-    if held >= count:
+    """Ascending indices of the held-out and the other samples; equal on every worker."""
+    held_out_count = max(1, round(fraction * count))
+    if held_out_count >= count:
         raise DataError(
-            f"data: {count} samples are too few to hold {fraction:g} of them out. Use more data"
+            f"data: {count} samples are too few to hold out {fraction:g} of them. Use more data"
         )
     order = np.random.default_rng([seed, 3]).permutation(count)
-    return np.sort(order[:held]), np.sort(order[held:])
+    return np.sort(order[:held_out_count]), np.sort(order[held_out_count:])
 
 
-def _read(source: Source, index_K: NDArray[np.int64]) -> Samples:
+def _read(source: SampleSource, index_K: NDArray[np.int64]) -> Samples:
     return source.read(index_K), source.labels[index_K]
 
 
 def _own_share(
     job: Job,
     identity: WorkerIdentity,
-    source: Source,
+    source: SampleSource,
     labels: Labels,
     class_count: int,
-    opened: OpenedOnce,
+    cache: DatasetCache,
 ) -> tuple[NDArray[np.int64], int]:
-    """Ascending places of this worker's samples, and how many all workers have together."""
+    """Ascending indices of this worker's samples, and the number of samples of all workers."""
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
-    if opening.is_own(spec):
-        own = selection.thinned(labels, spec.keep_fraction, seed=[seed, identity.rank])
+    if open_sources.is_per_worker(spec):
+        own = selection.subsampled(labels, spec.keep_fraction, seed=[seed, identity.rank])
         return own, len(own) * len(job.workers())
-    share_out = partial(_shared_out, job, labels, class_count)
-    parts, total = opened.get(("shares", source.name), share_out)
-    part = parts[place_of(identity, job.workers())]
-    kept = selection.thinned(labels[part], spec.keep_fraction, seed=[seed, identity.rank])
+    make_partition = partial(_partition_all, job, labels, class_count)
+    parts, total = cache.get(("shares", source.name), make_partition)
+    part = parts[part_index(identity, job.workers())]
+    kept = selection.subsampled(labels[part], spec.keep_fraction, seed=[seed, identity.rank])
     return part[kept], total
 
 
-def _shared_out(job: Job, labels: Labels, class_count: int) -> tuple[list[NDArray[np.int64]], int]:
-    """Everybody's places, and how many samples that makes after thinning."""
+def _partition_all(
+    job: Job, labels: Labels, class_count: int
+) -> tuple[list[NDArray[np.int64]], int]:
+    """All workers' indices, and their total number after subsampling."""
     spec = job.spec.trainer.dataset
     seed = [job.spec.trainer.seed]
     parts = partition(labels, job.workers(), spec, class_count=class_count, seed=seed)
     total = sum(
-        selection.thinned_count(int(count), spec.keep_fraction)
+        selection.subsampled_count(int(count), spec.keep_fraction)
         for part in parts
         for count in np.bincount(labels[part])
     )
     return parts, total
 
 
-def _from_program(job: Job, identity: WorkerIdentity, program: Program) -> DataSet:
-    """The user's own samples: what `load_data` gives is this worker's already."""
+def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) -> DataSet:
+    """The user's own samples: `load_data` returns only this worker's."""
     if program.load_data is None:
         raise ProgramError(
             f"program {program.name}: no data. Give trainer.dataset.name or path in the manifest, "
             "or load_data(split, site, worker_index) in the program"
         )
     at_site = [worker for worker in job.workers() if worker.site == identity.site]
-    number = place_of(identity, at_site)  # over the groups: no two workers get the same data
+    number = part_index(
+        identity, at_site
+    )  # counts over groups, so no two workers get the same data
     pairs = [
         _user_samples(program, split, str(identity.site), number) for split in ("train", "test")
     ]
@@ -200,24 +204,24 @@ def _from_program(job: Job, identity: WorkerIdentity, program: Program) -> DataS
     count = len(y)
     kept = selection.of_classes(y, spec.keep_classes)
     seed = [job.spec.trainer.seed, identity.rank]
-    kept = kept[selection.thinned(y[kept], spec.keep_fraction, seed=seed)]
-    thinned = len(kept)
+    kept = kept[selection.subsampled(y[kept], spec.keep_fraction, seed=seed)]
+    subsampled_size = len(kept)
     if spec.drop_near_duplicates:
         filtering = selection.NearDuplicates(spec.near_duplicate_threshold)
-        kept = kept[filtering.fresh(x[kept], y[kept], [WHOLE] * len(kept))]
+        kept = kept[filtering.select_new(x[kept], y[kept], [SINGLE_PART] * len(kept))]
     if len(kept) < count:
         x, y = x[kept], y[kept]
     return DataSet(
-        parts={WHOLE: (x, y)},
+        parts={SINGLE_PART: (x, y)},
         held_out_x=held_x,
         held_out_y=held_y,
-        class_count=opening.class_count_of(None, program.name, y, held_y),
-        training_set_samples=thinned * len(job.workers()),
-        near_duplicates_left_out=thinned - len(kept),
+        class_count=open_sources.class_count_of(None, program.name, y, held_y),
+        training_set_samples=subsampled_size * len(job.workers()),
+        near_duplicates_left_out=subsampled_size - len(kept),
     )
 
 
-def _user_samples(program: Program, split: str, site: str, number: int) -> Samples:
+def _user_samples(program: TrainingProgram, split: str, site: str, number: int) -> Samples:
     assert program.load_data is not None
     call = f"load_data({split!r}, {site!r}, {number})"
     with user_code(program, call, "It must return (x, y) as NumPy arrays"):

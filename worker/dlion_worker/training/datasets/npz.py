@@ -1,6 +1,6 @@
-"""`.npz` files with arrays `x` and `y`, or `x_train`, `y_train` and perhaps `x_test`, `y_test`.
+"""`.npz` files with arrays `x` and `y`, or `x_train`, `y_train` and optionally `x_test`, `y_test`.
 
-Pickled objects are never loaded, and no array is read before its header has been checked.
+Never loads pickled objects, and validates each array's header before reading it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_worker.npz_faults import NPZ_FAULTS, as_array
+from dlion_worker.npz_errors import NPZ_ERRORS, as_array
 from dlion_worker.training.datasets.dataset import Samples, checked
 from dlion_worker.training.datasets.sources import MAX_BYTES
 
@@ -31,7 +31,7 @@ def read_train(path: Path) -> Samples:
 
 
 def read_held_out(path: Path) -> Samples | None:
-    """The held-out samples that the same file brings, None where it has none."""
+    """The file's held-out samples; None if it has none."""
     names = _names(path)
     if "x_test" not in names:
         return None
@@ -39,7 +39,7 @@ def read_held_out(path: Path) -> Samples | None:
 
 
 def read_evaluation(path: Path) -> Samples:
-    """The samples of a file that holds nothing but held-out ones, whatever it calls them."""
+    """The samples of a file that has only held-out ones, under any of the names."""
     return read_held_out(path) or read_train(path)
 
 
@@ -57,7 +57,7 @@ def _names(path: Path) -> frozenset[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return frozenset(n.removesuffix(".npy") for n in archive.namelist())
-    except NPZ_FAULTS as error:
+    except NPZ_ERRORS as error:
         raise _corrupt(path, error) from error
 
 
@@ -67,7 +67,7 @@ def _array(path: Path, name: str) -> NDArray[Any]:
             _check_header(path, name, file, archive.getinfo(f"{name}.npy").file_size)
         with path.open("rb") as whole, np.load(whole, allow_pickle=False) as arrays:
             return as_array(arrays[name])
-    except NPZ_FAULTS as error:
+    except NPZ_ERRORS as error:
         raise _corrupt(path, error) from error
 
 
@@ -94,5 +94,5 @@ def _check_header(path: Path, name: str, file: IO[bytes], size_bytes: int) -> No
 def _corrupt(path: Path, error: Exception) -> DataError:
     return DataError(
         f"{path}: not a readable .npz file ({type(error).__name__}: {error}). "
-        "Write the file again, or take it away"
+        "Write the file again, or remove it"
     )

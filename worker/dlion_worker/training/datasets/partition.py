@@ -1,7 +1,7 @@
-"""Who has which sample: pure functions of labels, workers and seed.
+"""Partitions samples among workers: pure functions of labels, workers and seed.
 
-Every worker computes the whole partition and takes its own part. Parts are disjoint, and together
-complete but for classes that no site is given.
+Every worker computes the whole partition and takes its part. Parts are disjoint and complete,
+except for classes that no site is given.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]
-"""[C, P]: which share of a class goes to which worker."""
+"""[C, P]: each worker's share of each class."""
 
-_DRAWS = 100
-_LEAST_OF_EVEN = 0.1
+_MAX_DRAWS = 100
+_MIN_FRACTION_OF_EVEN = 0.1
 
 
 def partition(
@@ -36,9 +36,9 @@ def partition(
     class_count: int,
     seed: Sequence[int],
 ) -> list[Indices]:
-    """Ascending places of each worker's samples, in the order of `workers`.
+    """Ascending indices of each worker's samples, in the order of `workers`.
 
-    Raises: DataError where a worker would go without a sample.
+    Raises: DataError where a worker would get no sample.
     """
     generator = np.random.default_rng([*seed, 1])
     if spec.partition == "dirichlet":
@@ -47,16 +47,16 @@ def partition(
         parts = _by_site(labels, workers, site_classes(spec, workers, class_count), generator)
     else:
         parts = _even(np.arange(len(labels)), len(workers), generator)
-    _refuse_empty(parts, workers, spec, len(labels))
+    _reject_empty(parts, workers, spec, len(labels))
     return [np.sort(part) for part in parts]
 
 
 def shares_of_classes(
     workers: Sequence[WorkerIdentity], spec: Dataset, *, class_count: int, seed: Sequence[int]
 ) -> Shares | None:
-    """For `partition_of_file`, the same for all files of a data set; None: even whatever the class.
+    """Shares for `partition_of_file`, equal for all files; None: even for all classes.
 
-    Drawn again where a worker would have less than a tenth of an even share of all samples.
+    Drawn again while a worker would get less than a tenth of an even share of all samples.
     """
     if spec.partition == "iid":
         return None
@@ -64,14 +64,14 @@ def shares_of_classes(
         classes = site_classes(spec, workers, class_count)
         has_PC = [np.isin(np.arange(class_count), classes.get(w.site, ())) for w in workers]
         has_CP = np.stack(has_PC, axis=1)
-        of_class_CP: Shares = has_CP / np.maximum(has_CP.sum(axis=1, keepdims=True), 1)
-        return of_class_CP
+        share_CP: Shares = has_CP / np.maximum(has_CP.sum(axis=1, keepdims=True), 1)
+        return share_CP
     generator = np.random.default_rng([*seed, 1])
-    kept, count = list(spec.keep_classes) or list(range(class_count)), len(workers)
-    for _ in range(_DRAWS):
-        draws = [_drawn(count, spec.dirichlet_alpha, generator) for _ in range(class_count)]
+    used_classes, count = list(spec.keep_classes) or list(range(class_count)), len(workers)
+    for _ in range(_MAX_DRAWS):
+        draws = [_draw_shares(count, spec.dirichlet_alpha, generator) for _ in range(class_count)]
         share_CP = np.stack(draws)
-        if share_CP[kept].mean(axis=0).min() >= _LEAST_OF_EVEN / count:
+        if share_CP[used_classes].mean(axis=0).min() >= _MIN_FRACTION_OF_EVEN / count:
             break
     return share_CP
 
@@ -79,10 +79,10 @@ def shares_of_classes(
 def partition_of_file(
     labels: Labels, worker_count: int, share_CP: Shares | None, *, seed: Sequence[int]
 ) -> list[Indices]:
-    """As `partition`, for one file of many, which need not have something for everybody.
+    """As `partition`, for one of many files; a worker may get nothing.
 
-    What a worker gets of a class is rounded by chance: over files its mean is the worker's share,
-    also where each file is one sample.
+    A worker's part of a class is rounded at random: its mean over files is the worker's share, even
+    for files of one sample.
     """
     generator = np.random.default_rng([*seed, 1])
     if share_CP is None:
@@ -91,7 +91,7 @@ def partition_of_file(
     chosen: list[list[Indices]] = [[np.zeros(0, np.int64)] for _ in range(worker_count)]
     for label in np.unique(labels):
         share_P = share_CP[label]
-        if not share_P.any():  # a class of no site
+        if not share_P.any():  # a class without a site
             continue
         index = generator.permutation(np.flatnonzero(labels == label))
         ends = (np.cumsum(share_P)[:-1] * len(index) + generator.random()).astype(int)
@@ -100,11 +100,11 @@ def partition_of_file(
     return [np.sort(np.concatenate(pieces)) for pieces in chosen]
 
 
-def place_of(worker: WorkerIdentity, workers: Sequence[WorkerIdentity]) -> int:
-    """Where in the parts of `partition` a worker's own samples are.
+def part_index(worker: WorkerIdentity, workers: Sequence[WorkerIdentity]) -> int:
+    """Index of a worker's part in the result of `partition`.
 
-    Parts are made once for a run. Whoever comes to a group that grows shares those of one that
-    was there: of its index modulo the count.
+    A run is partitioned once. A worker added to a group later reuses the part of index modulo the
+    original count.
     """
     group = [
         at
@@ -117,7 +117,7 @@ def place_of(worker: WorkerIdentity, workers: Sequence[WorkerIdentity]) -> int:
 def site_classes(
     spec: Dataset, workers: Sequence[WorkerIdentity], class_count: int
 ) -> Mapping[str, tuple[int, ...]]:
-    """Which classes live at which site: as given, else contiguous ranges over the sites."""
+    """Classes of each site: as given, else contiguous ranges."""
     if spec.site_classes:
         return {entry.site: tuple(entry.classes) for entry in spec.site_classes}
     sites = list(dict.fromkeys(str(w.site) for w in workers))
@@ -126,7 +126,7 @@ def site_classes(
 
 
 def _even(index_N: Indices, count: int, generator: np.random.Generator) -> list[Indices]:
-    """Shares of equal size but for one sample; chance says who has the larger ones."""
+    """Parts of equal size, plus or minus one; which are larger is random."""
     parts = np.array_split(generator.permutation(index_N), count)
     shift = int(generator.integers(count))
     return [*parts[shift:], *parts[:shift]]
@@ -135,16 +135,16 @@ def _even(index_N: Indices, count: int, generator: np.random.Generator) -> list[
 def _dirichlet(
     labels: Labels, count: int, alpha: float, generator: np.random.Generator
 ) -> list[Indices]:
-    """Each class is shared out in proportions drawn from a symmetric Dirichlet distribution.
+    """Partition each class in proportions drawn from a symmetric Dirichlet distribution.
 
-    Drawn again until everybody has a sample. Source: Hsu, Qi, Brown 2019, by class.
+    Drawn again until every worker has a sample. Source: Hsu, Qi, Brown 2019, by class.
     """
     parts: list[Indices] = []
-    for _ in range(_DRAWS):
+    for _ in range(_MAX_DRAWS):
         chosen: list[list[Indices]] = [[] for _ in range(count)]
         for label in np.unique(labels):
             index = generator.permutation(np.flatnonzero(labels == label))
-            share_P = _drawn(count, alpha, generator)
+            share_P = _draw_shares(count, alpha, generator)
             ends = np.round(np.cumsum(share_P)[:-1] * len(index)).astype(int)
             for worker, piece in enumerate(np.split(index, ends)):
                 chosen[worker].append(piece)
@@ -154,7 +154,7 @@ def _dirichlet(
     return parts
 
 
-def _drawn(count: int, alpha: float, generator: np.random.Generator) -> Shares:
+def _draw_shares(count: int, alpha: float, generator: np.random.Generator) -> Shares:
     share_P = generator.dirichlet([alpha] * count)
     if not np.isfinite(share_P).all():  # every draw underflowed: the limit is one worker
         share_P = np.eye(count)[generator.integers(count)]
@@ -167,7 +167,7 @@ def _by_site(
     classes: Mapping[str, tuple[int, ...]],
     generator: np.random.Generator,
 ) -> list[Indices]:
-    """Whole classes to each site; a class at several sites is shared by their workers' numbers."""
+    """Give whole classes to sites; sites that share a class split it by their worker counts."""
     sizes = {site: sum(w.site == site for w in workers) for site in classes}
     at_site: dict[str, list[Indices]] = {site: [] for site in classes}
     for label in np.unique(labels):
@@ -187,7 +187,7 @@ def _by_site(
     return [next(shares[w.site]) if w.site in shares else np.zeros(0, np.int64) for w in workers]
 
 
-def _refuse_empty(
+def _reject_empty(
     parts: Sequence[Indices], workers: Sequence[WorkerIdentity], spec: Dataset, sample_count: int
 ) -> None:
     empty = [w.name for w, part in zip(workers, parts, strict=True) if not len(part)]

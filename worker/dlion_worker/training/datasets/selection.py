@@ -1,4 +1,4 @@
-"""Which of its samples a worker trains on: filtering, down-sampling, near-duplicates."""
+"""Selects a worker's training samples: filtering, subsampling, near-duplicates."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 _THUMBNAIL_SIDE = 16
 _FEATURES = 256
 _BLOCK = 512
-_ROUNDING = 1e-6  # of a squared distance that is a difference of sums in float32
+_ROUNDING = 1e-6  # rounding error of a squared distance computed from float32 sums
 
 
 def of_classes(labels: Labels, classes: Sequence[int]) -> NDArray[np.int64]:
-    """Ascending places of the samples of these classes; of all where none is named."""
+    """Ascending indices of samples of these classes; all if none is named."""
     if not classes:
         return np.arange(len(labels))
     return np.flatnonzero(np.isin(labels, list(classes)))
 
 
-def thinned(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
-    """Ascending places of a random share of each class, at least one sample of each."""
+def subsampled(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
+    """Ascending indices of a random share of each class, at least one sample of each."""
     if fraction >= 1:
         return np.arange(len(labels))
     generator = np.random.default_rng([*seed, 2])
     kept = [
-        generator.permutation(np.flatnonzero(labels == label))[: thinned_count(count, fraction)]
+        generator.permutation(np.flatnonzero(labels == label))[: subsampled_count(count, fraction)]
         for label, count in zip(*np.unique(labels, return_counts=True), strict=True)
     ]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *kept]))
 
 
-def drawn(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
-    """As `thinned`, for one file of many: over many files that share, of a small one perhaps none.
+def subsampled_file(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
+    """As `subsampled`, for one of many files; a small file may keep none.
 
-    A file's count is rounded up or down by chance, so that its mean is the fraction of any number.
+    The count is rounded at random, so that its mean is the exact fraction.
     """
     if fraction >= 1:
         return np.arange(len(labels))
@@ -53,20 +53,20 @@ def drawn(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np
     return np.sort(np.concatenate(kept))
 
 
-def thinned_count(count: int, fraction: float) -> int:
-    """How many of so many samples of one class stay."""
+def subsampled_count(count: int, fraction: float) -> int:
+    """How many of that many samples of one class remain."""
     return max(1, round(float(fraction) * int(count))) if count else 0
 
 
 class NearDuplicates:
-    """Remembers the samples that were kept, and says which new ones differ from all of them.
+    """Remembers kept samples, and selects new ones that differ from all of them.
 
-    Two samples of one class count as near-duplicates where the root of the mean squared difference
-    of their thumbnails (grey, about 16 by 16) is at most `threshold` of the value range. Camera
-    noise averages out in a thumbnail: copies of CIFAR-10 images with noise of 10 % differ by 4.6 %
-    at most, while 1 % of the different images have a neighbour within 6.7 %.
+    Two samples of a class are near-duplicates if their thumbnails' root mean squared difference is
+    at most `threshold` of the value range. Thumbnails (grey, about 16 by 16) average out camera
+    noise. With 10 % noise, CIFAR-10 images differ from the originals by at most 4.6 %; 1 % of
+    different images have a neighbour within 6.7 %.
 
-    Source: ours. Every sample is compared with all kept ones, in blocks, by matrix products.
+    Source: ours. Compares every sample with all kept ones, in blocks, by matrix products.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -76,14 +76,14 @@ class NearDuplicates:
         self._label_K = np.zeros(0, np.int32)
         self._key_K = np.zeros(0, object)
 
-    def fresh(self, x: NDArray[Any], y: Labels, keys: Sequence[str]) -> NDArray[np.int64]:
-        """Ascending places of the samples to keep. `keys` says which part each comes from."""
+    def select_new(self, x: NDArray[Any], y: Labels, keys: Sequence[str]) -> NDArray[np.int64]:
+        """Ascending indices of the samples to keep. `keys`: the part of each sample."""
         feature_NF = self._features(x)
         old_KF = self._feature_KF if len(self._label_K) else feature_NF[:0]
         kept = [np.zeros(0, np.int64)]
         for label in np.unique(y):
             index = np.flatnonzero(y == label)
-            kept.append(self._fresh_of(feature_NF, index, old_KF[self._label_K == label]))
+            kept.append(self._select_class(feature_NF, index, old_KF[self._label_K == label]))
         index_K = np.sort(np.concatenate(kept))
         self._feature_KF = np.concatenate([old_KF, feature_NF[index_K]])
         self._label_K = np.concatenate([self._label_K, y[index_K]])
@@ -91,34 +91,34 @@ class NearDuplicates:
         return index_K
 
     def forget(self, keys: Collection[str]) -> None:
-        """Parts that are gone no longer count: the same samples may come again."""
+        """Drop removed parts; the same samples may return later."""
         stays = np.array([k not in keys for k in self._key_K], bool)
         self._feature_KF = self._feature_KF[stays]
         self._label_K, self._key_K = self._label_K[stays], self._key_K[stays]
 
-    def _fresh_of(
+    def _select_class(
         self, feature_NF: NDArray[np.float32], index: NDArray[np.int64], old_KF: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        """The kept ones among the samples at these places (one class)."""
+        """Indices to keep among these samples of one class."""
         limit = (self._threshold**2 + _ROUNDING) * feature_NF.shape[1]
         kept_KF = np.concatenate([old_KF, np.empty((len(index), feature_NF.shape[1]), np.float32)])
         count = len(old_KF)
         kept: list[int] = []
         for start in range(0, len(index), _BLOCK):
-            places = index[start : start + _BLOCK]
-            block_BF = feature_NF[places]
-            fresh = (_squared_distances(block_BF, kept_KF[:count]) > limit).all(axis=1)
+            indices = index[start : start + _BLOCK]
+            block_BF = feature_NF[indices]
+            is_new = (_squared_distances(block_BF, kept_KF[:count]) > limit).all(axis=1)
             within_BB = _squared_distances(block_BF, block_BF) <= limit
-            for row in range(len(places)):
-                if fresh[row]:
-                    fresh[row + 1 :] &= ~within_BB[row, row + 1 :]
+            for row in range(len(indices)):
+                if is_new[row]:
+                    is_new[row + 1 :] &= ~within_BB[row, row + 1 :]
                     kept_KF[count] = block_BF[row]
                     count += 1
-                    kept.append(int(places[row]))
+                    kept.append(int(indices[row]))
         return np.array(kept, np.int64)
 
     def _features(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        """Thumbnails of images, means over runs of values of anything else; about -0.5..0.5."""
+        """Thumbnails of images, means over runs of values of other data; about -0.5..0.5."""
         if x.ndim == 4:
             parts = [_thumbnails(x[i : i + _BLOCK]) for i in range(0, len(x), _BLOCK)]
             feature_NF = np.concatenate(parts)
@@ -132,7 +132,7 @@ class NearDuplicates:
             is_pixels = x.dtype == np.uint8
             self._range = (0.0, 255.0) if is_pixels else (float(x.min()), float(x.max()))
         low, high = self._range
-        # Around zero: the rounding of distances grows with the values' size.
+        # Centred on zero, because rounding errors of distances grow with the values.
         scaled = (feature_NF - low) / max(high - low, 1e-12) - 0.5
         return scaled.astype(np.float32, copy=False)
 

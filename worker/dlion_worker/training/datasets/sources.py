@@ -1,7 +1,7 @@
-"""Where samples lie: the labels of all of them at once, the samples themselves on demand.
+"""Sources of samples: all labels at once, samples on demand.
 
-A worker needs all labels, to know which samples are its own, and then its own samples only; with
-images in files that saves decoding everybody else's.
+A worker needs all labels to find its own samples, and then reads only those. That saves decoding
+the other workers' images.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from dlion_worker.training.datasets.dataset import Labels
 
 MAX_BYTES = 16 * 2**30
-"""No set of samples may take more memory than this: a guard against nonsense in a header."""
+"""Memory limit of any set of samples; protects against invalid headers."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples that can be read."""
 
     name: str
     labels: Labels
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """The samples at these ascending places, as one array [K, ...]."""
+        """The samples at these ascending indices, as one array [K, ...]."""
         ...
 
 
 class ArraySource:
-    """Samples that are in memory already."""
+    """Samples in memory."""
 
     def __init__(self, name: str, x: NDArray[Any], y: Labels) -> None:
         self.name = name
@@ -43,14 +43,14 @@ class ArraySource:
         self._x = x
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """A copy of the chosen samples; the whole array, uncopied, where all are chosen."""
+        """A copy of the chosen samples; the whole array, uncopied, if all are chosen."""
         return self._x if len(index_K) == len(self._x) else self._x[index_K]
 
 
 class JoinedSource:
-    """Several sources one after the other, as one."""
+    """Several sources as one, in order."""
 
-    def __init__(self, name: str, sources: list[Source]) -> None:
+    def __init__(self, name: str, sources: list[SampleSource]) -> None:
         self.name = name
         self._sources = sources
         self._starts = np.cumsum([0, *(len(s.labels) for s in sources)])
@@ -77,9 +77,9 @@ class JoinedSource:
 
 
 def data_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The file itself, or the files of that kind in the directory, in the order of their names.
+    """The file itself, or the directory's files of that kind, sorted by name.
 
-    Raises: DataError where nothing is found.
+    Raises: DataError if there is none.
     """
     if path.is_file():
         return [path]
@@ -88,18 +88,18 @@ def data_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
             f"data: no such file or directory: {path}. Paths are relative to the site's data root, "
             "which --data-root names for `dlion run` and `dlion simulate`"
         )
-    found = sorted(
+    files = sorted(
         p
         for p in path.iterdir()
         if p.suffix.lower() in suffixes and not p.name.startswith(".") and p.is_file()
     )
-    if not found:
+    if not files:
         raise DataError(f"{path}: no data in this directory (allowed: {', '.join(suffixes)} files)")
-    return found
+    return files
 
 
 def check_size(count: int, shape: tuple[int, ...], source: str) -> None:
-    """Raises DataError where that many uint8 samples would not fit."""
+    """Raises: DataError where that many uint8 samples would exceed the limit."""
     size_bytes = count * int(np.prod(shape, dtype=np.int64))
     if size_bytes > MAX_BYTES:
         raise DataError(

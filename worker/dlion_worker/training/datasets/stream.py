@@ -1,7 +1,7 @@
-"""Batches of one worker's samples: shuffled by epoch, resumable, and open to new samples.
+"""Batches of one worker's samples: shuffled by epoch, resumable, extensible.
 
-`next` and `state` run on the training thread; `extend` and `remove` may run on another one beside
-it. Everything that is drawn follows (seed, rank, epoch).
+`next` and `state` run on the training thread; `extend` and `remove` may run on another. All
+randomness follows (seed, rank, epoch).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ StateValue = NDArray[np.generic] | int | float | str
 
 
 class BatchStream:
-    """An endless stream of batches in which every sample comes once per epoch.
+    """An endless stream of batches that yields every sample once per epoch.
 
-    A batch may run over an epoch's end, and be larger than all the data. New samples are mixed
-    into what is left of the epoch under way, so that they are seen soon.
+    A batch may span epochs and exceed the size of the data. New samples are mixed into the rest of
+    the current epoch, so that they are used soon.
 
-    Raises: DataError where there is no sample at all.
+    Raises: DataError where there is no sample.
     """
 
     def __init__(self, data: DataSet, *, seed: int, rank: int) -> None:
@@ -48,16 +48,16 @@ class BatchStream:
         self._epoch = 0
         self._position = 0
         self._order = self._shuffled()
-        """All rows that are held, in the order in which the epoch passes them."""
+        """All rows, in the order of the epoch."""
 
     @property
     def samples(self) -> int:
-        """Samples that the stream holds now."""
+        """Number of samples in the stream."""
         with self._lock:
             return len(self._order)
 
     def keys(self) -> frozenset[str]:
-        """Parts that the stream holds now."""
+        """Keys of the parts in the stream."""
         with self._lock:
             return frozenset(self._rows)
 
@@ -79,12 +79,12 @@ class BatchStream:
             return self._x[rows], self._y[rows]
 
     def extend(self, parts: Mapping[str, Samples]) -> None:
-        """Takes in new samples under their keys; a key that is there already is replaced.
+        """Add samples under their keys; an existing key is replaced.
 
-        Raises: DataError where samples have another shape or type; nothing is taken in then.
+        Raises: DataError where samples have another shape or type; nothing is added then.
         """
         if not parts:
-            return  # what is left of the epoch keeps its order
+            return  # keep the order of the rest of the epoch
         for key, (x, _) in parts.items():
             check_alike(x, self._input_shape, key)
             if x.dtype != self._x.dtype:
@@ -94,15 +94,15 @@ class BatchStream:
                 )
         with self._lock:
             self._drop(parts.keys() & self._rows.keys())
-            fresh = self._append(parts)
-            left = np.concatenate([self._order[self._position :], fresh])
+            added = self._append(parts)
+            left = np.concatenate([self._order[self._position :], added])
             generator = np.random.default_rng([self._seed, self._rank, self._epoch, len(left)])
             self._order = np.concatenate(
                 [self._order[: self._position], generator.permutation(left)]
             )
 
     def remove(self, keys: frozenset[str] | set[str]) -> None:
-        """Leaves parts out from the next batch on; unknown keys are passed over.
+        """Remove parts from the next batch on; unknown keys are ignored.
 
         Raises: DataError where nothing would be left to train on; nothing is removed then.
         """
@@ -110,8 +110,8 @@ class BatchStream:
             known = keys & self._rows.keys()
             if known == self._rows.keys():
                 raise DataError(
-                    "all of this worker's samples are gone from the data; training goes on with "
-                    "the last ones until others appear"
+                    "all of this worker's samples are gone from the data; training continues "
+                    "with the last ones until others appear"
                 )
             self._drop(known)
 
@@ -125,9 +125,9 @@ class BatchStream:
             }
 
     def restore(self, state: Mapping[str, StateValue]) -> None:
-        """Goes to a position: with the same data, the same next batch.
+        """Restore a position: the same data then gives the same next batch.
 
-        Where the data has changed meanwhile, the epoch under way begins anew.
+        If the data has changed, the current epoch starts again.
         """
         try:
             epoch, position, samples = (
@@ -143,7 +143,7 @@ class BatchStream:
             if samples != len(self._order):
                 _LOG.warning(
                     "the data has changed since the checkpoint (%d samples then, %d now): the "
-                    "epoch begins anew",
+                    "epoch starts again",
                     samples,
                     len(self._order),
                 )
@@ -161,14 +161,14 @@ class BatchStream:
         gone = np.zeros(len(self._y), bool)
         for key in keys:
             gone[self._rows.pop(key)] = True
-        seen = self._order[: self._position]
+        passed = self._order[: self._position]
         left = self._order[self._position :]
-        seen = seen[~gone[seen]]
-        self._order = np.concatenate([seen, left[~gone[left]]])
-        self._position = len(seen)
+        passed = passed[~gone[passed]]
+        self._order = np.concatenate([passed, left[~gone[left]]])
+        self._position = len(passed)
 
     def _append(self, parts: Mapping[str, Samples]) -> NDArray[np.int64]:
-        """Rows of the new samples, after room has been made for them."""
+        """Rows of the new samples; makes room if needed."""
         count = sum(len(y) for _, y in parts.values())
         used = max((int(rows.max()) + 1 for rows in self._rows.values() if len(rows)), default=0)
         if used + count > len(self._y) or not (self._x.flags.writeable and self._y.flags.writeable):
@@ -182,17 +182,17 @@ class BatchStream:
         return np.arange(first, used)
 
     def _compact(self, extra: int) -> int:
-        """Moves the live rows into larger arrays; how many there are."""
+        """Move the live rows into larger arrays; return their number."""
         keys = list(self._rows)
         live = np.concatenate([np.zeros(0, np.int64), *(self._rows[k] for k in keys)])
         capacity = int((len(live) + extra) * _GROWTH)
         x = np.empty((capacity, *self._x.shape[1:]), self._x.dtype)
         y = np.empty((capacity, *self._y.shape[1:]), self._y.dtype)
         x[: len(live)], y[: len(live)] = self._x[live], self._y[live]
-        place = np.zeros(len(self._y), np.int64)
-        place[live] = np.arange(len(live))
-        self._order = place[self._order]
-        self._rows = {k: place[self._rows[k]] for k in keys}
+        new_row = np.zeros(len(self._y), np.int64)
+        new_row[live] = np.arange(len(live))
+        self._order = new_row[self._order]
+        self._rows = {k: new_row[self._rows[k]] for k in keys}
         self._x, self._y = x, y
         return len(live)
 
@@ -200,7 +200,7 @@ class BatchStream:
 def _joined(
     parts: Mapping[str, Samples],
 ) -> tuple[NDArray[Any], Labels, dict[str, NDArray[np.int64]]]:
-    """All parts as one pair of arrays, and the rows of each."""
+    """All parts as one pair of arrays, and the rows of each part."""
     ends = np.cumsum([len(y) for _, y in parts.values()])
     rows = {
         key: np.arange(end - len(y), end)

@@ -11,10 +11,10 @@ import numpy as np
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.decoding import (
     READ_FAULTS,
-    as_written,
     decode_all,
-    fault_of,
+    image_fault,
     reading_options,
+    without_autograph,
 )
 from dlion_worker.training.framework import tf
 
@@ -32,7 +32,7 @@ _IMAGE = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
 _HEADER_BYTES = 12  # length (8), its checksum (4); the data is followed by its checksum (4)
 _FOOTER_BYTES = 4
 _BATCH_BYTES = 2**20
-_MOST_RECORDS = 1024
+_MAX_RECORDS = 1024
 
 
 class TFRecordSource:
@@ -46,29 +46,31 @@ class TFRecordSource:
         self.labels = self._read_labels()
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """The chosen images, decoded."""
+        """Decode the chosen images."""
         chosen = np.zeros(self._count, bool)
         chosen[index_K] = True
         chosen_batches = tf.data.Dataset.from_tensor_slices(chosen).batch(self._batch)
         pairs = tf.data.Dataset.zip((self._batches(), chosen_batches))
         return decode_all(
-            pairs.map(as_written(_chosen_images)),
+            pairs.map(without_autograph(_chosen_images)),
             len(index_K),
             source=self.name,
-            blame=lambda shape: self._blame(index_K, shape),
+            find_fault=lambda shape: self._first_fault(index_K, shape),
         )
 
     def _batches(self) -> Any:
-        """All records in batches, as a `tf.data.Dataset`, which verifies their checksums: what
-        is done for single records there costs more than reading them."""
+        """All records in batches, as a `tf.data.Dataset`, which verifies checksums.
+
+        Per-record operations there would cost more than the reading.
+        """
         return tf.data.TFRecordDataset(self.name).batch(self._batch)
 
     def _read_labels(self) -> Labels:
-        batches = self._batches().map(as_written(_labels_of)).with_options(reading_options())
+        batches = self._batches().map(without_autograph(_labels_of)).with_options(reading_options())
         try:
             labels = np.concatenate(list(batches.as_numpy_iterator()))
         except READ_FAULTS as error:
-            raise self._blame(np.arange(self._count), ()) from error
+            raise self._first_fault(np.arange(self._count), ()) from error
         if labels.min() < 0 or labels.max() > np.iinfo(np.int32).max:
             number = int(np.argmax((labels < 0) | (labels > np.iinfo(np.int32).max)))
             raise DataError(
@@ -77,8 +79,8 @@ class TFRecordSource:
             )
         return labels.astype(np.int32)
 
-    def _blame(self, index_K: NDArray[np.int64], shape: tuple[int, ...]) -> DataError:
-        """Looks at the records one by one for the first that is wrong."""
+    def _first_fault(self, index_K: NDArray[np.int64], shape: tuple[int, ...]) -> DataError:
+        """Check the records one by one; return the first error."""
         wanted = set(index_K.tolist())
         iterator = iter(tf.data.TFRecordDataset(self.name))
         for number in range(self._count):
@@ -96,13 +98,13 @@ class TFRecordSource:
                     "not a tf.train.Example with image/encoded (one string) and "
                     "image/class/label (one integer)",
                 )
-            if fault := fault_of(example["image/encoded"], shape):
+            if fault := image_fault(example["image/encoded"], shape):
                 return self._error(number, fault)
         return DataError(f"{self.name}: cannot be read. Write the file again")
 
     def _error(self, number: int, fault: str) -> DataError:
         return DataError(
-            f"{self.name}: record {number}: {fault}. Write the file again, or take it away"
+            f"{self.name}: record {number}: {fault}. Write the file again, or remove it"
         )
 
 
@@ -115,14 +117,14 @@ def _chosen_images(record_B: Any, chosen_B: Any) -> Any:
 
 
 def _batch_size(record_bytes: float) -> int:
-    """Records that are read together: small ones many, large ones few, for memory's sake."""
-    return max(1, min(_MOST_RECORDS, int(_BATCH_BYTES / record_bytes)))
+    """Records to read together: many small ones or few large ones, to limit memory."""
+    return max(1, min(_MAX_RECORDS, int(_BATCH_BYTES / record_bytes)))
 
 
 def record_count(path: Path) -> int:
-    """Number of records by the lengths that frame them; checksums are not looked at.
+    """Number of records according to their length fields; ignores checksums.
 
-    Raises: DataError where the file ends inside a record: it is cut short, or still being written.
+    Raises: DataError where the file ends inside a record: it is truncated, or still being written.
     """
     size = path.stat().st_size
     if size == 0:

@@ -1,7 +1,7 @@
-"""A folder whose files come, change and go while the job runs.
+"""Watches a folder of data files that changes while the job runs.
 
-The trainer polls on an interval, from a thread of its own if it likes: nothing here makes a
-training step wait longer than for a copy of the new samples. Time is an argument.
+The trainer polls at an interval, possibly from another thread. A training step waits at most for a
+copy of new samples. Time is an argument.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import DataError
 from dlion_api.reasons import EventReason
-from dlion_worker.training.datasets import opening
+from dlion_worker.training.datasets import open_sources
 from dlion_worker.training.datasets.dataset import DataSet, Fingerprint, Samples
-from dlion_worker.training.datasets.intake import Intake
+from dlion_worker.training.datasets.file_intake import FileIntake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from dlion_api.spec import Job
     from dlion_worker.training.datasets.stream import BatchStream
 
-PATIENCE_S = 10.0
-"""A file that has not changed for so long and still cannot be read is corrupt, not half written."""
+UNREADABLE_AFTER_S = 10.0
+"""An unchanged file that is unreadable for this long is corrupt, not incomplete."""
 
 
-class ChangeKind(StrEnum):
-    """What has become of a file; the values are reasons of events."""
+class FileChangeKind(StrEnum):
+    """What happened to a file; the values are event reasons."""
 
     ADDED = EventReason.DATA_ADDED
     CHANGED = EventReason.DATA_CHANGED
@@ -37,28 +37,28 @@ class ChangeKind(StrEnum):
 
     @property
     def reason(self) -> EventReason:
-        """The event that tells of it."""
+        """The event's reason."""
         return EventReason[f"DATA_{self.name}"]
 
 
 @dataclass(frozen=True)
-class Change:
-    """One file that was taken in, taken out or skipped. `samples`: this worker's, of that file."""
+class FileChange:
+    """One file that was added, removed or skipped. `samples`: this worker's in that file."""
 
-    kind: ChangeKind
+    kind: FileChangeKind
     file: str
     samples: int
     message: str = ""
 
 
 @dataclass
-class _Waiting:
+class _PendingFile:
     fingerprint: Fingerprint
     since_s: float
 
 
 class FolderWatch:
-    """Keeps a stream in step with the folder that its data set was loaded from."""
+    """Keeps a stream in sync with the folder that its data set was loaded from."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class FolderWatch:
         data_root: Path,
         data: DataSet,
         stream: BatchStream,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = UNREADABLE_AFTER_S,
     ) -> None:
         spec = job.spec.trainer.dataset
         assert spec.path is not None
         assert spec.evaluation_path is not None
-        path = opening.resolved(spec.path, identity, data_root)
-        evaluation = opening.resolved(spec.evaluation_path, identity, data_root)
-        self._intake = Intake(
+        path = open_sources.resolve_path(spec.path, identity, data_root)
+        evaluation = open_sources.resolve_path(spec.evaluation_path, identity, data_root)
+        self._intake = FileIntake(
             job,
             identity,
             path,
-            class_names=opening.class_names(path, spec, evaluation),
+            class_names=open_sources.class_names(path, spec, evaluation),
             class_count=data.class_count,
             input_shape=data.input_shape,
         )
@@ -87,24 +87,24 @@ class FolderWatch:
         self._stream = stream
         self._patience_s = patience_s
         self._taken = dict(data.files)
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingFile] = {}
         self._skipped: dict[str, Fingerprint] = {}
         self._lingering: set[str] = set()
 
     @property
     def samples(self) -> int:
-        """This worker's samples now."""
+        """This worker's current samples."""
         return self._stream.samples
 
     @property
     def waiting(self) -> frozenset[str]:
-        """Files that have been seen and are not taken in yet."""
+        """Files that were detected but not read yet."""
         return frozenset(self._waiting)
 
-    def poll(self, now_s: float) -> list[Change]:
-        """Looks once; what has changed since the last look. Call it every second or so.
+    def poll(self, now_s: float) -> list[FileChange]:
+        """Poll once; return the changes since the last poll. Call it about once a second.
 
-        A file counts as written when two looks in a row find it the same and it can be read.
+        A file counts as complete when two successive polls find it unchanged and readable.
         """
         present = self._intake.present()
         changes = self._take_out(present)
@@ -113,32 +113,34 @@ class FolderWatch:
         try:
             changes += self._take_in(taken)
         except MemoryError:
-            self._intake.forget(list(taken))  # or at the next look they would be their own copies
+            self._intake.forget(
+                list(taken)
+            )  # otherwise the next poll takes them for near-duplicates of themselves
             raise
         changes += [c for key in faults if (c := self._give_up(key, faults[key], now_s))]
         return changes
 
-    def _take_out(self, present: dict[str, Fingerprint]) -> list[Change]:
+    def _take_out(self, present: dict[str, Fingerprint]) -> list[FileChange]:
         for key in self._waiting.keys() - present.keys():
             del self._waiting[key]
         for key in self._skipped.keys() - present.keys():
             del self._skipped[key]
-        gone = sorted(self._taken.keys() - present.keys())
+        removed = sorted(self._taken.keys() - present.keys())
         try:
-            self._stream.remove(set(gone))
+            self._stream.remove(set(removed))
         except DataError as error:
-            # Kept among the taken ones, so that they go as soon as others have come.
-            fresh = [key for key in gone if key not in self._lingering]
-            self._lingering = set(gone)
-            return [Change(ChangeKind.SKIPPED, key, 0, str(error)) for key in fresh]
+            # Stay in `_taken`, so that they are removed once there are other samples.
+            new = [key for key in removed if key not in self._lingering]
+            self._lingering = set(removed)
+            return [FileChange(FileChangeKind.SKIPPED, key, 0, str(error)) for key in new]
         self._lingering.clear()
-        self._intake.forget(gone)
-        for key in gone:
+        self._intake.forget(removed)
+        for key in removed:
             del self._taken[key]
-        return [Change(ChangeKind.REMOVED, key, 0) for key in gone]
+        return [FileChange(FileChangeKind.REMOVED, key, 0) for key in removed]
 
     def _ready(self, present: dict[str, Fingerprint], now_s: float) -> list[str]:
-        """Files that are new or changed, and the same as at the last look."""
+        """Files that are new or changed, and unchanged since the last poll."""
         ready = []
         for key, mark in present.items():
             if self._taken.get(key) == mark or self._skipped.get(key) == mark:
@@ -146,14 +148,14 @@ class FolderWatch:
                 continue
             waiting = self._waiting.get(key)
             if waiting is None or waiting.fingerprint != mark:
-                self._waiting[key] = _Waiting(mark, now_s)
+                self._waiting[key] = _PendingFile(mark, now_s)
             else:
                 ready.append(key)
         self._intake.forget([key for key in ready if key in self._taken])
         return ready
 
-    def _take_in(self, taken: dict[str, Samples]) -> list[Change]:
-        """All at once, so that steps wait for one copy; one by one where some do not fit."""
+    def _take_in(self, taken: dict[str, Samples]) -> list[FileChange]:
+        """Add all at once, so that steps wait for one copy; one by one if some do not fit."""
         try:
             self._stream.extend({key: pair for key, pair in taken.items() if len(pair[1])})
         except DataError as error:
@@ -162,24 +164,24 @@ class FolderWatch:
             return [self._skip(key, str(error)) for key in taken]
         return [self._note_taken(key, len(y)) for key, (_, y) in taken.items()]
 
-    def _note_taken(self, key: str, count: int) -> Change:
+    def _note_taken(self, key: str, count: int) -> FileChange:
         if not count:
             try:
                 self._stream.remove({key})
             except DataError as error:
                 return self._skip(key, str(error))
-        kind = ChangeKind.CHANGED if key in self._taken else ChangeKind.ADDED
+        kind = FileChangeKind.CHANGED if key in self._taken else FileChangeKind.ADDED
         self._taken[key] = self._waiting.pop(key).fingerprint
         self._skipped.pop(key, None)
-        return Change(kind, key, count)
+        return FileChange(kind, key, count)
 
-    def _give_up(self, key: str, reason: str, now_s: float) -> Change | None:
+    def _give_up(self, key: str, reason: str, now_s: float) -> FileChange | None:
         waiting = self._waiting[key]
         if now_s - waiting.since_s < self._patience_s:
             return None
         return self._skip(key, reason)
 
-    def _skip(self, key: str, reason: str) -> Change:
-        self._intake.forget([key])  # the same
+    def _skip(self, key: str, reason: str) -> FileChange:
+        self._intake.forget([key])  # as in `poll`
         self._skipped[key] = self._waiting.pop(key).fingerprint
-        return Change(ChangeKind.SKIPPED, key, 0, reason)
+        return FileChange(FileChangeKind.SKIPPED, key, 0, reason)

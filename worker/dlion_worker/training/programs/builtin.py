@@ -1,8 +1,8 @@
 """The built-in models. Inputs are images [B, H, W, C] in 0..1, outputs logits [B, classes].
 
-Names, sizes: `cipher` and `mobilenet` are named in the published evaluation, `cnn17` is the
-17 MB network of HotCloud'19 (two convolutions, two dense layers); the layer sizes are ours.
-Variables have fixed names, so that `freeze` patterns and checkpoints stay valid.
+The published evaluation names `cipher` and `mobilenet`; `cnn17` is the 17 MB network of HotCloud'19
+(two convolutions, two dense layers). The layer sizes are ours. Variables have fixed names, so that
+`freeze` patterns and checkpoints stay valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 layers = keras.layers
 
-_LARGEST_SIDE = 64
+_MAX_SIDE = 64
 _RESIZED_SIDE = 32
 
 
@@ -58,8 +58,8 @@ def digits(input_shape: Shape, class_count: int) -> Any:
 def mobilenet(input_shape: Shape, class_count: int) -> Any:
     """MobileNet (Howard et al. 2017) without downloaded weights: 3.2 M parameters.
 
-    Images are resized to a multiple of 32 of at least 64: at 32x32 the last layers would see a
-    single pixel.
+    Images are resized to a multiple of 32, at least 64: at 32x32 the last layers would get a single
+    pixel.
     """
     inputs = _image_input("mobilenet", input_shape)
     side = min(224, max(64, -(-max(input_shape[:2]) // 32) * 32))
@@ -76,21 +76,21 @@ def _image_input(program: str, input_shape: Shape) -> Any:
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ProgramError(
             f"program {program}: samples must be images (given shape: {list(input_shape)}; "
-            "allowed: [height, width, channels]). Use a program of your own for other data "
+            "allowed: [height, width, channels]). Write your own program for other data "
             "(trainer.program.file)"
         )
     return keras.Input(input_shape, name="image")
 
 
 def _shrunk(x: Any, input_shape: Shape) -> Any:
-    """The dense layers grow with the image's area; large images are resized first."""
-    if max(input_shape[:2]) <= _LARGEST_SIDE:
+    """Resize large images first, because the dense layers grow with the image's area."""
+    if max(input_shape[:2]) <= _MAX_SIDE:
         return x
     return layers.Resizing(_RESIZED_SIDE, _RESIZED_SIDE, name="resize")(x)
 
 
 def _centred(x: Any) -> Any:
-    """0..1 becomes -1..1: inputs around zero train markedly faster."""
+    """Scale 0..1 to -1..1: inputs around zero train markedly faster."""
     return layers.Rescaling(2.0, offset=-1.0, name="rescale")(x)
 
 

@@ -1,4 +1,4 @@
-"""From the manifest's `trainer.program` to a `Program`.
+"""Loads the program of the manifest's `trainer.program`.
 
 The user's protocol, in a file or an importable module:
 
@@ -6,9 +6,9 @@ The user's protocol, in a file or an importable module:
     load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays; split "train" or "test"
     loss(y_true, y_pred)                             optional; a scalar or a value per sample
 
-`worker_index` counts the workers of a site from 0, over all its groups.
-`x` of type uint8 is taken for pixels and scaled to 0..1; any other type passes as it is. `y` holds
-class numbers from 0. Without `load_data` the manifest's `trainer.dataset` says what to train on.
+`worker_index` counts the workers of a site from 0, over all its groups. `x` of type uint8 is taken
+as pixels and scaled to 0..1; other types are unchanged. `y` holds class numbers from 0. Without
+`load_data`, the manifest's `trainer.dataset` defines the data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api.errors import ProgramError
 from dlion_worker.training.programs import builtin as builtins
-from dlion_worker.training.programs.program import Program, user_code
+from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,8 @@ _PROTOCOL = (
 )
 
 
-def load(spec: ProgramSpec, *, directory: Path) -> Program:
-    """The program that the manifest names; a relative file is looked up in `directory`.
+def load(spec: ProgramSpec, *, directory: Path) -> TrainingProgram:
+    """The manifest's program; relative files are in `directory`.
 
     Raises: ProgramError; a retry does not help.
     """
@@ -61,40 +61,40 @@ def load(spec: ProgramSpec, *, directory: Path) -> Program:
     )
 
 
-def builtin(name: str) -> Program:
-    """One of the built-in programs, by name."""
+def builtin(name: str) -> TrainingProgram:
+    """A built-in program, by name."""
     if name not in _BUILTINS:
         raise ProgramError(
             f"trainer.program.builtin: no such program (given: {name}; allowed: "
             f"{', '.join(BUILTIN_NAMES)})"
         )
-    return Program(name=name, build=_BUILTINS[name])
+    return TrainingProgram(name=name, build=_BUILTINS[name])
 
 
-def _from_file(path: Path) -> Program:
+def _from_file(path: Path) -> TrainingProgram:
     path = path.resolve()
-    stub = Program(name=path.name, build=_no_model, source=path)
+    stub = TrainingProgram(name=path.name, build=_no_model, source=path)
     if not path.is_file():
         raise ProgramError(
             f"program {path.name}: no such file: {path}. Paths are relative to the manifest; "
             "`dlion init` writes a template"
         )
     name = f"dlion_program_{path.stem}"
-    # The loader is named, since a key of a config map need not end in .py.
+    # Explicit loader, because a config map's key need not end in .py.
     loader = SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
         raise ProgramError(f"program {path.name}: not a Python file: {path}. Name it *.py")
     module = importlib.util.module_from_spec(spec)
-    # Registered first, as imports do: dataclasses and Keras' registry look their module up.
+    # Registered first, as for imports: dataclasses and Keras' registry look up their module.
     sys.modules[name] = module
     with user_code(stub, "loading the file", "Correct the program and start again"):
         loader.exec_module(module)
     return _from_namespace(module, path.name, path)
 
 
-def _from_module(name: str, directory: Path) -> Program:
-    stub = Program(name=name, build=_no_model)
+def _from_module(name: str, directory: Path) -> TrainingProgram:
+    stub = TrainingProgram(name=name, build=_no_model)
     if str(directory) not in sys.path:
         sys.path.append(str(directory))  # last: a user's file must not hide an installed package
     with user_code(
@@ -104,7 +104,7 @@ def _from_module(name: str, directory: Path) -> Program:
     return _from_namespace(module, name, Path(module.__file__) if module.__file__ else None)
 
 
-def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Program:
+def _from_namespace(module: ModuleType, name: str, source: Path | None) -> TrainingProgram:
     for function in ("build_model", "load_data", "loss"):
         value = getattr(module, function, None)
         if value is not None and not callable(value):
@@ -115,7 +115,7 @@ def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Progr
     def build(_input_shape: tuple[int, ...], _class_count: int) -> Any:
         return module.build_model()
 
-    return Program(
+    return TrainingProgram(
         name=name,
         build=build,
         loss=getattr(module, "loss", None),
@@ -125,5 +125,5 @@ def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Progr
 
 
 def _no_model(_input_shape: tuple[int, ...], _class_count: int) -> Any:
-    """Stands in a program that is not loaded yet, for error messages only."""
+    """Placeholder in a program that is not loaded yet, for error messages only."""
     raise AssertionError

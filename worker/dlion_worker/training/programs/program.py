@@ -1,4 +1,4 @@
-"""A program as the rest of the trainer sees it, and the border to code that users write."""
+"""A program as the trainer sees it, and the boundary to user code."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dlion_api.errors import DLionError, ProgramError
-
-Arrays = tuple[NDArray[np.generic], NDArray[np.generic]]
-"""Samples x [B, ...] and labels y [B, ...]."""
 
 
 @dataclass(frozen=True)
-class Program:
-    """A model to train and, where the user brings them, its loss and its data.
+class TrainingProgram:
+    """A model to train and, optionally, its loss and data.
 
-    `build` makes a Keras model whose output are logits [B, ..., class_count] from the shape of
-    one sample and the number of classes. `loss` is given (y_true, logits) as tensors and yields a
-    scalar or a value per sample; None: softmax cross-entropy. `load_data` is given (split "train"
-    or "test", site,
-    worker's number within its site). `source` is the user's file, None for a built-in program.
+    `build` makes a Keras model with logits [B, ..., class_count] from the shape of one sample and
+    the number of classes. `loss` gets (y_true, logits) as tensors and returns a scalar or a value
+    per sample; None: softmax cross-entropy. `load_data` gets the split ("train" or "test"), the
+    site and the worker's number within its site. `source` is the user's file, None for a built-in
+    program.
     """
 
     name: str
@@ -37,8 +31,8 @@ class Program:
 
 
 @contextmanager
-def user_code(program: Program, doing: str, advice: str) -> Iterator[None]:
-    """Turns whatever the user's code raises into one error that says where and what to do.
+def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[None]:
+    """Turn any exception of user code into one error with location and advice.
 
     Raises: ProgramError; DLion's own errors pass unchanged.
     """
@@ -46,18 +40,18 @@ def user_code(program: Program, doing: str, advice: str) -> Iterator[None]:
         yield
     except DLionError:
         raise
-    # A user's program may raise anything, and `sys.exit` must not end the trainer in silence.
+    # User code may raise anything, and `sys.exit` must not end the trainer silently.
     except (Exception, SystemExit) as error:
-        place = _place(error, program.source)
+        location = _location(error, program.source)
         text = str(error).strip()[:1000]
         raise ProgramError(
-            f"program {program.name}: {doing} failed{place}: {type(error).__name__}: {text}. "
+            f"program {program.name}: {doing} failed{location}: {type(error).__name__}: {text}. "
             f"{advice}"
         ) from error
 
 
-def _place(error: BaseException, source: Path | None) -> str:
-    """` at file:line`, of the innermost frame in the user's file, else of the innermost one."""
+def _location(error: BaseException, source: Path | None) -> str:
+    """` at file:line` of the innermost frame in the user's file, else of the innermost one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,0 +1,162 @@
+"""Errors of an API server as errors of the command line, with what to do.
+
+Called by `cluster` for each failed request. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from dlion_api.errors import (
+    AbsentError,
+    DeniedError,
+    DLionError,
+    Problem,
+    SpecError,
+    UnavailableError,
+)
+from dlion_api.names import GROUP
+
+_FORBIDDEN = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
+    r'(?: in API group "(?P<group>[^"]*)")?'
+    r'(?: in the namespace "(?P<namespace>[^"]*)"| (?P<scope>at the cluster scope))?'
+)
+_OBJECT = re.compile(r'^Invalid value: (?:"object"|"(?:\\.|[^"\\])*"|[^:]{0,200}): ')
+_CRD: Final = f"dlionjobs.{GROUP}"
+NEW_RUN: Final = (
+    "These settings are fixed during a run. For a new run, wait for the end of this one (or "
+    "`dlion delete` it) and submit with another runId: --set runId=…"
+)
+_CONNECTION_ERRORS: Final = (
+    (re.compile("refused"), "nothing listens there"),
+    (re.compile("timed out|timeout", re.IGNORECASE), "no answer in time"),
+    (re.compile("name resolution|not known|No address|resolve", re.IGNORECASE), "no such host"),
+    (re.compile("certificate verify failed|CERTIFICATE_VERIFY", re.IGNORECASE),
+     "its certificate is not one that the kubeconfig trusts"),
+    (re.compile("No route|unreachable", re.IGNORECASE), "no route to it"),
+)  # fmt: skip
+
+
+def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
+    """The error for a response with that code and body, usually a `metav1.Status`."""
+    status = _status(content)
+    message = str(status.get("message", "")).strip()
+    if code == 401:
+        return DeniedError(
+            f"the API server rejects your credentials (401, context {context!r}): the token or "
+            "certificate has expired or is unknown. Log in again, or choose another --context"
+        )
+    if code == 403:
+        return DeniedError(_forbidden(message, context))
+    if code == 404:
+        return _not_found(status, message, context)
+    if code == 409:
+        return DeniedError(_conflict(status, message))
+    if code == 410:
+        return UnavailableError(f"the API server no longer has that version: {message}")
+    if code in (400, 422):
+        return _invalid(status, message or f"the API server answers {code}")
+    if code == 429 or code >= 500:
+        return UnavailableError(
+            f"the API server is temporarily unavailable ({code}): "
+            f"{message or 'no reason given'}. Retry in a moment"
+        )
+    return UnavailableError(f"the API server answers {code}: {message or 'no reason given'}")
+
+
+def unreachable_error(server: str, error: Exception, *, context: str) -> UnavailableError:
+    """The error for a missing or incomplete response."""
+    text = str(error)
+    why = next(
+        (reason for pattern, reason in _CONNECTION_ERRORS if pattern.search(text)),
+        text or repr(error),
+    )
+    return UnavailableError(
+        f"no API server answers at {server} (context {context!r}): {why}. Check the network and "
+        "the kubeconfig's server, or choose another --context"
+    )
+
+
+def _status(content: bytes | str) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        return document
+    text = content if isinstance(content, str) else content.decode("utf-8", "replace")
+    return {"message": text[:500]}
+
+
+def _forbidden(message: str, context: str) -> str:
+    denied = _FORBIDDEN.search(message)
+    if denied is None:
+        return f"the API server forbids it (403, context {context!r}): {message}"
+    group, verb, resource = denied["group"] or "", denied["verb"], denied["resource"]
+    kind = f"{resource.split('/')[0]}{'.' + group if group else ''}"
+    namespace = denied["namespace"]
+    where = f"in namespace {namespace}" if namespace else "in the whole cluster"
+    role = "role" if namespace else "clusterrole"
+    option = f" -n {namespace}" if namespace else ""
+    sub = "/" + resource.split("/", 1)[1] if "/" in resource else ""
+    return (
+        f"user {denied['user']!r} may not {verb} {kind}{sub} {where} (403). "
+        f"An administrator can grant it: kubectl create {role} NAME --verb={verb} "
+        f"--resource={kind}{sub}{option}, and a {role}binding to that user"
+    )
+
+
+def _not_found(status: dict[str, Any], message: str, context: str) -> DLionError:
+    details = status.get("details") or {}
+    kind, name = str(details.get("kind", "")), str(details.get("name", ""))
+    if not name:
+        return AbsentError(
+            f"this cluster (context {context!r}) does not know DLionJobs: the definition {_CRD} is "
+            "not installed. Install the operator (helm install dlion helm/dlion), or only the "
+            "definition: kubectl apply --server-side -f crds/dlionjob.yaml"
+        )
+    if kind == "namespaces":
+        return AbsentError(
+            f"there is no namespace {name!r} (context {context!r}). Create it: kubectl create "
+            f"namespace {name}; or choose another with -n"
+        )
+    if kind == "dlionjobs":
+        return AbsentError(
+            f"there is no DLionJob {name!r} here (context {context!r}). `dlion get` lists the "
+            "jobs, `dlion get -A` those of all namespaces"
+        )
+    return AbsentError(f"{message or f'{kind} {name} not found'} (context {context!r})")
+
+
+def _conflict(status: dict[str, Any], message: str) -> str:
+    causes = (status.get("details") or {}).get("causes") or ()
+    fields = [
+        f"{str(cause.get('field', '')).lstrip('.')} ({cause.get('message', '')})"
+        for cause in causes
+        if cause.get("reason") == "FieldManagerConflict"
+    ]
+    if not fields:
+        return f"another client changed it at the same time: {message}. Retry"
+    return (
+        f"other field managers set these fields: {'; '.join(fields)}. Remove them from the "
+        "manifest, or take ownership with --force-conflicts"
+    )
+
+
+def _invalid(status: dict[str, Any], message: str) -> DLionError:
+    causes = (status.get("details") or {}).get("causes") or ()
+    problems = [_problem(cause) for cause in causes if isinstance(cause, dict)]
+    return SpecError(problems or [Problem("(manifest)", message)], source="the API server")
+
+
+def _problem(cause: dict[str, Any]) -> Problem:
+    message = _OBJECT.sub("", str(cause.get("message", "")))
+    keeps_run = "only together with runId" in message or "may change without runId" in message
+    early = "runId may change only after" in message
+    advice = NEW_RUN if keeps_run else ""
+    if early:
+        advice = "Wait for its end (`dlion watch`), or `dlion delete` it first"
+    return Problem(str(cause.get("field", "")) or "(manifest)", message, advice=advice)

@@ -1,0 +1,64 @@
+"""Formats figures and untrusted text for the terminal."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "—"
+
+
+def format_percent(value: float | None) -> str:
+    """A fraction in per cent.
+
+    >>> format_percent(0.6543)
+    '65.4 %'
+    """
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value * 100:.1f} %"
+
+
+def format_bytes(count: float | None) -> str:
+    """Bytes with a decimal prefix.
+
+    >>> format_bytes(1_234_567), format_bytes(950)
+    ('1.23 MB', '950 B')
+    """
+    if count is None or not math.isfinite(count):
+        return UNKNOWN
+    for prefix in ("", "k", "M", "G"):
+        if abs(count) < 1000:
+            return f"{count:.0f} B" if not prefix else f"{count:.3g} {prefix}B"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Minutes and seconds, with hours if needed.
+
+    >>> format_duration(83), format_duration(3725)
+    ('1:23', '1:02:05')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_rate(value: float | None) -> str:
+    """A number with three digits.
+
+    >>> format_rate(1234.5), format_rate(3.14159)
+    ('1,234', '3.14')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def printable(text: str) -> str:
+    """The text with control characters replaced.
+
+    >>> printable("a" + chr(27) + "[2Jb")
+    'a·[2Jb'
+    """
+    return "".join(letter if letter.isprintable() else "·" for letter in text)

@@ -1,0 +1,111 @@
+"""A run's keeper at a site: one pod, the only one that mounts the site's volume claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.spec import Job
+from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.pods import (
+    Document,
+    container,
+    metadata_of,
+    mount,
+    pod_spec,
+    program_volume,
+)
+from dlion_operator.settings import Settings
+
+
+def keeper_objects(job: Job, settings: Settings, owner: Mapping[str, Any]) -> list[Document]:
+    """Return its volume claim (if the operator makes one), its Service and its Deployment."""
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(names.keeper_name(job.key), job, settings, owner),
+        "spec": {
+            "selector": _labels(job, settings),
+            "ports": [{"name": "keeping", "port": names.KEEPER_PORT}],
+        },
+    }
+    objects = [service, _deployment(job, settings, owner)]
+    return [_claim(job, settings, owner), *objects] if _makes_claim(settings) else objects
+
+
+def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    volumes, mounts = program_volume(job)
+    image = job.spec.trainer.image or settings.images.worker
+    keeper = container(
+        names.KEEPER_CONTAINER,
+        image,
+        settings,
+        settings.keeper.resources,
+        mounts=[mount("state", names.STATE_DIR), mount("shared", names.SHARED_DIR), *mounts],
+    )
+    keeper["ports"] = [{"name": "keeping", "containerPort": names.KEEPER_PORT}]
+    keeper["readinessProbe"] = {"tcpSocket": {"port": names.KEEPER_PORT}, "periodSeconds": 5}
+    spec = pod_spec(
+        settings,
+        names.run_name(job.key),
+        containers=[keeper],
+        volumes=[_state(job, settings), {"name": "shared", "emptyDir": {}}, *volumes],
+    )
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(names.keeper_name(job.key), job, settings, owner),
+        "spec": {
+            "replicas": 1,
+            # Two pods must never write to the same claim.
+            "strategy": {"type": "Recreate"},
+            "revisionHistoryLimit": 0,
+            "selector": {"matchLabels": _labels(job, settings)},
+            "template": {
+                "metadata": {"labels": inherited(job.metadata.labels) | _labels(job, settings)},
+                "spec": spec,
+            },
+        },
+    }
+
+
+def _state(job: Job, settings: Settings) -> Document:
+    keeper = settings.keeper
+    if keeper.claim_name:
+        return {"name": "state", "persistentVolumeClaim": {"claimName": keeper.claim_name}}
+    if _makes_claim(settings):
+        claim = names.keeper_claim_name(job.key)
+        return {"name": "state", "persistentVolumeClaim": {"claimName": claim}}
+    return {"name": "state", "emptyDir": {}}
+
+
+def _makes_claim(settings: Settings) -> bool:
+    return bool(settings.keeper.size) and not settings.keeper.claim_name
+
+
+def _claim(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    spec: Document = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": settings.keeper.size}},
+    }
+    if settings.keeper.storage_class_name:
+        spec["storageClassName"] = settings.keeper.storage_class_name
+    metadata = _metadata(names.keeper_claim_name(job.key), job, settings, owner)
+    # It outlives the run: the job's next run uses its own folder in it.
+    metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k != names.RUN_LABEL}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": spec,
+    }
+
+
+def _metadata(name: str, job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    component = {names.COMPONENT_LABEL: names.KEEPER}
+    return metadata_of(name, job, owner, site=settings.site, **component)
+
+
+def _labels(job: Job, settings: Settings) -> dict[str, str]:
+    return names.run_labels(job.key, settings.site) | {names.COMPONENT_LABEL: names.KEEPER}

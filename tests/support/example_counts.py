@@ -1,0 +1,17 @@
+"""The number of examples of a property test: `make unit` a quarter, `make slow` ten times as many.
+
+`DLION_TEST_EXAMPLES` is the factor. Without it every test draws the number that it gives.
+"""
+
+from __future__ import annotations
+
+import os
+
+MIN_EXAMPLES = 5
+"""A property is never tested with fewer, unless it gives fewer itself."""
+
+
+def examples(count: int) -> int:
+    """`count` times the factor of this session."""
+    scaled = round(count * float(os.environ.get("DLION_TEST_EXAMPLES", "1")))
+    return max(min(count, MIN_EXAMPLES), scaled)

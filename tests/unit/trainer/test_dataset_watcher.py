@@ -1,0 +1,126 @@
+"""Facts: changes of a look become one event a kind, with few files named and skipped ones each with
+what is wrong; a file that is still not whole at its second look is told as pending, once; the
+number of samples is told on when it changes; a look that fails is told once and tried again.
+
+Left out: how files become samples (tests/unit/training/test_watch), the thread (tests/local).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlion_api.errors import DataError
+from dlion_worker.trainer.dataset_watcher import DatasetWatcher, format_file_list, summarize_changes
+from dlion_worker.training.datasets import FileChange, FileChangeKind
+
+
+@dataclass
+class _Folder:
+    """What the next looks find, as scripted."""
+
+    looks: list[list[FileChange] | Exception] = field(default_factory=list)
+    samples: int = 10
+    waiting: frozenset[str] = frozenset()
+
+    def poll(self, _now_s: float) -> list[FileChange]:
+        found = self.looks.pop(0) if self.looks else []
+        if isinstance(found, Exception):
+            raise found
+        self.samples += sum(change.samples for change in found)
+        return found
+
+
+@dataclass
+class _Told:
+    events: list[tuple[str, str, bool]] = field(default_factory=list)
+    grown_count: int = 0
+
+    def report(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self.events.append((reason, message, warning))
+
+    def grown(self) -> None:
+        self.grown_count += 1
+
+
+def _growing(folder: _Folder) -> tuple[DatasetWatcher, _Told]:
+    told = _Told()
+    return DatasetWatcher(folder, report=told.report, on_samples=told.grown), told
+
+
+def _added(count: int) -> list[FileChange]:
+    return [FileChange(FileChangeKind.ADDED, f"{number}.npz", 2) for number in range(count)]
+
+
+def test_many_files_make_one_event() -> None:
+    assert summarize_changes(_added(7)) == [
+        (
+            "DataAdded",
+            "0.npz, 1.npz, 2.npz, 3.npz, 4.npz and 2 more: 14 samples for this worker",
+            False,
+        )
+    ]
+    assert format_file_list(["a"]) == "a"
+
+
+def test_each_kind_of_change_has_its_event() -> None:
+    changes = [
+        FileChange(FileChangeKind.REMOVED, "old.npz", 0),
+        FileChange(FileChangeKind.CHANGED, "new.npz", 3),
+        FileChange(FileChangeKind.SKIPPED, "bad.npz", 0, "data/bad.npz: not a readable .npz file"),
+        FileChange(FileChangeKind.SKIPPED, "odd.npz", 0, "samples of another shape"),
+    ]
+    assert summarize_changes(changes) == [
+        ("DataChanged", "new.npz: 3 samples for this worker", False),
+        ("DataRemoved", "old.npz", False),
+        ("DataSkipped", "data/bad.npz: not a readable .npz file", True),
+        ("DataSkipped", "odd.npz: samples of another shape", True),
+    ]
+
+
+def test_skipped_files_beyond_a_few_are_counted() -> None:
+    told = summarize_changes(
+        [FileChange(FileChangeKind.SKIPPED, f"{n}.npz", 0, "corrupt") for n in range(20)]
+    )
+    assert len(told) == 6
+    assert told[-1][1].endswith("and 10 more: also skipped")
+
+
+def test_a_file_that_stays_unread_is_told_once() -> None:
+    folder = _Folder()
+    growing, told = _growing(folder)
+    folder.waiting = frozenset({"late.npz"})
+    growing.check(1.0)
+    assert told.events == [], "new files take two looks anyway"
+    for now_s in (2.0, 3.0, 4.0):
+        growing.check(now_s)
+    assert told.events == [("DataPending", "late.npz: incomplete, waiting for the rest", False)]
+    folder.waiting = frozenset()
+    growing.check(5.0)
+    folder.waiting = frozenset({"late.npz"})
+    growing.check(6.0)
+    growing.check(7.0)
+    assert len(told.events) == 2, "a new wait is told again"
+
+
+def test_a_change_of_samples_is_passed_on() -> None:
+    growing, told = _growing(
+        _Folder([[], _added(3), [FileChange(FileChangeKind.ADDED, "none.npz", 0)]])
+    )
+    growing.check(1.0)
+    assert told.grown_count == 0
+    growing.check(2.0)
+    growing.check(3.0)
+    assert told.grown_count == 1
+
+
+def test_a_look_that_fails_is_told_once_and_tried_again() -> None:
+    gone = OSError(5, "Input/output error")
+    growing, told = _growing(_Folder([gone, gone, _added(1), DataError("x")]))
+    for now_s in range(4):
+        growing.check(float(now_s))
+    assert [reason for reason, _, _ in told.events] == [
+        "DataUnavailable",
+        "DataAdded",
+        "DataUnavailable",
+    ]
+    assert told.events[0][2]

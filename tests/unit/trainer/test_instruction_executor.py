@@ -1,0 +1,74 @@
+"""Facts: what a policy finds to be not finite as it sends ends a worker as diverged, with advice.
+
+Left out: what each instruction does, a loss or gradient that is not finite (tests/local).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import DivergedError
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_worker.policies import build
+from dlion_worker.policies.interface import Layout, LocalStepDone, MemberJoined
+from dlion_worker.trainer.gradient_norms import NormMeter
+from dlion_worker.trainer.instruction_executor import InstructionExecutor
+from dlion_worker.trainer.reporting import Reporter
+from dlion_worker.trainer.stopping import JobProgress
+from local_run import job_document
+from policy_cluster import spec
+from weighing_cluster import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlion_worker.policies.interface import Flat
+
+LAYOUT = Layout(("w",), (4,))
+RATE = np.float32(1e38)
+
+
+class Descent:
+    """A replica that descends with far too long steps."""
+
+    def __init__(self) -> None:
+        self.weights_D = np.ones(LAYOUT.size, np.float32)
+
+    def apply_gradient(self, gradient_D: Flat, *, on_updated: Callable[[], None], **_: Any) -> None:
+        with np.errstate(over="ignore"):
+            self.weights_D -= RATE * gradient_D
+        on_updated()
+
+    def replace(self, weights_D: Flat) -> None:
+        self.weights_D[:] = weights_D
+
+
+@pytest.mark.parametrize("policy", ["d2", "eventgrad", "fedat", "gaia", "hop", "localsgd"])
+def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
+    replica = Descent()
+    parameters = {"localSteps": 1} if policy in {"fedat", "localsgd"} else {}
+    job_spec = spec(exchange={"policy": policy, "parameters": parameters})
+    view = View(replica.weights_D)
+    machine = build(job_spec, Rank(1), LAYOUT, [Rank(0), Rank(1)], replica=view)
+    instructions = InstructionExecutor(
+        machine,
+        cast("Any", replica),
+        Reporter(rank=Rank(1), incarnation=1, start_monotonic_s=0.0, send=lambda _records: None),
+        JobProgress(),
+        send=lambda _peer, _message: None,
+        refuse=lambda _peer, reason, _iteration: pytest.fail(reason),
+        norms=NormMeter(load_job(job_document(2))),
+    )
+    instructions.handle(MemberJoined(Rank(0)))
+    gradient_D = np.full(LAYOUT.size, 1e3, np.float32)
+
+    def steps() -> None:
+        for iteration in (1, 2):  # some send weights before their step, and find it at the next
+            instructions.handle(LocalStepDone(iteration, gradient_D.copy(), 4, 1.0))
+
+    with pytest.raises(DivergedError, match="learning rate"):
+        steps()

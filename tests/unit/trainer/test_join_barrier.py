@@ -1,0 +1,106 @@
+"""Facts: a latecomer names an iteration ahead of all who train, a later one when somebody was
+faster, asks each link's life once, and has agreed only when every linked peer said that it is
+before that iteration; peers that do not train yet hold nobody up; nonsense is refused; weights held
+at that iteration may be older than of the one before, but no newer.
+
+Left out: that equal weights follow from it (`test_loop_cluster.py`).
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_worker.policies.interface import Message, MessageKind
+from dlion_worker.trainer import join_barrier
+from dlion_worker.trainer.join_barrier import FIRST_MARGIN, JoinAnswer, JoinBarrier, JoinRole
+
+A, B = Rank(0), Rank(1)
+LIVES = {A: 1, B: 2}
+
+
+def inside(done: int, *, asked: int = 0) -> JoinAnswer:
+    return JoinAnswer(asked, done, JoinRole.IN)
+
+
+def test_an_iteration_ahead_of_all_is_named_to_all() -> None:
+    meeting = JoinBarrier()
+    assert meeting.peers_to_ask(LIVES, {A: inside(7), B: inside(9)}) == (A, B)
+    assert meeting.iteration == 9 + FIRST_MARGIN
+
+
+def test_nobody_is_asked_twice_for_the_same_iteration() -> None:
+    meeting, answers = JoinBarrier(), {A: inside(7), B: inside(7)}
+    meeting.peers_to_ask(LIVES, answers)
+    assert meeting.peers_to_ask(LIVES, answers) == ()
+
+
+def test_a_peer_whose_link_was_down_meanwhile_is_asked_again() -> None:
+    meeting, answers = JoinBarrier(), {A: inside(7), B: inside(7)}
+    meeting.peers_to_ask(LIVES, answers)
+    assert meeting.peers_to_ask({A: 1, B: 3}, answers) == (B,)
+
+
+def test_all_agree_when_all_are_before_the_iteration() -> None:
+    meeting = JoinBarrier()
+    meeting.peers_to_ask(LIVES, {A: inside(7), B: inside(7)})
+    named = meeting.iteration
+    answers = {A: inside(8, asked=named), B: inside(7)}
+    assert not meeting.is_agreed(LIVES, answers)
+    answers[B] = inside(named - 1, asked=named)
+    assert meeting.is_agreed(LIVES, answers)
+
+
+def test_a_peer_that_was_past_it_is_met_later_and_by_a_larger_margin() -> None:
+    meeting = JoinBarrier()
+    meeting.peers_to_ask(LIVES, {A: inside(7), B: inside(7)})
+    named = meeting.iteration
+    answers = {A: inside(named, asked=named), B: inside(7, asked=named)}
+    assert not meeting.is_agreed(LIVES, answers)
+    assert meeting.peers_to_ask(LIVES, answers) == (A, B)
+    assert meeting.iteration == named + 2 * FIRST_MARGIN
+
+
+def test_another_latecomer_holds_nobody_up_once_it_has_heard() -> None:
+    meeting = JoinBarrier()
+    meeting.peers_to_ask(LIVES, {A: inside(7), B: JoinAnswer(0, 0, JoinRole.OUT)})
+    named = meeting.iteration
+    answers = {A: inside(7, asked=named), B: JoinAnswer(0, 0, JoinRole.OUT)}
+    assert not meeting.is_agreed(LIVES, answers), "it has not heard of that iteration yet"
+    answers[B] = JoinAnswer(named, 100, JoinRole.OUT)
+    assert meeting.is_agreed(LIVES, answers)
+
+
+def test_weights_held_before_the_iteration_will_do_however_old_their_last_update() -> None:
+    meeting = JoinBarrier()
+    meeting.peers_to_ask({A: 1}, {A: inside(7)})
+    assert meeting.accepts(meeting.iteration - 1)
+    assert meeting.accepts(3)
+    assert not meeting.accepts(meeting.iteration)
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    st.sampled_from([JoinRole.OUT, JoinRole.IN, JoinRole.NO_QUORUM]),
+)
+def test_what_is_said_is_what_is_read(asked: int, done: int, role: JoinRole) -> None:
+    assert join_barrier.parse_message(join_barrier.join_request(asked)) == asked
+    answer = join_barrier.join_answer(asked, done=done, role=role)
+    assert join_barrier.parse_message(answer) == JoinAnswer(asked, done, role)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x04", b"\xff", b"\x00\x00"])
+def test_nonsense_is_refused(payload: bytes) -> None:
+    with pytest.raises(ContractError, match="MEET"):
+        join_barrier.parse_message(Message(MessageKind.MEET, 3, payload=payload))
+
+
+def test_a_question_without_an_iteration_says_nothing_to_the_policies() -> None:
+    assert join_barrier.as_progress(0) is None
+    assert join_barrier.as_progress(1) is None
+    assert join_barrier.as_progress(9) == Message(MessageKind.PROGRESS, 8)
+    assert len(JoinRole) == 4

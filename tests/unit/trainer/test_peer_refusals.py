@@ -1,0 +1,133 @@
+"""What a trainer does about refusals: told once each and at once, counted every time, and a peer
+whose messages go on to make no sense is shut out, in every incarnation anew.
+
+A real link; nothing is sent on it. Left out: who refuses (tests/local/test_links), the way of the
+records (test_reporting).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlion_api.measurements import RefusalCount, StreamRefusals
+from dlion_api.names import Rank
+from dlion_api.refusals import CallerError, PeerRefusal
+from dlion_api.wire.exchange_pb2 import Hello
+from dlion_worker.exchange import LinkDown, QueueRule, Refused
+from dlion_worker.exchange.links import MAX_VIOLATIONS, LinkContext, LocalPeer, PeerLink
+from dlion_worker.once_per_key import MAX_PER_KEY
+from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
+from linked_workers import JOB, identity
+
+PEER = Rank(3)
+
+
+class Worker:
+    """What refusals need of one, and what became of them."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.counts = StreamRefusals(())
+        self.measuring: Any = None
+        reporter: Any = SimpleNamespace(event=self._event)
+        sidecar: Any = SimpleNamespace(send=self._count, on_refused=self._listen)
+        exchange: Any = SimpleNamespace(record_violation=self._record_violation)
+        self.refusals = PeerRefusalReporter(reporter, sidecar, lambda: exchange, lambda: 7)
+        me = LocalPeer(JOB, identity(0), 1, QueueRule.NEWEST, 10, 1000)
+        take = self.refusals.filtered(lambda _: None)
+        self.link = PeerLink(identity(PEER), LinkContext(me, take))
+
+    def _event(self, _reason: str, message: str, *, iteration: int, warning: bool) -> None:
+        assert warning
+        self.events.append((message, iteration))
+
+    def _record_violation(self, peer: Rank, reason: str) -> None:
+        assert peer == PEER
+        self.link.record_violation(reason)
+
+    def admits(self, incarnation: int) -> bool:
+        """Whether that incarnation of the peer may send."""
+        stream: Any = SimpleNamespace(end=lambda _reason: None)
+        try:
+            self.link.accept_stream(Hello(incarnation=incarnation), stream)
+        except CallerError as error:
+            return error.kind is not PeerRefusal.QUARANTINED
+        return True
+
+    def _count(self, counts: StreamRefusals) -> None:
+        self.counts = counts
+
+    def _listen(self, call: Any) -> None:
+        self.measuring = call
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_what_the_exchange_refuses_is_told_once_and_counted_always(worker: Worker) -> None:
+    passed: list[Any] = []
+    take = worker.refusals.filtered(passed.append)
+    down = LinkDown(PEER, 1, "gone")
+    for event in (
+        Refused(None, "not its own", kind=PeerRefusal.BAD_CERTIFICATE),
+        down,
+        Refused(None, "not its own", kind=PeerRefusal.BAD_CERTIFICATE),
+        Refused(PEER, "no proof", outgoing=True, kind=PeerRefusal.UNPROVEN),
+    ):
+        take(event)
+    assert passed == [down]
+    assert worker.events == [("a caller: not its own", 7), ("worker 3 refuses us: no proof", 7)]
+    assert set(worker.counts.counts) == {
+        RefusalCount("BadCertificate", False, 2), RefusalCount("Unproven", True, 1),
+    }  # fmt: skip
+
+
+def test_what_the_sidecar_refuses_is_told(worker: Worker) -> None:
+    worker.measuring("a caller: x")
+    worker.measuring("a caller: x")
+    assert worker.events == [("measuring: a caller: x", 7)]
+    assert worker.counts == StreamRefusals(())  # it counts itself
+
+
+def test_strangers_fill_neither_the_memory_nor_the_room_of_peers(worker: Worker) -> None:
+    many = 2 * MAX_PER_KEY
+    worker.refusals.report([Refused(None, str(n)) for n in range(many)])
+    assert len(worker.events) == MAX_PER_KEY
+    assert worker.counts.counts == (RefusalCount("Malformed", False, many),)
+    worker.refusals.report([Refused(PEER, "not finite"), Refused(None, "x", outgoing=True)])
+    worker.measuring("a caller: y")
+    assert [words for words, _ in worker.events[MAX_PER_KEY:]] == [
+        "worker 3: not finite", "a caller refuses us: x", "measuring: a caller: y",
+    ]  # fmt: skip
+
+
+def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) -> None:
+    for incarnation in (1, 2, 3):
+        assert worker.admits(incarnation)
+        for _ in range(MAX_VIOLATIONS - 1):
+            worker.refusals.refuse(PEER, "not finite")
+        assert worker.admits(incarnation)
+        for _ in range(3):  # those that have arrived already, too
+            worker.refusals.refuse(PEER, "not finite")
+        assert not worker.admits(incarnation)
+    told = [words for words, _ in worker.events]
+    assert told[0] == "worker 3: not finite"
+    assert [words.partition(": ")[2].partition(":")[0] for words in told[1:]] == [
+        f"incarnation {incarnation} is quarantined" for incarnation in (1, 2, 3)
+    ]
+    assert set(worker.counts.counts) == {
+        RefusalCount("Malformed", False, 3 * (MAX_VIOLATIONS + 2)),
+        RefusalCount("Quarantined", False, 3),
+    }
+
+
+def test_a_peer_that_goes_on_with_nonsense_does_not_fill_the_events(worker: Worker) -> None:
+    for n in range(2 * MAX_PER_KEY):
+        worker.refusals.refuse(PEER, f"iteration {n}")
+    told = [words for words, _ in worker.events]
+    assert 0 < len([words for words in told if "quarantined" not in words]) <= MAX_PER_KEY

@@ -1,0 +1,143 @@
+"""Whom a worker links with: neighbours while it trains, everybody at the end, and for how long it
+waits for who is missing then.
+
+Left out: the links themselves (tests/local/test_topologies.py); the exchange only notes what it is
+told here.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from dlion_api.measurements import Directive, Grouping
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import Rank
+from dlion_api.spec import load_job
+from dlion_worker.policies.clusters import graph_of_groups
+from dlion_worker.policies.interface import TopologyChanged
+from dlion_worker.trainer.peer_selection import MIN_PATIENCE_S, PeerSelection
+from local_run import job_document
+
+READY, LOST = MemberState.READY, MemberState.LOST
+
+
+class Around:
+    """Worker 0 of five on a ring (or all linked), what its exchange is told, and the time."""
+
+    def __init__(self, topology: str = "ring", sites: int | dict[str, int] = 5) -> None:
+        exchange = {"policy": "full", "topology": topology}
+        self.job = load_job(job_document(sites, exchange=exchange))
+        self.states = dict.fromkeys(range(5), READY)
+        self.linked: list[Any] = []
+        self.on_topology_change: list[TopologyChanged] = []
+        self.now_s = 0.0
+        config: Any = SimpleNamespace(rank=0, link_address=lambda _rank, _service: None)
+        told: Any = SimpleNamespace(
+            set_members=lambda _members, _dial, *, linked: self.linked.append(linked)
+        )
+        self.near = PeerSelection(
+            self.job,
+            config,
+            told,
+            self.membership,
+            on_topology_change=self.on_topology_change.append,
+            clock_s=lambda: self.now_s,
+        )
+
+    def membership(self) -> Membership:
+        members = tuple(
+            Member(worker, 1, self.states[worker.rank], "there") for worker in self.job.workers()
+        )
+        return Membership(1, self.job.key, 5, members)
+
+
+def ranks(*numbers: int) -> set[Rank]:
+    return {Rank(number) for number in numbers}
+
+
+def test_neighbours_are_linked_and_at_the_end_everybody() -> None:
+    around = Around()
+    around.near.update()
+    around.near.connect_all(iteration_s=1.0)
+    around.near.update()
+    assert around.linked == [ranks(1, 4), None, None]
+
+
+def test_who_has_not_come_by_the_end_is_waited_for_but_not_for_ever() -> None:
+    around = Around()
+    around.near.connect_all(iteration_s=1.0)
+    assert around.near.missing(ranks(1, 4)) == ranks(2, 3)
+    around.now_s = MIN_PATIENCE_S - 1
+    assert around.near.missing(ranks(1, 4, 2)) == ranks(3)
+    around.now_s += MIN_PATIENCE_S  # counted from when somebody came last
+    assert around.near.missing(ranks(1, 4)) == ranks(3)  # 2 was there, and has gone
+    around.now_s += 1
+    assert around.near.missing(ranks(1, 4)) == set()
+
+
+def test_who_is_lost_is_not_waited_for() -> None:
+    around = Around()
+    around.states[3] = LOST
+    around.near.connect_all(iteration_s=1.0)
+    assert around.near.missing(ranks(1, 4)) == ranks(2)
+
+
+def test_slow_iterations_are_waited_for_longer() -> None:
+    around = Around()
+    around.near.connect_all(iteration_s=60.0)
+    around.near.missing(ranks(1, 4))
+    around.now_s = 239.0
+    assert around.near.missing(ranks(1, 4)) == ranks(2, 3)
+
+
+def test_where_all_are_neighbours_a_link_that_broke_just_before_the_end_is_waited_for() -> None:
+    around = Around("allToAll")
+    around.states[4] = LOST
+    around.near.update()
+    around.near.connect_all(iteration_s=1.0)
+    assert around.linked == [None]
+    assert around.near.missing(ranks(1, 2)) == ranks(3)
+    assert around.near.missing(ranks(1, 2, 3)) == set()
+    assert around.near.missing(ranks(1)) == set(), "they have ended and left"
+
+
+def test_models_are_published_from_who_is_there_linked_or_not() -> None:
+    around = Around()
+    around.states[2] = LOST
+    assert set(around.near.link_counters()) == ranks(1, 3, 4)
+
+
+def test_neighbours_follow_the_newest_grouping_and_the_policy_hears_of_it() -> None:
+    around = Around("clustered", {"a": 3, "b": 2})
+    around.near.update()
+    newer = Grouping(2, Rank(1), ((0, 4), (1, 2, 3)), (4, 1))
+    for grouping in (
+        newer,
+        newer,
+        Grouping(1, Rank(0), ((0, 1, 2, 3, 4),), (0,)),  # late
+        Grouping(3, Rank(0), ((0, 1, 2, 3),), (0,)),  # of another number of workers
+        None,
+    ):
+        around.near.on_directive(Directive(1, 8, 40, grouping=grouping))
+    assert around.linked == [ranks(1, 2, 3), ranks(4)]
+    assert around.near.neighbours() == ranks(4)
+    assert [event.graph[Rank(0)] for event in around.on_topology_change] == [
+        ranks(1, 2, 3),
+        ranks(4),
+    ]
+    assert around.on_topology_change[-1].graph == graph_of_groups(newer)
+    around.near.connect_all(iteration_s=1.0)
+    around.near.on_directive(
+        Directive(2, 8, 40, grouping=Grouping(9, Rank(0), ((0, 1, 2, 3, 4),), (0,)))
+    )
+    assert around.linked[2:] == [None, None]
+
+
+def test_a_job_of_another_topology_hears_of_no_grouping() -> None:
+    around = Around()
+    around.near.on_directive(
+        Directive(1, 8, 40, grouping=Grouping(2, Rank(0), ((0, 1, 2, 3, 4),), (0,)))
+    )
+    assert around.linked == []
+    assert around.near.neighbours() == ranks(1, 4)

@@ -1,0 +1,43 @@
+"""Facts: a signal is noted while work is done patiently, and breaks off what is done promptly, in
+the midst of that too; only the first one is the reason.
+
+Left out: what a worker saves then (tests/local/test_interrupts.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
+
+
+@pytest.fixture
+def signals() -> Iterator[SignalHandler]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield SignalHandler()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def told(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_what_is_done_patiently_is_not_broken_off(signals: SignalHandler) -> None:
+    with signals.deferred():
+        told(signal.SIGTERM)
+        told(signal.SIGINT)
+    assert signals.reason == "SIGTERM received"
+
+
+def test_what_is_done_promptly_is(signals: SignalHandler) -> None:
+    with signals.deferred():
+        with pytest.raises(Interrupted, match="SIGTERM"), signals.immediate():
+            told(signal.SIGTERM)
+        told(signal.SIGTERM)  # it saves now
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        told(signal.SIGTERM)

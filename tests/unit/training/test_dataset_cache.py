@@ -1,0 +1,92 @@
+"""All workers of a job in one process: what each holds is what it would hold alone, and files are
+read once.
+
+Left out: what the shares are (test_loading).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.datasets.tfrecord import TFRecordSource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dlion_api.spec import Job
+
+DIGITS = programs.builtin("digits")
+
+
+def assert_same_alone_and_together(job: Job, root: Path) -> None:
+    cache = datasets.DatasetCache()
+    for worker in job.workers():
+        alone = datasets.load(job, worker, program=DIGITS, data_root=root)
+        together = datasets.load(job, worker, program=DIGITS, data_root=root, cache=cache)
+        for (x, y), (other_x, other_y) in zip(
+            alone.parts.values(), together.parts.values(), strict=True
+        ):
+            np.testing.assert_array_equal(other_x, x)
+            np.testing.assert_array_equal(other_y, y)
+        np.testing.assert_array_equal(together.held_out_x, alone.held_out_x)
+        np.testing.assert_array_equal(together.held_out_y, alone.held_out_y)
+        assert together.class_count == alone.class_count
+        assert together.training_set_samples == alone.training_set_samples
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [{"partition": "bySite"}, {"partition": "dirichlet"}, {"keepFraction": 0.5}, {}],
+)
+def test_named_data_are_shared_out_as_for_each_alone(
+    make_job: Any, tmp_path: Path, dataset: dict[str, Any]
+) -> None:
+    assert_same_alone_and_together(make_job(name="digits", workers=4, **dataset), tmp_path)
+
+
+@pytest.mark.parametrize("dataset", [{}, {"keepFraction": 0.5}, {"keepClasses": [0, 1]}])
+def test_records_are_shared_out_as_for_each_alone(
+    make_job: Any, write_records: Any, images: Any, tmp_path: Path, dataset: dict[str, Any]
+) -> None:
+    x, y = images
+    write_records(tmp_path / "train.tfrecord", x, y)
+    write_records(tmp_path / "test.tfrecord", x[:8], y[:8])
+    paths = {"path": "train.tfrecord", "evaluationPath": "test.tfrecord", "format": "tfrecord"}
+    assert_same_alone_and_together(make_job(workers=4, **paths, **dataset), tmp_path)
+
+
+def test_data_of_its_own_stay_a_workers_own(
+    make_job: Any, write_records: Any, images: Any, tmp_path: Path
+) -> None:
+    x, y = images
+    for rank in range(3):
+        write_records(tmp_path / f"{rank}.tfrecord", x[10 * rank : 10 * rank + 12], y[:12])
+    write_records(tmp_path / "test.tfrecord", x[:8], y[:8])
+    paths = {"path": "{rank}.tfrecord", "evaluationPath": "test.tfrecord", "format": "tfrecord"}
+    assert_same_alone_and_together(make_job(**paths), tmp_path)
+
+
+def test_a_file_is_decoded_at_most_twice_however_many_workers_there_are(
+    make_job: Any, write_records: Any, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = images
+    write_records(tmp_path / "train.tfrecord", x, y)
+    write_records(tmp_path / "test.tfrecord", x[:8], y[:8])
+    read: list[str] = []
+    decode = TFRecordSource.read
+
+    def counted(source: TFRecordSource, index_K: Any) -> Any:
+        read.append(source.name)
+        return decode(source, index_K)
+
+    monkeypatch.setattr(TFRecordSource, "read", counted)
+    paths = {"path": "train.tfrecord", "evaluationPath": "test.tfrecord", "format": "tfrecord"}
+    job, cache = make_job(workers=9, **paths), datasets.DatasetCache()
+    for worker in job.workers():
+        datasets.load(job, worker, program=DIGITS, data_root=tmp_path, cache=cache)
+    assert read.count(str(tmp_path / "test.tfrecord")) == 1
+    assert read.count(str(tmp_path / "train.tfrecord")) == 2

@@ -1,0 +1,207 @@
+"""Serves `keeping.proto`: checks callers and paths, receives and sends files.
+
+Runs in the keeper's loop; disk access runs in threads. Messages stay bytes, so that an invalid one
+is rejected here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
+from dlion_api.wire import coordination_pb2, keeping_pb2
+from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
+from dlion_worker.artifact_client.paths import AccessDeniedError, max_file_bytes
+from dlion_worker.artifact_server.rejections import UploadRejections
+from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
+from dlion_worker.artifact_server.workers import SiteWorkerRegistry
+from dlion_worker.credentials import WorkerCredentials
+
+_LOG = logging.getLogger(__name__)
+
+SERVICE = keeping_pb2.DESCRIPTOR.services_by_name["Keeping"].full_name
+SILENCE_TIMEOUT_S = 30.0
+"""A caller that is silent for this long in the middle of a file is disconnected."""
+
+MAX_NAME_CHARACTERS = 63
+
+ArtifactCallContext = grpc.aio.ServicerContext[Any, Any]
+_M = TypeVar("_M", bound=Message)
+
+
+class ArtifactService:
+    def __init__(
+        self,
+        job: JobKey,
+        workers: SiteWorkerRegistry,
+        store: ArtifactStore,
+        credentials: Callable[[], WorkerCredentials],
+        refusals: UploadRejections,
+    ) -> None:
+        self._rejections = refusals
+        self._job = job
+        self._workers = workers
+        self._store = store
+        self._credentials = credentials
+        self._incarnations: dict[Rank, int] = {}
+        self.counts: Counter[str] = Counter()
+        """Files kept, fetched and refused."""
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handlers for a server; requests and responses stay bytes."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Put": grpc.stream_unary_rpc_method_handler(self._put),
+                "Get": grpc.unary_stream_rpc_method_handler(self._get),
+            },
+        )
+
+    # ---- uploads --------------------------------------------------------------------------------
+
+    async def _put(self, _requests: object, context: ArtifactCallContext) -> bytes:
+        try:
+            total_bytes = await self._receive_file(context)
+        except (ContractError, OSError, TimeoutError) as error:
+            await self._refuse(error, context)
+        self.counts["kept"] += 1
+        return keeping_pb2.PutReply(kept_bytes=total_bytes).SerializeToString()
+
+    async def _receive_file(self, context: ArtifactCallContext) -> int:
+        first = _parsed(keeping_pb2.PutChunk, await _next(context))
+        if not first.HasField("start"):
+            raise ContractError("the first message does not name the file")
+        start = first.start
+        worker = self._caller(start.run, start.worker, context)
+        if start.total_bytes > (most := max_file_bytes(start.path, worker)):
+            raise ContractError(f"{start.path}: {start.total_bytes} bytes; allowed: {most}")
+        self._check_incarnation(worker, start.incarnation)
+        file = await asyncio.to_thread(self._store.create, start.path, start.total_bytes)
+        try:
+            await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
+            self._check_incarnation(worker, start.incarnation)
+            await asyncio.to_thread(file.commit)
+        finally:
+            await asyncio.shield(asyncio.to_thread(file.discard))
+        _LOG.info("%s: %d bytes of %s", start.path, start.total_bytes, worker.name)
+        return int(start.total_bytes)
+
+    async def _receive_chunks(
+        self, context: ArtifactCallContext, file: PartialFile, verifier: ChunkVerifier
+    ) -> None:
+        while (data := await _next(context)) is not None:
+            chunk = _parsed(keeping_pb2.PutChunk, data)
+            if chunk.HasField("start"):
+                raise ContractError("a second file in one call")
+            verifier.add(chunk.offset, chunk.payload, chunk.checksum)
+            await asyncio.to_thread(file.write, chunk.payload)
+        verifier.check_complete()
+
+    def _check_incarnation(self, worker: WorkerIdentity, incarnation: int) -> None:
+        """An incarnation that has been replaced must not overwrite newer files."""
+        newest = self._incarnations.get(worker.rank, 0)
+        if incarnation < newest:
+            text = f"incarnation {incarnation} of {worker.name} was replaced by {newest}"
+            raise CallerError(PeerRefusal.OLD_INCARNATION, text)
+        self._incarnations[worker.rank] = incarnation
+
+    # ---- downloads ------------------------------------------------------------------------------
+
+    async def _get(self, data: bytes, context: ArtifactCallContext) -> AsyncIterator[bytes]:
+        try:
+            request = _parsed(keeping_pb2.GetRequest, data)
+            max_file_bytes(request.path, self._caller(request.run, request.worker, context))
+            with await asyncio.to_thread(self._store.open, request.path) as file:
+                total_bytes = file.seek(0, 2)
+                file.seek(0)
+                if not total_bytes:
+                    yield keeping_pb2.FileChunk().SerializeToString()
+                chunks = read_chunks(file, total_bytes)
+                while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                    yield keeping_pb2.FileChunk(
+                        total_bytes=total_bytes,
+                        offset=chunk.offset,
+                        payload=chunk.payload,
+                        checksum=chunk.checksum,
+                    ).SerializeToString()
+        except (ContractError, OSError) as error:
+            await self._refuse(error, context)
+        self.counts["fetched"] += 1
+
+    # ---- access -------------------------------------------------------------------------------
+
+    def _caller(
+        self, run: str, wire: coordination_pb2.Worker, context: ArtifactCallContext
+    ) -> WorkerIdentity:
+        if run != str(self._job):
+            text = f"run {run!r:.200}; served here: {self._job}"
+            raise AccessDeniedError(text, PeerRefusal.WRONG_RUN)
+        if max(len(wire.site), len(wire.group)) > MAX_NAME_CHARACTERS:
+            text = "the name of a caller's site or group is too long"
+            raise AccessDeniedError(text, PeerRefusal.MALFORMED)
+        worker = WorkerIdentity(Rank(wire.rank), SiteName(wire.site), wire.group, wire.index)
+        self._workers.check(worker)
+        certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        try:
+            self._credentials().check_peer(certificate, worker, self._job)
+        except ContractError as error:
+            raise AccessDeniedError(str(error), refusal_kind(error)) from error
+        self._workers.register(worker)
+        return worker
+
+    async def _refuse(self, error: Exception, context: ArtifactCallContext) -> NoReturn:
+        if isinstance(error, FileNotFoundError):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no file at this path")
+        self.counts["refused"] += 1
+        _LOG.warning("rejected: %s", error)
+        metadata: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, ContractError):
+            kind = refusal_kind(error)
+            self._rejections.record(kind, str(error))
+            metadata = ((REASON_KEY, str(kind)),)
+        await context.abort(
+            _status(error), str(error) or f"silent for {SILENCE_TIMEOUT_S:g} s", metadata
+        )
+        raise error  # abort does not return, but its type does not declare it
+
+
+async def _next(context: ArtifactCallContext) -> bytes | None:
+    """The caller's next message; None at the end. Raises: TimeoutError."""
+    async with asyncio.timeout(SILENCE_TIMEOUT_S):
+        data = await context.read()
+    return None if data is grpc.aio.EOF else bytes(data)
+
+
+def _parsed(kind: type[_M], data: bytes | None) -> _M:
+    if data is None:
+        raise ContractError("the call ended before it named the file")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"message of {len(data)} bytes; allowed: {MAX_MESSAGE_BYTES}")
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ContractError(f"{len(data)} bytes that are not a {kind.__name__}") from error
+
+
+def _status(error: Exception) -> grpc.StatusCode:
+    match error:
+        case AccessDeniedError():
+            return grpc.StatusCode.PERMISSION_DENIED
+        case ContractError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case TimeoutError():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+    return grpc.StatusCode.UNAVAILABLE

@@ -1,0 +1,82 @@
+"""Stores files on the keeper's disk atomically: written beside the target, then renamed.
+
+`service` has checked the path. Knows no callers and no network.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import BinaryIO
+
+RESERVE_BYTES = 16 * 2**20
+"""Space reserved for the records and the summary."""
+
+_PARTIAL_PREFIX = ".arriving-"
+
+
+class ArtifactStore:
+    """The files below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def remove_partial(self) -> int:
+        """Remove files that an earlier keeper did not receive completely; return how many."""
+        partial = list(self._folder.glob(f"state/*/{_PARTIAL_PREFIX}*"))
+        partial += self._folder.glob(f"models/*/{_PARTIAL_PREFIX}*")
+        for path in partial:
+            path.unlink(missing_ok=True)
+        return len(partial)
+
+    def create(self, path: str, total_bytes: int) -> PartialFile:
+        """Create a file that will replace `path`. Raises: OSError, also if it does not fit."""
+        target = self._folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(target.parent).free
+        if total_bytes + RESERVE_BYTES > free_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{total_bytes} bytes do not fit, {free_bytes} are free; enlarge the claim",
+            )
+        return PartialFile(target)
+
+    def open(self, path: str) -> BinaryIO:
+        """Open the file at that path. Raises: FileNotFoundError, OSError."""
+        return (self._folder / path).open("rb")
+
+
+class PartialFile:
+    """A file being received: `commit` moves it to its path, `discard` removes it otherwise."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=_PARTIAL_PREFIX)
+        self._temporary = Path(name)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def write(self, payload: bytes) -> None:
+        """Append. Raises: OSError."""
+        rest = memoryview(payload)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def commit(self) -> None:
+        """Sync to disk and replace the target. Raises: OSError."""
+        os.fchmod(self._file.fileno(), 0o644)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self._target)
+        folder = os.open(self._target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def discard(self) -> None:
+        """Remove the partial file; does nothing after `commit`."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)

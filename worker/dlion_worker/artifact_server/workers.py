@@ -1,0 +1,78 @@
+"""The workers that a keeper knows, and the rank of each.
+
+`workers.json` starts with this site's workers in the manifest. A group may grow during the run: a
+later worker is known by its certificate from the site's coordinator and keeps its first rank. The
+manifest is not read again, because it would number the workers differently.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.refusals import PeerRefusal
+from dlion_api.spec import Job
+from dlion_worker.artifact_client.paths import AccessDeniedError
+from dlion_worker.results.storage import StorageError, write_whole
+
+_LOG = logging.getLogger(__name__)
+
+WORKERS_FILE = "workers.json"
+
+
+class SiteWorkerRegistry:
+    def __init__(self, folder: Path, job: Job, site: SiteName) -> None:
+        self._path = folder / WORKERS_FILE
+        self._site = site
+        of_manifest = {worker for worker in job.workers() if worker.site == site}
+        self._workers = _load_workers(self._path, site) or of_manifest
+        self._save()
+
+    def check(self, claimed: WorkerIdentity) -> None:
+        """Check that no other worker has that rank, and that this worker has no other rank.
+
+        Raises: AccessDeniedError.
+        """
+        others = [
+            known
+            for known in self._workers
+            if known != claimed and (known.rank == claimed.rank or known.name == claimed.name)
+        ]
+        if claimed.site != self._site or others:
+            named = ", ".join(f"{known.name} is rank {known.rank}" for known in others)
+            raise AccessDeniedError(
+                f"a caller claims to be {claimed.name}, rank {claimed.rank}; known here: workers of"
+                f" site {self._site}{', ' if named else ''}{named}",
+                PeerRefusal.UNKNOWN_WORKER,
+            )
+
+    def register(self, worker: WorkerIdentity) -> None:
+        """Record the rank of a worker, after its certificate has been verified."""
+        if worker not in self._workers:
+            self.check(worker)
+            self._workers.add(worker)
+            _LOG.info("%s joined the run as rank %d", worker.name, worker.rank)
+            self._save()
+
+    def _save(self) -> None:
+        rows = sorted((worker.rank, worker.group, worker.index) for worker in self._workers)
+        try:
+            write_whole(self._path, json.dumps(rows).encode())
+        except StorageError as error:  # it stays known until this keeper ends
+            _LOG.warning("%s", error)
+
+
+def _load_workers(path: Path, site: SiteName) -> set[WorkerIdentity]:
+    try:
+        rows = json.loads(path.read_bytes())
+        return {
+            WorkerIdentity(Rank(int(rank)), site, str(group), int(index))
+            for rank, group, index in rows
+        }
+    except FileNotFoundError:
+        return set()
+    except (ValueError, TypeError, RecursionError) as error:
+        _LOG.warning("%s is damaged, using the manifest's ranks: %r", path, error)
+        return set()

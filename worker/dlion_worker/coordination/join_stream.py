@@ -1,0 +1,127 @@
+"""Keeps a join stream open, which carries membership updates, and reopens it when it breaks.
+
+Each announcement of addresses starts its own stream. The coordinator ends the previous one only
+when the new one has joined, so the worker is never reported lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlion_api.errors import ContractError
+from dlion_api.trust import JOINING
+from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
+from dlion_worker.coordination.backoff import Backoff
+from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
+from dlion_worker.coordination.pod_proof import make_pod_proof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a worker announces when it joins."""
+
+    caller: Caller
+    incarnation: int
+    spec_hash: str
+    exchange_address: str
+    measuring_address: str
+    proof_dir: Path
+
+    def request(self, known_version: int) -> coordination_pb2.JoinRequest:
+        """The join request, with the current token and the pod's proof. Raises OSError without
+        either."""
+        return coordination_pb2.JoinRequest(
+            run=str(self.caller.job),
+            worker=self.caller.wire_worker(),
+            incarnation=self.incarnation,
+            exchange_address=self.exchange_address,
+            measuring_address=self.measuring_address,
+            token=self.caller.token(),
+            spec_hash=self.spec_hash,
+            known_version=known_version,
+            proof=make_pod_proof(self.proof_dir, job=self.caller.job, use=JOINING),
+        )
+
+
+class JoinStream:
+    """The stream of one announcement, reopened until closed, superseded or rejected permanently."""
+
+    def __init__(
+        self,
+        stub: coordination_pb2_grpc.CoordinationStub,
+        announcement: Announcement,
+        *,
+        known_version: Callable[[], int],
+        on_update: Callable[[coordination_pb2.MembershipUpdate], None],
+        on_failure: Callable[[CallFailure], None],
+    ) -> None:
+        self._stub = stub
+        self._announcement = announcement
+        self._known_version = known_version
+        self._on_update = on_update
+        self._on_failure = on_failure
+        self._ended = threading.Event()
+        self._call: grpc.Call | None = None
+        self._last_message = ""
+        self.connected = False
+        self._thread = threading.Thread(target=self._run, name="dlion-join", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def supersede(self) -> None:
+        """Make no further attempts; the coordinator ends the current stream."""
+        self._ended.set()
+
+    def close(self) -> None:
+        self._ended.set()
+        if (call := self._call) is not None:
+            call.cancel()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        backoff = Backoff(random.random)
+        while not self._ended.is_set():
+            failure = self._read_updates(backoff)
+            self.connected = False
+            if not failure.passing and not self._ended.is_set():
+                self._on_failure(failure)
+                return
+            self._log_failure(failure)
+            self._ended.wait(backoff.next_s())
+
+    def _read_updates(self, backoff: Backoff) -> CallFailure:
+        """Join and handle updates until the stream breaks; return the reason."""
+        try:
+            call = self._stub.Join(self._announcement.request(self._known_version()))
+            self._call = call
+            if self._ended.is_set():  # closed between the two lines above
+                call.cancel()
+            for update in call:
+                backoff.reset()
+                self.connected = True
+                self._on_update(update)
+        except ContractError as error:
+            call.cancel()
+            return failure_of(error)
+        except (grpc.RpcError, OSError) as error:
+            return failure_of(error)
+        return CallFailure(None, "the coordinator ended the stream")
+
+    def _log_failure(self, failure: CallFailure) -> None:
+        if not self._ended.is_set() and failure.message != self._last_message:
+            _LOG.warning("no membership from the coordinator, retrying: %s", failure.message)
+            self._last_message = failure.message

@@ -1,0 +1,158 @@
+"""Sends queued records to the coordinator, four times a second, in a thread.
+
+An unanswered report is sent again unchanged, with the same number, so that none is counted twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlion_api.refusals import RefusalReason
+from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
+from dlion_worker.coordination.backoff import Backoff
+from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
+from dlion_worker.coordination.record_queue import RecordQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlion_api.progress import ProgressRecord
+
+_LOG = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 0.25
+
+
+class ReportSender:
+    """The queue of one worker's records and the thread that empties it."""
+
+    def __init__(
+        self,
+        stub: coordination_pb2_grpc.CoordinationStub,
+        caller: Caller,
+        incarnation: int,
+        *,
+        on_stop: Callable[[str], None],
+        on_failure: Callable[[CallFailure], None],
+    ) -> None:
+        self._stub = stub
+        self._caller = caller
+        self._incarnation = incarnation
+        self._on_stop = on_stop
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._queue = RecordQueue()
+        self._sequence = 0
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._finished = False
+        self._call: grpc.Future[coordination_pb2.ReportReply] | None = None
+        self._thread = threading.Thread(target=self._run, name="dlion-report", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def use_stub(self, stub: coordination_pb2_grpc.CoordinationStub) -> None:
+        """Use this stub for the next attempt; a call broken by the change is repeated."""
+        self._stub = stub
+
+    def put(self, records: Iterable[ProgressRecord]) -> None:
+        """Queue records; never wait for the network.
+
+        Raises:
+            ContractError: A record cannot be sent (`dlion_api.records`).
+        """
+        with self._lock:
+            for record in records:
+                self._queue.put(record)
+
+    def close(self, *, flush_s: float, finished: bool) -> bool:
+        """End the thread; return True if everything was accepted, including `finished`.
+
+        Takes about `flush_s` at most, whatever the coordinator does.
+        """
+        self._finished = finished
+        self._closing.set()
+        if self._thread.ident is None:
+            return not self._queue and not finished
+        self._thread.join(flush_s)
+        if self._thread.is_alive():
+            self._abandoned.set()
+            if (call := self._call) is not None:
+                call.cancel()
+            self._thread.join()
+        return not self._abandoned.is_set()
+
+    def _run(self) -> None:
+        backoff = Backoff(random.random)
+        while not self._abandoned.is_set():
+            self._closing.wait(REPORT_INTERVAL_S)
+            report = self._next_report()
+            if report is not None and not self._deliver(report, backoff):
+                return
+            if self._closing.is_set() and (report is None or report.finished):
+                return
+
+    def _next_report(self) -> coordination_pb2.ProgressReport | None:
+        last_ones = self._closing.is_set()
+        with self._lock:
+            texts = self._queue.take_batch()
+            finished = last_ones and self._finished and not self._queue
+        if not texts and not finished:
+            return None
+        self._sequence += 1
+        return coordination_pb2.ProgressReport(
+            run=str(self._caller.job),
+            worker=self._caller.wire_worker(),
+            incarnation=self._incarnation,
+            records_json=texts,
+            sequence=self._sequence,
+            finished=finished,
+        )
+
+    def _deliver(self, report: coordination_pb2.ProgressReport, backoff: Backoff) -> bool:
+        """Send until the report is accepted or rejected permanently; False if sending must end."""
+        while not self._abandoned.is_set():
+            failure = self._attempt(report)
+            if failure is None:
+                backoff.reset()
+                return True
+            if failure.reason is RefusalReason.MALFORMED:
+                _LOG.error("%d records rejected: %s", len(report.records_json), failure.message)
+                return True
+            if not failure.passing:
+                self._on_failure(failure)
+                return False
+            _LOG.debug("report %d not accepted yet: %s", report.sequence, failure.message)
+            self._pause(backoff.next_s())
+        return False
+
+    def _attempt(self, report: coordination_pb2.ProgressReport) -> CallFailure | None:
+        try:
+            report.token = self._caller.token()
+            call = self._stub.Report.future(report)
+            self._call = call
+            if self._abandoned.is_set():  # closed between the two lines above
+                call.cancel()
+            reply = call.result()
+        except grpc.FutureCancelledError:
+            return CallFailure(None, "given up while closing")
+        except (grpc.RpcError, OSError, ValueError) as error:  # ValueError: the channel was closed
+            return failure_of(error)
+        if reply.stop_reason:
+            self._on_stop(reply.stop_reason)
+        return None
+
+    def _pause(self, wait_s: float) -> None:
+        # Closing interrupts a long backoff: one more attempt at once, then short waits.
+        end_s = time.monotonic() + wait_s
+        was_closing = self._closing.is_set()
+        while time.monotonic() < end_s and not self._abandoned.wait(0.05):
+            if self._closing.is_set() and not was_closing:
+                return

@@ -1,0 +1,82 @@
+"""Snapshots of replicas as files, written by trainers and taken by the evaluator.
+
+A file is written under another name and moved into place. If the evaluator is too slow, a replica's
+oldest snapshots are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_worker.npz_errors import NPZ_ERRORS, as_array
+
+MAX_WAITING = 3
+"""Waiting snapshots of one replica. At 4.5 MB each, more could fill a disk."""
+
+
+@dataclass(frozen=True)
+class ReplicaSnapshot:
+    """One replica at one moment: what an evaluation and its record need."""
+
+    rank: Rank
+    iteration: int
+    samples: int
+    time_s: float
+    weights_D: NDArray[np.float32]
+    model_state_S: NDArray[np.float32]
+
+
+def write_snapshot(folder: Path, replica: ReplicaSnapshot) -> None:
+    """Write a snapshot. Raises `OSError` where the disk is full; no partial file remains."""
+    name = f"{replica.rank:06d}-{replica.iteration:012d}"
+    temporary = folder / f"{name}.writing"
+    try:
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                allow_pickle=False,
+                about=np.asarray(
+                    [replica.rank, replica.iteration, replica.samples, replica.time_s], np.float64
+                ),
+                weights_D=replica.weights_D,
+                model_state_S=replica.model_state_S,
+            )
+        temporary.replace(folder / f"{name}.npz")
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    waiting = sorted(folder.glob(f"{replica.rank:06d}-*.npz"))
+    for old in waiting[:-MAX_WAITING]:
+        old.unlink(missing_ok=True)
+
+
+def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
+    """Yield every waiting snapshot, lowest iteration first, and delete its file.
+
+    Raises: DataError where a file is not a snapshot: a bug of its writer.
+    """
+    for path in sorted(folder.glob("*.npz"), key=lambda path: path.stem.partition("-")[2]):
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                rank, iteration, samples, time_s = archive["about"].tolist()
+                replica = ReplicaSnapshot(
+                    Rank(int(rank)),
+                    int(iteration),
+                    int(samples),
+                    float(time_s),
+                    as_array(archive["weights_D"]),
+                    as_array(archive["model_state_S"]),
+                )
+        except FileNotFoundError:  # deleted in favour of a newer one
+            continue
+        except NPZ_ERRORS as error:
+            raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
+        path.unlink(missing_ok=True)
+        yield replica

@@ -1,0 +1,65 @@
+"""Reads why a process ended from the last error in its log.
+
+Knows the format of log records (`<date> <time> <LEVEL> <logger>: <message>`), Python tracebacks and
+the supervisor's JSON lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_TAIL_BYTES = 65_536
+_MAX_CHARACTERS = 1000
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
+
+
+def last_error_in_log(log: Path, *, any_line: bool = False) -> str:
+    """The last error in the log, as one line; empty if there is none.
+
+    With `any_line`, fall back to the last line.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    lines = [line for line in lines if not line.startswith('{"time"')]
+    return last_error(lines) or (last_line(lines) if any_line else "")
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The last error in these lines of a log, as one line; empty if there is none."""
+    error = _last_error([line for line in lines if line.strip()])
+    return " ".join(" ".join(error).split())[:_MAX_CHARACTERS]
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The last non-empty line, without date, level and logger."""
+    line = next((line for line in reversed(lines) if line.strip()), "")
+    record = _RECORD.match(line)
+    return " ".join((line if record is None else record["message"]).split())[:_MAX_CHARACTERS]
+
+
+def _last_error(lines: list[str]) -> list[str]:
+    """The last record of level ERROR with its continuation lines, or a traceback's last line."""
+    for number in range(len(lines) - 1, -1, -1):
+        line = lines[number]
+        record = _RECORD.match(line)
+        if record is not None and record["level"] in {"ERROR", "CRITICAL"}:
+            return [record["message"], *_continuation(lines[number + 1 :])]
+        if line.startswith("Traceback (most recent call last)"):
+            return [rest for rest in lines[number + 1 :] if not rest.startswith((" ", "\t"))][:1]
+    return []
+
+
+def _continuation(lines: list[str]) -> list[str]:
+    """The lines up to the next record or traceback."""
+    belonging: list[str] = []
+    for line in lines:
+        if _RECORD.match(line) or line.startswith("Traceback"):
+            break
+        belonging.append(line)
+    return belonging

@@ -1,0 +1,58 @@
+"""Identifies the owner of a namespace or control group by its name, to remove leftovers.
+
+A process is identified by its id *and* its start time, because ids are reused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_NAME = re.compile(r"dlion-(?P<pid>[0-9]+)-(?P<start>[0-9]+)-[0-9]+(-.*)?")
+_counter = itertools.count()
+
+
+@dataclass(frozen=True)
+class ResourceOwner:
+    """The process that created a resource and will remove it."""
+
+    pid: int
+    start_ticks: int
+    """Start of the process in clock ticks since boot."""
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """This process."""
+        return cls(os.getpid(), _start_ticks(os.getpid()) or 0)
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The owner in a resource's name; None if the name is not one of ours.
+
+        >>> ResourceOwner.parse("dlion-12-345-0-hub")
+        ResourceOwner(pid=12, start_ticks=345)
+        >>> ResourceOwner.parse("cni-12-345")
+        """
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(int(match["pid"]), int(match["start"]))
+
+    def next_prefix(self) -> str:
+        """A prefix for the names of one run, unique in this process."""
+        return f"dlion-{self.pid}-{self.start_ticks}-{next(_counter)}"
+
+    def alive(self) -> bool:
+        """Whether that process still runs."""
+        return _start_ticks(self.pid) == self.start_ticks
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])  # field 22 counted from 1, after the name

@@ -1,0 +1,77 @@
+"""A local step to be timed: gradient and update, without exchange.
+
+Called by `dlion calibrate`; `calibration` does the timing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.spec import Optimizer
+from dlion_worker.training import datasets, programs, threads
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.optimizer import FlatOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from dlion_api.spec import Job
+
+RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
+
+
+def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int], None]:
+    """Return a step function of the job's first worker, on one thread and its own data.
+
+    Raises DLionError for bad data or a bad program.
+    """
+    threads.configure(1.0)
+    trainer, identity = job.spec.trainer, job.workers()[0]
+    program = programs.load(trainer.program, directory=program_root)
+    data = datasets.load(job, identity, program=program, data_root=data_root)
+    model = FlatModel(
+        program,
+        input_shape=data.input_shape,
+        class_count=data.class_count,
+        seed=trainer.seed,
+        freeze=trainer.freeze,
+        input_dtype=data.input_dtype,
+    )
+    stream = datasets.BatchStream(data, seed=trainer.seed, rank=identity.rank)
+    return _step(model, trainer.optimizer, stream.next)
+
+
+def builtin_step(name: str, *, most_samples: int) -> Callable[[int], None]:
+    """Return a step function of a built-in program on random images.
+
+    Its argument is at most `most_samples`. Raises ProgramError if the program is not built in.
+    """
+    threads.configure(1.0)
+    program = programs.builtin(name)
+    model = FlatModel(
+        program, input_shape=RANDOM_SHAPE, class_count=RANDOM_CLASSES, seed=1, input_dtype=np.uint8
+    )
+    random = np.random.default_rng(1)
+    x = random.integers(0, 256, (most_samples, *RANDOM_SHAPE), np.uint8)
+    y = random.integers(0, RANDOM_CLASSES, most_samples, np.int32)
+    return _step(model, Optimizer(), lambda samples: (x[:samples], y[:samples]))
+
+
+def _step(
+    model: FlatModel,
+    optimizer_spec: Optimizer,
+    batch: Callable[[int], tuple[NDArray[np.generic], NDArray[np.int32]]],
+) -> Callable[[int], None]:
+    optimizer = FlatOptimizer(optimizer_spec, model.layout.size)
+    weights_D = model.weights_D.copy()
+
+    def step(samples: int) -> None:
+        result = model.step(*batch(samples))
+        optimizer.apply(weights_D, result.gradient_D, 0.0)  # the model's own weights do not change
+
+    return step

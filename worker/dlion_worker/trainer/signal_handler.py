@@ -1,0 +1,51 @@
+"""SIGTERM and SIGINT in a trainer: deferred during training, immediate before and after.
+
+While training, the loop checks `reason` between two steps, so that what is saved is consistent. At
+other times, the signal interrupts whatever runs, including the user's program. `__main__` creates
+the handler on the main thread, and `worker` uses it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the user or the coordinator asked
+    """This worker was asked to stop before it joined the run, or after everything was saved."""
+
+
+class SignalHandler:
+    """Handles both signals of the process from its construction on."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """The name of the first signal; None while there was none."""
+        self._is_deferred = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Only record signals inside this context."""
+        self._is_deferred = True
+        try:
+            yield
+        finally:
+            self._is_deferred = False
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Let signals interrupt inside this context, even within `deferred`."""
+        was_deferred, self._is_deferred = self._is_deferred, False
+        try:
+            yield
+        finally:
+            self._is_deferred = was_deferred
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.reason = self.reason or f"{signal.Signals(number).name} received"
+        if not self._is_deferred:
+            raise Interrupted(self.reason)
