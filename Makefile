@@ -49,9 +49,10 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/python tools/generate_dashboards.py --check
 	$(BIN)/python tools/generate_chart_readme.py --check
 	$(BIN)/python tools/check_architecture.py
+	$(BIN)/python tools/check_language.py
 
-unit: setup ## Fast tests: unit, property, contract
-	$(BIN)/pytest tests/unit tests/property tests/contract tests/fuzz
+unit: setup ## Fast tests on all cores: unit, property with a quarter of the examples, contract, fuzz
+	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/property tests/contract tests/fuzz
 
 simulated: setup ## Whole jobs in virtual time: no machine is too busy for them
 	$(BIN)/pytest --timeout=900 tests/simulated
@@ -78,7 +79,7 @@ measure: setup ## Hold shares, links, the cost of the exchange and of kills agai
 	$(BIN)/pytest -m measured -s tests/local/test_measured_bars.py
 
 DATA ?= ../shared/data
-paper: setup ## Simulate the published evaluations anew (takes days; goes on where it was) and remake their page
+paper: setup ## Simulate the published evaluations again (takes days; goes on where it was) and remake their page
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --page docs
 
 paper-reduced: setup ## The same with a small network and links slowed to match (goes on where it was), on a page of its own
@@ -101,7 +102,7 @@ format: setup ## Put the sources into form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format --quiet $(SOURCES)
 
-lock: setup ## Resolve the dependencies anew (no addresses in the lock)
+lock: setup ## Resolve the dependencies again (no addresses in the lock)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --generate-hashes --universal --python-version 3.11 \
 	  --no-emit-index-url --no-emit-find-links --no-header --upgrade -o requirements.lock
 	echo "tensorflow[and-cuda]>=2.21" | $(BIN)/uv pip compile - --constraint requirements.lock --generate-hashes \

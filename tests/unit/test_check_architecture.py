@@ -1,0 +1,66 @@
+"""`tools/check_architecture.py` reports each planted violation, and nothing on this repository."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+TOOL = Path(__file__).parents[2] / "tools" / "check_architecture.py"
+LONG_FUNCTION = "def long():\n" + "    x = 1\n" * 60
+
+
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_architecture", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def planted(root: Path, files: dict[str, str]) -> list[str]:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    findings: Any = tool().findings
+    return list(findings(root))
+
+
+def test_this_repository_has_no_violation() -> None:
+    assert tool().findings() == []
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"api/p/a.py": "x = 1\n" * 401}, "api/p/a.py: 401 lines, limit 400"),
+        ({"api/p/a.py": LONG_FUNCTION}, "api/p/a.py:1: long has 61 lines, limit 50"),
+        ({"api/p/utils.py": ""}, "api/p/utils.py: 'utils' is not a term of the field"),
+        ({"cli/__init__.py": ""}, "cli/__init__.py: a source root must not be a package"),
+        ({"tests/a/__init__.py": ""}, "tests/a/__init__.py: tests/ holds no packages"),
+        ({f"api/p/m{number}.py": "" for number in range(16)}, "api/p: 16 modules, limit 15"),
+        (
+            {"api/p/a.py": "class Store: ...\n", "cli/p/b.py": "class Store: ...\n"},
+            "api/p/a.py:1: class Store is also defined in cli/p/b.py:1",
+        ),
+        (
+            {"api/dlion_api/a.py": ""},
+            "api/dlion_api: only 1 modules: lower MODULES_STILL_ALLOWED",
+        ),
+    ],
+)
+def test_a_planted_violation_is_reported(
+    files: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    assert planted(tmp_path, files) == [expected]
+
+
+def test_a_tree_within_the_limits_passes(tmp_path: Path) -> None:
+    files = {f"api/p/m{number}.py": f"class C{number}: ...\n" for number in range(15)}
+    assert planted(tmp_path, files) == []
