@@ -63,10 +63,10 @@ local: setup ## Tests with real processes on this machine (as root also namespac
 cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this machine (root)
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
 
-slow: testbed-setup ## Those of them that take minutes: lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD (root)
+slow: testbed-setup ## What takes minutes: lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
-	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster
+	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster tests/local
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
 	tools/testbed-setup

@@ -74,8 +74,8 @@ def document(folder: Path, more: str, **spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
-        (RAISES_IN_BUILD, ExitCode.PROGRAM, "no such layer"),
-        (RAISES_IN_LOAD, ExitCode.PROGRAM, "division by zero"),
+        pytest.param(RAISES_IN_BUILD, ExitCode.PROGRAM, "no such layer", marks=pytest.mark.slow),
+        pytest.param(RAISES_IN_LOAD, ExitCode.PROGRAM, "division by zero", marks=pytest.mark.slow),
         (RAISES_IN_LOSS, ExitCode.PROGRAM, "no such loss"),
         (NAN_LATER, ExitCode.DIVERGED, "learningRate"),
     ],
@@ -94,7 +94,9 @@ def test_a_program_that_fails_is_named(
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 and no more"])
+@pytest.mark.parametrize(
+    "content", [None, pytest.param(b"", marks=pytest.mark.slow), b"PK\x03\x04 and no more"]
+)
 def test_data_that_is_missing_or_corrupt_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "samples.npz"
     if content is not None:
@@ -107,7 +109,7 @@ def test_data_that_is_missing_or_corrupt_is_named(tmp_path: Path, content: bytes
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("mode", ["bounded", "synchronous"])
+@pytest.mark.parametrize("mode", ["bounded", pytest.param("synchronous", marks=pytest.mark.slow)])
 def test_a_peer_that_sends_nan_is_put_in_quarantine(tmp_path: Path, mode: str) -> None:
     trainer = {"program": blobs(tmp_path, more=NAN_AT_ONE_PEER), "stop": {"maxSteps": 60}}
     job = job_document(3, trainer=trainer, synchronization={"mode": mode})

@@ -46,7 +46,7 @@ def started(folder: Path, rank: int) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["bounded", "synchronous"])
+@pytest.mark.parametrize("mode", [pytest.param("bounded", marks=pytest.mark.slow), "synchronous"])
 def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str) -> None:
     trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": TRAINING_S}}
     job = load_job(job_document(WORKERS, trainer=trainer, synchronization={"mode": mode}))

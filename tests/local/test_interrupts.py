@@ -168,7 +168,11 @@ def test_a_signal_ends_everything_within_five_seconds(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda it: it.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=lambda it: it.name,
+)
 def test_training_of_cipher_ends_within_five_seconds(
     tmp_path: Path, number: signal.Signals
 ) -> None:

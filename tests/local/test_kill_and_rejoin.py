@@ -82,8 +82,8 @@ def test_killed_workers_meet_the_others_at_a_barrier(tmp_path: Path) -> None:
     "mode",
     [
         {"mode": "bounded", "maxStaleness": 5},
-        {"mode": "backup", "backupWorkers": 1},
-        {"mode": "asynchronous"},
+        pytest.param({"mode": "backup", "backupWorkers": 1}, marks=pytest.mark.slow),
+        pytest.param({"mode": "asynchronous"}, marks=pytest.mark.slow),
     ],
     ids=lambda mode: mode["mode"],
 )

@@ -28,10 +28,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "adacomp": {"server": 1},
     "ako": {"partitions": 3},
 }
+SLOW = {"adacomp", "ako"}
+"""Those that differ from the others in what they send alone: `make slow` trains them."""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("policy", sorted(KINDS))
+@pytest.mark.parametrize(
+    "policy",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in sorted(KINDS)],
+)
 def test_a_policy_trains_with_real_links_and_ends_by_itself(tmp_path: Path, policy: str) -> None:
     document = job_document(
         3,

@@ -218,7 +218,7 @@ def test_a_server_that_is_no_worker_is_a_problem_of_the_manifest() -> None:
         (Message(MessageKind.GRADIENT, 1, local_batch_size=0, payload=b"xyz"), "batch of 0"),
         (Message(MessageKind.PROGRESS, 1, local_batch_size=1, payload=b"x"), "payload"),
         (Message(MessageKind.PROGRESS, 0, local_batch_size=1), "iteration 0"),
-        (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "no server"),
+        (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "not the server"),
     ],
 )
 def test_nonsense_is_refused(message: Message, words: str) -> None:

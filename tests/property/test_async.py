@@ -274,7 +274,7 @@ def test_what_overflows_under_compensation_is_refused() -> None:
         (Message(MessageKind.GRADIENT, 1, local_batch_size=10**9, payload=b"xyz"), "batch of"),
         (Message(MessageKind.PROGRESS, 1, local_batch_size=1, payload=b"x"), "payload"),
         (Message(MessageKind.PROGRESS, 0, local_batch_size=1), "iteration 0"),
-        (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "no server"),
+        (Message(MessageKind.WEIGHTS, 1, payload=b"x"), "not the server"),
     ],
 )
 def test_nonsense_is_refused(message: Message, words: str) -> None:

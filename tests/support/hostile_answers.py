@@ -132,4 +132,4 @@ def dialled_operator(at: Scene) -> Ended:
 
 
 def _says_why(message: str) -> str:
-    return message if "knows this site's bundle" in message else ""
+    return message if "has this site's bundle" in message else ""
