@@ -64,6 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name each test that was run again: it, or what it tests, has a defect."""
+    for nodeid in sorted({report.nodeid for report in terminalreporter.stats.get("rerun", [])}):
+        terminalreporter.write_line(f"DEFECT: failed and was run again: {nodeid}")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuses `--by-itself` for what is not to be run again."""
     if not session.config.getoption("--by-itself"):
