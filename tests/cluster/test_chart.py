@@ -241,7 +241,7 @@ def job(kubectl: Kubectl) -> None:
 
 def test_an_upgrade_names_the_other_sites(release: Helm, kubectl: Kubectl) -> None:
     said = release.run("upgrade", "dlion", str(CHART), "-n", NAMESPACE, values=TOGETHER)
-    assert "trains together with plant-b, plant-c" in said
+    assert "trains with plant-b, plant-c" in said
     trust = kubectl.get("configmap", "dlion-operator-trust")
     assert set(trust["data"]) == {"plant-b.pem", "plant-c.pem"}
     assert kubectl.get("service", "dlion-operator-federation")["spec"]["type"] == "NodePort"
