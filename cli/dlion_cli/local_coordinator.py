@@ -8,10 +8,10 @@ from datetime import timedelta
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.progress import EvaluationRecord, ProgressRecord
 from dlion_api.spec import Job
-from dlion_operator.authority import CertificateAuthority, Tokens
-from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
-from dlion_operator.target_accuracy import TargetAccuracyMonitor
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 
 
 class LocalCoordinator:

@@ -30,7 +30,7 @@ from dlion_cli.manifests import (
 from dlion_cli.resume_command import ResumeCommand
 from dlion_cli.run_ending import finish_failed_run, write_report_in_time
 from dlion_cli.table import print_result
-from dlion_operator.certificate_issuer import LIFE
+from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_worker.environments import Environment, load_environment, unlimited_plan
 from dlion_worker.results.description import describe
 from dlion_worker.results.folder import ResultFolder, stored_program_root

@@ -31,7 +31,7 @@ from dlion_cli.manifests import apply_set, load_manifest, read_document, reject_
 from dlion_cli.run import find_program_root, warn_unreached
 from dlion_cli.run_ending import finish_failed_run, write_report_in_time
 from dlion_cli.table import print_result
-from dlion_operator.target_accuracy import TargetAccuracyMonitor
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_worker.environments import Plan, load_environment
 from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentReport, environment_report

@@ -57,7 +57,7 @@ class OperatorSnapshot:
 
     deployment: Document
     settings: Document
-    """Its settings from the chart (`dlion_operator.settings`)."""
+    """Its settings from the chart (`dlion_operator.model.settings`)."""
     trust: Mapping[str, str] | DLionError
     """Other sites' PEM bundles by site name."""
     service: Document | DLionError | None

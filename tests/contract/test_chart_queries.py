@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from dlion_api.status.conditions import State
-from dlion_operator.work_queue import DEFECT, ERROR, OK
+from dlion_operator.controller.work_queue import DEFECT, ERROR, OK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,7 +39,7 @@ from dlion_cli.checks import Check, CheckOutcome
 from dlion_cli.listed_sites import TrustedSite
 from dlion_cli.server_certificate import PresentedCertificate, certificate_clock_check
 from dlion_cli.site_probe import probe_site, probe_sites
-from dlion_operator.authority import CertificateAuthority, ServerIdentity
+from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from manifest_table import smallest
 from presenting import listening, presents, says_nothing
 

@@ -29,7 +29,7 @@ from dlion_cli.__main__ import main
 from dlion_cli.checks import CheckOutcome
 from dlion_cli.site_checks import clock_skew_checks
 from dlion_cli.site_cluster import ClockBounds
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
 from told_servers import Server, served
 
