@@ -32,7 +32,7 @@ ALERTS = [
     for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "metrics.py"
+OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "controller" / "metrics.py"
 SIDECARS = {"namespace", "job", "site"}
 SCRAPED = {"pod", "le"}
 """Labels that the scraper adds to a sidecar's metrics, and that a histogram's buckets have."""
