@@ -22,11 +22,11 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
     "compare": ("local.compare:compare", "Compare policies in simulated runs."),
     "replay": (
-        "dlion_cli.commands.local.replay:replay",
+        "local.replay:replay",
         "Simulate a recorded run again, with other settings.",
     ),
     "calibrate": (
-        "dlion_cli.commands.local.calibrate:calibrate",
+        "local.calibrate:calibrate",
         "Measure the cost of a step on this machine.",
     ),
     "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
@@ -35,28 +35,28 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
     "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
     "suspend": (
-        "dlion_cli.commands.cluster.suspend_resume:suspend",
+        "cluster.suspend_resume:suspend",
         "Stop a job's workers and keep the job.",
     ),
     "resume": (
-        "dlion_cli.commands.cluster.suspend_resume:resume",
+        "cluster.suspend_resume:resume",
         "Restart the workers of a suspended job.",
     ),
     "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
     "trust": (
-        "dlion_cli.commands.cluster.trust:trust",
+        "cluster.trust:trust",
         "Print and verify sites' public certificates.",
     ),
     "preflight": (
-        "dlion_cli.commands.cluster.preflight:preflight",
+        "cluster.preflight:preflight",
         "Check several sites before a run.",
     ),
     "report": (
-        "dlion_cli.commands.local.report:report",
+        "local.report:report",
         "Create an HTML report of result folders.",
     ),
     "validate": (
-        "dlion_cli.commands.local.validate:validate",
+        "local.validate:validate",
         "Validate manifests and environments.",
     ),
     "explain": ("local.explain:explain", "Describe the fields of the manifest."),
