@@ -20,7 +20,7 @@ from typing import Any
 
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import LinkUp, PeerExchange, PeerExchangeConfig, StateSnapshot, framing
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind

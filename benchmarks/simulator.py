@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from local_runs import commit
 
-from dlion_cli.manifests import apply_set, load_manifest
+from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_worker.environments.model import Environment, EnvironmentMachine
 from dlion_worker.results.description import describe
 from dlion_worker.results.folder import ResultFolder

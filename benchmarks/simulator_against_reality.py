@@ -29,7 +29,7 @@ from pathlib import Path
 import local_runs
 
 from dlion_api.names import Rank
-from dlion_cli.manifests import apply_set
+from dlion_cli.inputs.manifests import apply_set
 from dlion_worker.results.events import read_events
 from dlion_worker.results.folder import EVENTS
 from dlion_worker.results.replay_comparison import RunFigures, replay_figures

@@ -18,8 +18,6 @@ FUNCTION_LIMIT = 50
 MODULE_LIMIT = 15
 MODULES_STILL_ALLOWED = {
     "api/dlion_api": 18,
-    "cli/dlion_cli": 71,
-    "operator/dlion_operator": 61,
     "worker/dlion_worker/exchange": 16,
     "worker/dlion_worker/local": 26,
     "worker/dlion_worker/policies": 53,

@@ -29,7 +29,7 @@ INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 
 SPEC_HASH_ANNOTATION: Final = f"{GROUP}/spec-hash"
 MANIFEST_ANNOTATION: Final = f"{GROUP}/manifest-digest"
-"""Digest of the manifest that a Job was made from (`dlion_operator.manifest_changes`)."""
+"""Digest of the manifest that a Job was made from."""
 WORKERS_ANNOTATION: Final = f"{GROUP}/workers"
 """Number of workers that a Job was created with: scaling must not change a run's ranks."""
 ALL_WORKERS_ANNOTATION: Final = f"{GROUP}/workers-of-all-sites"

@@ -37,7 +37,7 @@ from reduced_edition import NAME as REDUCED
 from reduced_edition import NETWORKS, Reduction
 
 from dlion_api.atomic_file import write_atomically
-from dlion_cli.compare import COMPARISON, compare
+from dlion_cli.commands.local.compare import COMPARISON, compare
 from dlion_worker.results.comparison import VariantRow
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

@@ -15,28 +15,52 @@ from typing import Final
 
 import click
 
-from dlion_cli.failures import exit_code_of, message_of
+from dlion_cli.terminal.failures import exit_code_of, message_of
 
-COMMANDS: Final = {
-    "run": ("dlion_cli.run:run", "Train a job on this machine."),
-    "simulate": ("dlion_cli.simulate:simulate", "Train a job in virtual time."),
-    "compare": ("dlion_cli.compare:compare", "Compare policies in simulated runs."),
-    "replay": ("dlion_cli.replay:replay", "Simulate a recorded run again, with other settings."),
-    "calibrate": ("dlion_cli.calibrate:calibrate", "Measure the cost of a step on this machine."),
-    "submit": ("dlion_cli.submit:submit", "Submit jobs to a cluster."),
-    "get": ("dlion_cli.get:get", "Display the jobs of a cluster."),
-    "watch": ("dlion_cli.watch:watch", "Watch a job of a cluster until it ends."),
-    "logs": ("dlion_cli.logs:logs", "Print the logs of a job's workers."),
-    "fetch": ("dlion_cli.fetch:fetch", "Download a job's model or results."),
-    "suspend": ("dlion_cli.suspend_resume:suspend", "Stop a job's workers and keep the job."),
-    "resume": ("dlion_cli.suspend_resume:resume", "Restart the workers of a suspended job."),
-    "delete": ("dlion_cli.delete:delete", "Delete jobs from a cluster."),
-    "trust": ("dlion_cli.trust:trust", "Print and verify sites' public certificates."),
-    "preflight": ("dlion_cli.preflight:preflight", "Check several sites before a run."),
-    "report": ("dlion_cli.report:report", "Create an HTML report of result folders."),
-    "validate": ("dlion_cli.validate:validate", "Validate manifests and environments."),
-    "explain": ("dlion_cli.explain:explain", "Describe the fields of the manifest."),
-    "init": ("dlion_cli.init:init", "Create a manifest and a program template."),
+COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
+    "run": ("local.run:run", "Train a job on this machine."),
+    "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
+    "compare": ("local.compare:compare", "Compare policies in simulated runs."),
+    "replay": (
+        "local.replay:replay",
+        "Simulate a recorded run again, with other settings.",
+    ),
+    "calibrate": (
+        "local.calibrate:calibrate",
+        "Measure the cost of a step on this machine.",
+    ),
+    "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
+    "get": ("cluster.get:get", "Display the jobs of a cluster."),
+    "watch": ("cluster.watch:watch", "Watch a job of a cluster until it ends."),
+    "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
+    "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
+    "suspend": (
+        "cluster.suspend_resume:suspend",
+        "Stop a job's workers and keep the job.",
+    ),
+    "resume": (
+        "cluster.suspend_resume:resume",
+        "Restart the workers of a suspended job.",
+    ),
+    "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
+    "trust": (
+        "cluster.trust:trust",
+        "Print and verify sites' public certificates.",
+    ),
+    "preflight": (
+        "cluster.preflight:preflight",
+        "Check several sites before a run.",
+    ),
+    "report": (
+        "local.report:report",
+        "Create an HTML report of result folders.",
+    ),
+    "validate": (
+        "local.validate:validate",
+        "Validate manifests and environments.",
+    ),
+    "explain": ("local.explain:explain", "Describe the fields of the manifest."),
+    "init": ("local.init:init", "Create a manifest and a program template."),
 }
 
 
@@ -54,7 +78,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(f"dlion_cli.commands.{module}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 

@@ -18,7 +18,7 @@ def main() -> int:
     # The containers start Python with SIGTERM blocked (`HOLDING_BACK_SIGTERM`), so that an earlier
     # signal is not lost.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    from dlion_operator.process import main as run
+    from dlion_operator.controller.process import main as run
 
     return run()
 

@@ -18,7 +18,7 @@ import yaml
 from chart import Helm, merged
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_operator.settings import load_settings
+from dlion_operator.model.settings import load_settings
 from gitops.documents import ROOT
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chart import NAMESPACE, SITE, Helm, merged, nested
-from dlion_operator.settings import load_settings
+from dlion_operator.model.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

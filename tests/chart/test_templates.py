@@ -19,7 +19,7 @@ import manifest_schema
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
-from dlion_operator.process import IDENTITY_VARIABLE
+from dlion_operator.controller.process import IDENTITY_VARIABLE
 
 TEMPLATES = sorted(
     str(path.relative_to(CHART / "templates")) for path in CHART.rglob("templates/**/*.yaml")

@@ -19,7 +19,7 @@ import yaml
 
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
-from dlion_operator.settings import (
+from dlion_operator.model.settings import (
     FederationSettings,
     Gateway,
     GatewayListenerSettings,

@@ -37,7 +37,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
 
 if TYPE_CHECKING:

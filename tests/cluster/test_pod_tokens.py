@@ -18,10 +18,10 @@ import pytest
 
 from dlion_api.cluster_names import INDEX_LABEL, TOKEN_AUDIENCE, group_job_name
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.pod_tokens import PodRecord, PodTokens, SigningKeys, expected_labels
-from dlion_operator.site_operator import StoredPods
-from dlion_operator.store import ClusterStore
+from dlion_operator.controller.site_operator import StoredPods
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.store import ClusterStore
+from dlion_operator.pki.pod_tokens import PodRecord, PodTokens, SigningKeys, expected_labels
 from fault_proxy import waited
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from audit import NEVER_ASKED, asked_by, listed, refused, used
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.names import SiteName
-from dlion_operator.authority import AUTHORITY_LIFE, CertificateAuthority
+from dlion_operator.pki.authority import AUTHORITY_LIFE, CertificateAuthority
 from given_authorities import GivenAuthority
 from operator_process import Account, OperatorProcess
 from podless_jobs import (

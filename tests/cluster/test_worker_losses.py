@@ -26,7 +26,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.progress import ProgressRecord, StepRecord
-from dlion_operator.event_recorder import REPEAT_AFTER_S
+from dlion_operator.apply.event_recorder import REPEAT_AFTER_S
 from dlion_worker.results.events import read_events
 from dlion_worker.results.faults import iteration_losses, lost_by_waiting
 from gitops.agreement import agree

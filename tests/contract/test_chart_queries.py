@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from dlion_api.status.conditions import State
-from dlion_operator.work_queue import DEFECT, ERROR, OK
+from dlion_operator.controller.work_queue import DEFECT, ERROR, OK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ ALERTS = [
     for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]
 ]
-OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "metrics.py"
+OPERATOR_METRICS = ROOT / "operator" / "dlion_operator" / "controller" / "metrics.py"
 SIDECARS = {"namespace", "job", "site"}
 SCRAPED = {"pod", "le"}
 """Labels that the scraper adds to a sidecar's metrics, and that a histogram's buckets have."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlion_api.reasons import EventReason
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.worker_events import (
+from dlion_operator.served_runs.worker_events import (
     BANDWIDTH_DROPPED,
     CALLER_REFUSED,
     FORWARDED_REASONS,

@@ -1,6 +1,6 @@
 """The rights that the chart grants are about the kinds that the operator knows, and no others.
 
-Proves: each kind of `dlion_operator.kubernetes_client` has rights, what is watched may be listed
+Proves: each kind of `dlion_operator.kubernetes.client` has rights, what is watched may be listed
 and watched and nothing else may, and no rule is about anything that the operator has no word for,
 but for what stands here with its reason.
 Leaves out: verbs one by one, which a real API server's audit log tells (tests/cluster).
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.resync import WATCHED
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.resync import WATCHED
 
 RIGHTS = yaml.safe_load(
     (Path(__file__).parents[2] / "helm" / "dlion" / "files" / "rights.yaml").read_text()

@@ -24,11 +24,11 @@ from prometheus_client import CollectorRegistry
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import SiteName
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.controller.health import serve_metrics
 from dlion_operator.federation import link_bandwidth
 from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.health import serve_metrics
+from dlion_operator.pki.authority import CertificateAuthority
 from federated import FederatedSite, federated_sites
 from operator_process import free_ports
 

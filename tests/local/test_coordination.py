@@ -32,8 +32,8 @@ from dlion_api.refusals import REASON_KEY, RefusalReason
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.coordination.channel import coordination_stub, open_channel
 

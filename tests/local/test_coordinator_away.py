@@ -21,7 +21,7 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from dlion_api.progress import EventRecord, ProgressRecord
 from dlion_api.spec import load_job
-from dlion_cli.local_coordinator import LocalCoordinator
+from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_worker.environments import unlimited_plan
 from dlion_worker.local.outcome import RunOutcome
 from dlion_worker.local.runner import LocalRunner

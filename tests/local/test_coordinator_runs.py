@@ -31,9 +31,9 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
 
 SITE = SiteName("plant-a")
 KEEPER = KeeperIdentity(SITE)

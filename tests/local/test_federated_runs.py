@@ -35,15 +35,15 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import CertificateAuthority, Tokens
-from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
-from dlion_operator.job_authority import NamedAuthority, issuer_of
-from dlion_operator.observed import RunView
-from dlion_operator.site_runs import SiteRuns
-from dlion_operator.store import ObjectName
+from dlion_operator.kubernetes.store import ObjectName
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
+from dlion_operator.plan.observed import RunView
+from dlion_operator.served_runs.site_runs import SiteRuns
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from federated import FederatedSite, federated_sites, until
 from given_authorities import GivenAuthority

@@ -28,7 +28,7 @@ from cryptography.x509 import CertificateSigningRequestBuilder, Name
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority import CertificateAuthority, ServerIdentity
+from dlion_operator.controller.metrics import FederationMetrics
 from dlion_operator.federation import client as dialling_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import outbound_reports as telling_module
@@ -42,7 +42,7 @@ from dlion_operator.federation.reports import (
     RunReported,
     TrainingFigures,
 )
-from dlion_operator.metrics import FederationMetrics
+from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from federated import JOB, FederatedSite, federated_sites, report, until, worker
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")

@@ -22,9 +22,9 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.children import worker_routes
-from dlion_operator.settings import Gateway, GatewayListenerSettings
+from dlion_operator.model.settings import Gateway, GatewayListenerSettings
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.exchange import LinkUp
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind

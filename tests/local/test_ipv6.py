@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.exchange import LinkUp
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce
 

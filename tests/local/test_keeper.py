@@ -35,7 +35,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import keeping_pb2 as wire
 from dlion_api.wire import keeping_pb2_grpc
 from dlion_api.wire.coordination_pb2 import Worker
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
 from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
 from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES

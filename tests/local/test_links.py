@@ -22,7 +22,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.membership import Membership
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.refusals import PeerRefusal
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import (
     LinkDown,

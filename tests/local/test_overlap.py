@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.exchange import LinkUp
 from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.training.model import FlatModel

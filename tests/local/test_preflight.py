@@ -17,7 +17,7 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_cli.__main__ import main
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from federated import FederatedSite, federated_sites, until
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from cryptography import x509
 from dlion_api.names import Rank, SiteName
 from dlion_api.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import LinkCounters, LinkDown, LinkUp, Refused, reauthentication
 from dlion_worker.exchange.client import PeerConnector, open_channel

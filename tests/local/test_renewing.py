@@ -23,7 +23,7 @@ from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.progress import EventRecord
 from dlion_api.reasons import EventReason
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.coordination import CoordinationClient
 from dlion_worker.credential_store import load_credentials, store_credentials
 from dlion_worker.credentials import WorkerCredentials, WorkerKey

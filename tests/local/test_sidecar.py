@@ -34,8 +34,8 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_api.worker_config import WorkerConfig
-from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination.signing import request_certificate
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar_client import SidecarClient

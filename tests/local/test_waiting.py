@@ -17,7 +17,7 @@ from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord
 from dlion_api.reasons import EventReason
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.reporting import Reporter
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity, introduce, until

@@ -35,7 +35,7 @@ from dlion_operator.coordinator.messages import (
     sign_event,
 )
 from dlion_operator.coordinator.state import CoordinatorState
-from dlion_operator.token_bindings import Bearer
+from dlion_operator.pki.token_bindings import Bearer
 
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))

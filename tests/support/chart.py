@@ -18,7 +18,7 @@ import yaml
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import SiteName
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from testbed.binaries import built
 
 if TYPE_CHECKING:

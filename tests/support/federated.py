@@ -11,7 +11,6 @@ from typing import Any
 
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import (
     ReportedWorkers,
@@ -19,7 +18,8 @@ from dlion_operator.federation.reports import (
     SpecFingerprint,
     TrainingFigures,
 )
-from dlion_operator.settings import RemoteSite
+from dlion_operator.model.settings import RemoteSite
+from dlion_operator.pki.authority import CertificateAuthority
 from operator_process import free_ports
 
 JOB = JobKey("default", "digits", "1")

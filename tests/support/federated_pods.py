@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.spec import Job
-from dlion_operator.authority import CertificateAuthority, Tokens
-from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
-from dlion_operator.observed import RunView
-from dlion_operator.settings import RemoteSite
-from dlion_operator.site_runs import SiteRuns
+from dlion_operator.model.settings import RemoteSite
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.plan.observed import RunView
+from dlion_operator.served_runs.site_runs import SiteRuns
 from operator_process import free_ports
 from pod_run import PodRun
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlion_api.spec import load_job
 from dlion_operator import children
-from dlion_operator.runs import groups_of
+from dlion_operator.plan.runs import groups_of
 from operator_world import SETTINGS, dlion_job
 
 END = -1

@@ -12,7 +12,7 @@ import grpc
 
 from cluster_pods import Access
 from dlion_api.errors import UnavailableError
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.coordination import request_certificate

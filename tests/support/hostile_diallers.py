@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.refusals import PeerRefusal
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import Refused
 from dlion_worker.sidecar.peer_client import PeerSidecarClient

@@ -18,9 +18,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import KeeperIdentity, SiteName
-from dlion_operator.authority import CertificateAuthority
-from dlion_operator.certificate_issuer import Issuer, pem
-from dlion_operator.pod_tokens import expected_labels
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.certificate_issuer import Issuer, pem
+from dlion_operator.pki.pod_tokens import expected_labels
 from dlion_worker.credentials import WorkerKey
 from hostile_scene import (
     A,

@@ -31,14 +31,14 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdenti
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_api.worker_config import COORDINATOR_DNS_NAME
-from dlion_operator.authority import CertificateAuthority, StoredAuthority
-from dlion_operator.certificate_issuer import Issuer
 from dlion_operator.federation.reports import (
     ReportedWorkers,
     RunReport,
     SpecFingerprint,
     TrainingFigures,
 )
+from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority
+from dlion_operator.pki.certificate_issuer import Issuer
 from dlion_worker.credentials import WorkerKey
 from federated import FederatedSite
 from local_run import job_document

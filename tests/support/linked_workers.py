@@ -9,7 +9,7 @@ from typing import Any
 
 from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange import (
     ExchangeEvent,

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.cluster_names import INDEX_LABEL, JOB_LABEL
-from dlion_operator.event_recorder import EventRecorder
-from dlion_operator.kubernetes_client import ConflictError, Document, Kind, Listing
-from dlion_operator.observed import RunView
-from dlion_operator.reconcile import Reconciler
-from dlion_operator.resync import WATCHED
-from dlion_operator.store import ClusterStore, ObjectName
+from dlion_operator.apply.event_recorder import EventRecorder
+from dlion_operator.controller.reconcile import Reconciler
+from dlion_operator.kubernetes.client import ConflictError, Document, Kind, Listing
+from dlion_operator.kubernetes.resync import WATCHED
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName
+from dlion_operator.plan.observed import RunView
 from operator_world import SETTINGS
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
     from dlion_api.spec import Job
-    from dlion_operator.decisions import JobEvent
-    from dlion_operator.exposure import Addresses
-    from dlion_operator.job_authority import NamedAuthority
-    from dlion_operator.settings import Settings
+    from dlion_operator.model.settings import Settings
+    from dlion_operator.pki.job_authority import NamedAuthority
+    from dlion_operator.plan.decisions import JobEvent
+    from dlion_operator.plan.objects.exposure import Addresses
 
 NAME = ObjectName("default", "digits")
 READS = ("get", "list", "dry run")

@@ -15,15 +15,15 @@ from dlion_api.endings import EndReport
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
 from dlion_operator import children
-from dlion_operator.decide import decide
-from dlion_operator.decisions import Apply, Decision
-from dlion_operator.durations import DurationTracker
-from dlion_operator.manifest_changes import manifest_digest
-from dlion_operator.missing_pods import missing_pods
-from dlion_operator.observed import MissingPod, Observed, RunView, UnreadyPod
-from dlion_operator.runs import groups_of
-from dlion_operator.settings import CoordinatorSettings, Images, Settings
-from dlion_operator.startup_delays import unready_keepers
+from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
+from dlion_operator.plan.decide import decide
+from dlion_operator.plan.decisions import Apply, Decision
+from dlion_operator.plan.missing_pods import missing_pods
+from dlion_operator.plan.objects.manifest_changes import manifest_digest
+from dlion_operator.plan.observed import MissingPod, Observed, RunView, UnreadyPod
+from dlion_operator.plan.runs import groups_of
+from dlion_operator.plan.startup_delays import unready_keepers
 
 Document = dict[str, Any]
 

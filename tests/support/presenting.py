@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dlion_operator.authority import ServerIdentity
+    from dlion_operator.pki.authority import ServerIdentity
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 _PROGRAM = """
 import json, pathlib, sys
-from dlion_cli.simulate import simulate
+from dlion_cli.commands.local.simulate import simulate
 for arguments in json.load(sys.stdin):
     code = simulate.main(arguments, standalone_mode=False)
     out = pathlib.Path(arguments[arguments.index("--out") + 1])

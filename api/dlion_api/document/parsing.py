@@ -1,7 +1,7 @@
 """Strict parsing: convert a mapping to a document object, or raise one error with all problems.
 
 Used for manifests (`dlion_api.spec`) and environments. It reads no files: `lines` maps each path to
-its line (made by `dlion_cli.manifests`).
+its line (made by `dlion_cli.inputs.manifests`).
 
 As in the API server, null counts as absent, an integral float is an integer, and string lengths are
 in code points. Unlike there, an unknown field is refused.

@@ -1,4 +1,4 @@
-{{/* The operator's settings file, as dlion_operator.settings.Settings has it. */}}
+{{/* The operator's settings file, as dlion_operator.model.settings.Settings has it. */}}
 {{- define "dlion.settings" -}}
 {{- $site := include "dlion.site" . -}}
 {{- $others := (include "dlion.otherSites" . | fromJson).all -}}

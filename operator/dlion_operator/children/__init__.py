@@ -1,7 +1,7 @@
 """Render a run's Kubernetes objects: pure functions from a manifest to documents.
 
 Includes merging a user's pod template. Not here: when objects are created
-(`dlion_operator.decide`) and how they are applied (`dlion_operator.reconcile`).
+(`dlion_operator.plan.decide`) and how they are applied (`dlion_operator.controller.reconcile`).
 """
 
 from dlion_operator.children.cert_manager import authority_certificate

@@ -10,7 +10,7 @@ from dlion_api.names import GROUP
 from dlion_api.spec import Job
 from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
 
 CERT_MANAGER = "cert-manager.io"
 DURATION = "2160h"

@@ -9,7 +9,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
 
 _SERVICE_PORTS = {names.EXCHANGE: names.EXCHANGE_PORT, names.MEASURING: names.MEASURING_PORT}
 

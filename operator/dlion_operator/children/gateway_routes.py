@@ -9,7 +9,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.settings import Gateway
+from dlion_operator.model.settings import Gateway
 
 TLS_ROUTE_VERSION = "gateway.networking.k8s.io/v1"
 TRAEFIK_VERSION = "traefik.io/v1alpha1"

@@ -16,7 +16,7 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
 
 
 def keeper_objects(job: Job, settings: Settings, owner: Mapping[str, Any]) -> list[Document]:

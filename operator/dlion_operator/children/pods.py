@@ -11,7 +11,7 @@ from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Resources
 from dlion_operator.children.inherited_labels import inherited
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
 
 Document = dict[str, Any]
 

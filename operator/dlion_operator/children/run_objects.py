@@ -10,7 +10,7 @@ from dlion_api import cluster_names as names
 from dlion_api.pod_config import PodConfig
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
 
 
 def config_map(

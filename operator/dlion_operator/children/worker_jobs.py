@@ -9,7 +9,6 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
-from dlion_operator import initial_group_sizes
 from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import (
     Document,
@@ -20,7 +19,8 @@ from dlion_operator.children.pods import (
     program_volume,
 )
 from dlion_operator.children.strategic_merge import merged
-from dlion_operator.settings import Settings
+from dlion_operator.model import initial_group_sizes
+from dlion_operator.model.settings import Settings
 
 _FATAL = sorted(
     int(code) for code in ExitCode if code.fatal and code not in (ExitCode.OK, ExitCode.INTERRUPTED)

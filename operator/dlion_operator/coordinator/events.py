@@ -8,7 +8,7 @@ from dlion_api.membership import Member
 from dlion_api.names import KeeperIdentity, WorkerIdentity
 from dlion_api.progress import ProgressRecord
 from dlion_api.refusals import RefusalReason
-from dlion_operator.token_bindings import Bearer, Proof
+from dlion_operator.pki.token_bindings import Bearer, Proof
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ from dlion_operator.coordinator.events import (
     ReportReceived,
 )
 from dlion_operator.coordinator.pod_proofs import ProvedRequest, checked_proof
-from dlion_operator.token_bindings import Proof
+from dlion_operator.pki.token_bindings import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.membership import Membership
     from dlion_operator.coordinator.feed import RecordBatch
-    from dlion_operator.token_bindings import Bearer
+    from dlion_operator.pki.token_bindings import Bearer
 
 MAX_COUNTER = 2**53
 """Of incarnations, versions and sequence numbers; exact in JSON, too."""

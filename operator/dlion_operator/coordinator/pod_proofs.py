@@ -1,4 +1,4 @@
-"""Verify that a pod's proof belongs to its request; see `dlion_operator.token_bindings`."""
+"""Verify that a pod's proof belongs to its request; see `dlion_operator.pki.token_bindings`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dlion_api.errors import ContractError
 from dlion_api.trust import proof_statement
 from dlion_api.wire import coordination_pb2
-from dlion_operator.token_bindings import Proof
+from dlion_operator.pki.token_bindings import Proof
 
 ProvedRequest = (
     coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.FollowRequest

@@ -40,7 +40,7 @@ from dlion_operator.coordinator.messages import (
     report_event,
     sign_event,
 )
-from dlion_operator.job_authority import CannotSignError
+from dlion_operator.pki.job_authority import CannotSignError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_operator.coordinator.state import CoordinatorState
-    from dlion_operator.token_bindings import Bearer
+    from dlion_operator.pki.token_bindings import Bearer
 
 
 class Signer(Protocol):
-    """A site's certificate authority for one run (`dlion_operator.authority`, `job_authority`)."""
+    """A site's certificate authority for one run (`dlion_operator.pki`)."""
 
     @property
     def site(self) -> SiteName:
@@ -70,7 +70,7 @@ class Signer(Protocol):
 
 
 class TokenVerifier(Protocol):
-    """Verifies tokens (`dlion_operator.authority.Tokens`, `dlion_operator.pod_tokens`)."""
+    """Verifies tokens (`dlion_operator.pki.authority.Tokens`, `dlion_operator.pki.pod_tokens`)."""
 
     async def verify(
         self, token: str, worker: WorkerIdentity | KeeperIdentity, job: JobKey

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dlion_api.names import JobKey, SiteName, WorkerIdentity
     from dlion_api.progress import ProgressRecord
     from dlion_api.spec import Job
-    from dlion_operator.authority import CertificateAuthority
     from dlion_operator.coordinator.events import RefuseCall
+    from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""

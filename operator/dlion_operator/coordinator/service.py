@@ -19,7 +19,7 @@ from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.coordinator.messages import Request, checked_size
 from dlion_operator.coordinator.served_run import CallRefusedError
-from dlion_operator.wire_parsing import parser, readable
+from dlion_operator.kubernetes.wire_parsing import parser, readable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

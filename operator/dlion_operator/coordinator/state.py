@@ -31,8 +31,8 @@ from dlion_operator.coordinator.events import (
     StreamEnded,
     WorkersChanged,
 )
-from dlion_operator.coordinator.rate_limiter import RateLimiter
-from dlion_operator.token_bindings import TokenBindings
+from dlion_operator.model.rate_limiter import RateLimiter
+from dlion_operator.pki.token_bindings import TokenBindings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_operator.authority_bundles import parse_authorities
-from dlion_operator.certificate_issuer import pem
+from dlion_operator.pki.authority_bundles import parse_authorities
+from dlion_operator.pki.certificate_issuer import pem
 
 MAX_BUNDLE_BYTES = 64 * 1024
 ADVICE = "; put the output of `dlion trust show` at that site there"

@@ -24,7 +24,7 @@ from dlion_operator.federation.credentials import Credentials
 from dlion_operator.federation.messages import greeting, to_wire
 from dlion_operator.federation.outbound_reports import OutboundReports
 from dlion_operator.federation.reports import RunReport
-from dlion_operator.work_queue import backoff_s
+from dlion_operator.model.backoff import backoff_s
 
 _LOG = logging.getLogger(__name__)
 

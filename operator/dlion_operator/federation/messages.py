@@ -24,7 +24,6 @@ from dlion_api.spec.bounds import (
     SITE_NAME_LENGTH,
 )
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES
 from dlion_operator.federation.reports import (
     FIELD_HASH_BYTES,
     MAX_FIELDS,
@@ -39,6 +38,7 @@ from dlion_operator.federation.reports import (
     Statement,
     TrainingFigures,
 )
+from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
 """The largest site, 8 groups of 999 workers with the longest addresses, needs less."""

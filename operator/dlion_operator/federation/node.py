@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlion_api.names import JobKey, SiteName
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.bundles import Bundles
 from dlion_operator.federation.client import FederationClient
 from dlion_operator.federation.credentials import Credentials
@@ -21,7 +20,8 @@ from dlion_operator.federation.link_bandwidth import BandwidthMeter, LinkBandwid
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.federation.service import FederationService
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState, SiteReachability
-from dlion_operator.settings import RemoteSite
+from dlion_operator.model.settings import RemoteSite
+from dlion_operator.pki.authority import CertificateAuthority
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A site's report of its part in a run, and fingerprints of manifests. Pure.
 
-`dlion_operator.site_runs` makes reports, `outbound_reports` sends them, `state` keeps them.
+`served_runs.site_runs` makes reports, `outbound_reports` sends them, `state` keeps them.
 """
 
 from __future__ import annotations

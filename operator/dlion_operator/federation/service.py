@@ -21,7 +21,6 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.coordinator.rate_limiter import RateLimiter
 from dlion_operator.federation.credentials import Credentials
 from dlion_operator.federation.events import (
     Event,
@@ -43,7 +42,8 @@ from dlion_operator.federation.messages import (
     statement_of,
 )
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState
-from dlion_operator.wire_parsing import parser, readable
+from dlion_operator.kubernetes.wire_parsing import parser, readable
+from dlion_operator.model.rate_limiter import RateLimiter
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import yaml
 
 from dlion_api.errors import SpecError
 from dlion_api.spec import Job, load_job
-from dlion_cli.manifests import apply_set
+from dlion_cli.inputs.manifests import apply_set
 from dlion_worker.environments import load_environment
 from dlion_worker.environments.model import Environment
 from dlion_worker.yaml_text import parse_any_documents

@@ -20,8 +20,6 @@ from dlion_api.errors import ContractError
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority import CertificateAuthority
-from dlion_operator.authority_bundles import parse_authorities
 from dlion_operator.federation.events import (
     Event,
     FederationRefusalReason,
@@ -42,8 +40,10 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.federation.state import FederationState
-from dlion_operator.run_trust import trusted_bundles
-from dlion_operator.wire_parsing import parser, readable
+from dlion_operator.kubernetes.wire_parsing import parser, readable
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority_bundles import parse_authorities
+from dlion_operator.pki.run_trust import trusted_bundles
 from hostile import bending
 
 OWN, SPEAKER, OTHER = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")

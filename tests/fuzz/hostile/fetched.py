@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
-from dlion_cli.unpacking import unpack
+from dlion_cli.inputs.unpacking import unpack
 from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, pack
 from hostile import bending
 

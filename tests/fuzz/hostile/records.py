@@ -30,7 +30,6 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.coordinator.events import Accept, JoinRequested, PresentedToken, RefuseCall
 from dlion_operator.coordinator.messages import (
     checked_size,
@@ -40,7 +39,8 @@ from dlion_operator.coordinator.messages import (
     sign_event,
 )
 from dlion_operator.coordinator.state import CoordinatorState
-from dlion_operator.token_bindings import Bearer
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.token_bindings import Bearer
 from dlion_worker.coordination import client, saved_state
 from dlion_worker.credentials import WorkerKey
 from dlion_worker.policies.clusters import graph_of_groups, grouping_problem

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.pod_tokens import (
+from dlion_operator.pki.pod_tokens import (
     PodRecord,
     PodTokens,
     SigningKeys,

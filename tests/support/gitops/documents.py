@@ -12,7 +12,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
-from dlion_operator.observed import RejectedObject, RunView
+from dlion_operator.plan.observed import RejectedObject, RunView
 from operator_world import World, dlion_job, stamp
 
 Document = dict[str, Any]

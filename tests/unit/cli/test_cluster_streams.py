@@ -25,10 +25,10 @@ import pytest
 import yaml
 
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
-from dlion_cli.cluster import ClusterClient, connect
-from dlion_cli.cluster_jobs import JobClient
-from dlion_cli.job_updates import JobDeleted, WaitTimeoutError, follow
-from dlion_cli.log_lines import LogSource, follow_lines
+from dlion_cli.cluster.client import ClusterClient, connect
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.log_lines import LogSource, follow_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,13 +32,13 @@ from dlion_api.errors import (
 )
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.api_errors import api_error, unreachable_error
-from dlion_cli.changed_fields import changed_fields
-from dlion_cli.job_status import JobStatus, outcome_exit_code
-from dlion_cli.job_tables import list_table, one_job
-from dlion_cli.job_view import JobProgressView
-from dlion_cli.job_watch import print_outcome
-from dlion_cli.kubeconfig import choose_context
+from dlion_cli.cluster.api_errors import api_error, unreachable_error
+from dlion_cli.cluster.kubeconfig import choose_context
+from dlion_cli.terminal.changed_fields import changed_fields
+from dlion_cli.views.job_status import JobStatus, outcome_exit_code
+from dlion_cli.views.job_tables import list_table, one_job
+from dlion_cli.views.job_view import JobProgressView
+from dlion_cli.views.job_watch import print_outcome
 from manifest_table import changed, smallest
 
 NOW = datetime(2026, 1, 31, 12, 5, tzinfo=UTC)

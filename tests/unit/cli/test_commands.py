@@ -19,7 +19,7 @@ import pytest
 from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import COMMANDS, main
-from dlion_cli.failures import exit_code_of, message_of
+from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_worker.results.storage import storage_error
 
 ROOT = Path(__file__).parents[3]

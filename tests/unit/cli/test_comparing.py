@@ -13,8 +13,8 @@ import pytest
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.compare import compare
-from dlion_cli.comparison_matrix import Matrix, Variant, separate_families
+from dlion_cli.commands.local.compare import compare
+from dlion_cli.comparison.comparison_matrix import Matrix, Variant, separate_families
 from dlion_worker.results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"

@@ -13,7 +13,7 @@ import yaml
 from dlion_api.errors import SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.comparison_folder import (
+from dlion_cli.comparison.comparison_folder import (
     begin_run,
     end_run,
     is_done,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dlion_cli.comparison_matrix import Matrix, Variant
-from dlion_cli.comparison_table import comparison_table
+from dlion_cli.comparison.comparison_matrix import Matrix, Variant
+from dlion_cli.comparison.comparison_table import comparison_table
 from dlion_worker.results.comparison import VariantRow, VariantRun
 
 

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.job_status import JobStatus
-from dlion_cli.multi_context_watch import MultiContextView
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.multi_context_watch import MultiContextView
 from told_servers import Server, served
 
 if TYPE_CHECKING:

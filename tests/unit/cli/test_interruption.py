@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from dlion_cli.interruption import OutOfTimeError, interruptible
+from dlion_cli.terminal.interruption import OutOfTimeError, interruptible
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # the other method is by SIGALRM too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)

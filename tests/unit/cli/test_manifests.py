@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import DataError, SpecError
 from dlion_api.spec import load_job
-from dlion_cli.manifests import (
+from dlion_cli.inputs.manifests import (
     apply_set,
     load_manifest,
     read_document,

@@ -34,12 +34,15 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_cli.__main__ import main
-from dlion_cli.bundles import read_bundle
-from dlion_cli.checks import Check, CheckOutcome
-from dlion_cli.listed_sites import TrustedSite
-from dlion_cli.server_certificate import PresentedCertificate, certificate_clock_check
-from dlion_cli.site_probe import probe_site, probe_sites
-from dlion_operator.authority import CertificateAuthority, ServerIdentity
+from dlion_cli.inputs.bundles import read_bundle
+from dlion_cli.inputs.listed_sites import TrustedSite
+from dlion_cli.preflight_checks.checks import Check, CheckOutcome
+from dlion_cli.preflight_checks.server_certificate import (
+    PresentedCertificate,
+    certificate_clock_check,
+)
+from dlion_cli.preflight_checks.site_probe import probe_site, probe_sites
+from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from manifest_table import smallest
 from presenting import listening, presents, says_nothing
 

@@ -26,10 +26,10 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import Job
 from dlion_cli.__main__ import main
-from dlion_cli.checks import CheckOutcome
-from dlion_cli.site_checks import clock_skew_checks
-from dlion_cli.site_cluster import ClockBounds
-from dlion_operator.authority import CertificateAuthority
+from dlion_cli.preflight_checks.checks import CheckOutcome
+from dlion_cli.preflight_checks.site_checks import clock_skew_checks
+from dlion_cli.preflight_checks.site_cluster import ClockBounds
+from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
 from told_servers import Server, served
 
@@ -60,7 +60,9 @@ SMALL_NODE = {
 def without_pauses(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Clocks are read without pauses, but in the test of how narrow the bounds become."""
     if request.node.originalname != "test_clocks_are_held_against_each_other":
-        monkeypatch.setattr("dlion_cli.site_cluster._CLOCK_READING_INTERVAL_S", 0.0)
+        monkeypatch.setattr(
+            "dlion_cli.preflight_checks.site_cluster._CLOCK_READING_INTERVAL_S", 0.0
+        )
 
 
 def pem(site: str) -> str:

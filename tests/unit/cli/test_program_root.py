@@ -15,8 +15,8 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
 from dlion_cli.__main__ import main
-from dlion_cli.manifests import read_document
-from dlion_cli.run import find_program_root
+from dlion_cli.inputs.manifests import read_document
+from dlion_cli.inputs.required_files import find_program_root
 from dlion_worker.results.folder import PROGRAM_ROOT, stored_program_root
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dlion_cli.comparison_folder import begin_run, end_run
-from dlion_cli.comparison_matrix import Matrix, PlannedRun, Variant
-from dlion_cli.comparison_runner import ComparisonRunner
-from dlion_cli.run_identity import _job, identity, program_files
+from dlion_cli.comparison.comparison_folder import begin_run, end_run
+from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun, Variant
+from dlion_cli.comparison.comparison_runner import ComparisonRunner
+from dlion_cli.comparison.run_identity import _job, identity, program_files
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = PlannedRun(Variant("own", ()), "quickstart", 0.1, 1)

@@ -9,8 +9,8 @@ import pytest
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.child_processes import ChildProcesses, subprocess_error
-from dlion_cli.failures import exit_code_of, message_of
+from dlion_cli.comparison.child_processes import ChildProcesses, subprocess_error
+from dlion_cli.terminal.failures import exit_code_of, message_of
 
 WORDS = "a warning\n0:00 elapsed\ndlion: data: no such file: x.npz\n  and more"
 

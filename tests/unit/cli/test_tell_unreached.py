@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.document import parse
-from dlion_cli.run import MAX_NAMED, warn_unreached
+from dlion_cli.inputs.unreached import MAX_NAMED, warn_unreached
 from dlion_worker.environments import Environment
 
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_cli.__main__ import main
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from told_servers import Server, served
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dlion_api.trust import FOLLOWING, JOINING
 from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
 from dlion_operator.coordinator.messages import checked_size
 from dlion_operator.coordinator.pod_proofs import checked_proof
-from dlion_operator.token_bindings import Proof
+from dlion_operator.pki.token_bindings import Proof
 from dlion_worker.coordination.pod_proof import make_pod_proof
 from dlion_worker.credential_store import (
     PROOF_COUNT_FILE,

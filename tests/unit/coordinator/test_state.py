@@ -32,9 +32,9 @@ from dlion_operator.coordinator.events import (
     StreamEnded,
     WorkersChanged,
 )
-from dlion_operator.coordinator.rate_limiter import BURST_RECORDS, RECORDS_PER_S
 from dlion_operator.coordinator.state import CoordinatorState
-from dlion_operator.token_bindings import Bearer, Proof
+from dlion_operator.model.rate_limiter import BURST_RECORDS, RECORDS_PER_S
+from dlion_operator.pki.token_bindings import Bearer, Proof
 
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))

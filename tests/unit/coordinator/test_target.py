@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlion_api.names import Rank
 from dlion_api.progress import EvaluationRecord
-from dlion_operator.target_accuracy import TargetAccuracyMonitor
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 
 
 def evaluation(rank: int, accuracy: float) -> EvaluationRecord:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dlion_api.refusals import CallerError, PeerRefusal
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.exchange.reauthentication import (
     REAUTHENTICATION_TIMEOUT_S,

@@ -20,7 +20,7 @@ from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.credentials import (
     UnknownAuthorityError,
     WorkerCredentials,

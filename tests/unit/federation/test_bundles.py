@@ -20,9 +20,9 @@ from dlion_api.cluster_names import FEDERATION_PORT
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
 from dlion_api.names import SiteName
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.bundles import MAX_BUNDLE_BYTES, Bundles
-from dlion_operator.settings import Settings
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.authority import CertificateAuthority
 
 B, C = SiteName("plant-b"), SiteName("plant-c")
 AUTHORITY = CertificateAuthority(B)

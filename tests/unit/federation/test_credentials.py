@@ -13,8 +13,8 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_operator.authority import CertificateAuthority
 from dlion_operator.federation.credentials import MAX_CERTIFICATE_BYTES, Credentials
+from dlion_operator.pki.authority import CertificateAuthority
 
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 NOW = datetime.now(UTC)

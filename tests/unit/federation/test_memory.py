@@ -15,7 +15,6 @@ from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES
 from dlion_operator.federation.events import (
     FederationRefusalReason,
     RefuseStream,
@@ -35,6 +34,7 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, FederationState
+from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 A, B = SiteName("plant-a"), SiteName("plant-b")
 RUN = JobKey("default", "digits", "1")

@@ -12,7 +12,7 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_server.certificate import NAMED_RENEWAL_S, KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.credentials import WorkerCredentials, WorkerKey

@@ -24,7 +24,7 @@ import pytest
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.unpacking import unpack
+from dlion_cli.inputs.unpacking import unpack
 from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, main, pack
 
 if TYPE_CHECKING:

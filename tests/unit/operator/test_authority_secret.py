@@ -24,16 +24,16 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import SiteName
-from dlion_operator import authority_secret
-from dlion_operator.authority import CertificateAuthority
-from dlion_operator.authority_secret import (
+from dlion_operator.kubernetes.client import ConflictError, Document, Kind, RequestRefusedError
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki import authority_secret
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority_secret import (
     load_authority,
     maintain_authority,
     publish_bundle,
     renewed_if_due,
 )
-from dlion_operator.kubernetes_client import ConflictError, Document, Kind, RequestRefusedError
-from dlion_operator.settings import Settings
 from operator_world import SETTINGS
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.token_bindings import MAX_PODS, Bearer, Proof, TokenBindings
+from dlion_operator.pki.token_bindings import MAX_PODS, Bearer, Proof, TokenBindings
 
 SITE = SiteName("plant-a")
 WORKER = WorkerIdentity(Rank(0), SITE, "small", 0)

@@ -22,16 +22,16 @@ import pytest
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.status import Metric, TrainerStatus
-from dlion_operator.decisions import JobEvent
-from dlion_operator.kubernetes_client import (
+from dlion_operator.kubernetes.client import (
     ConflictError,
     Document,
     Kind,
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.settings import Gateway, GatewayListenerSettings
+from dlion_operator.model.settings import Gateway, GatewayListenerSettings
+from dlion_operator.plan.decisions import JobEvent
+from dlion_operator.plan.observed import RemoteView, RunView
 from given_authorities import GivenAuthority
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job

@@ -15,8 +15,9 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
-from dlion_operator.decide import MANAGED_BY
-from dlion_operator.decisions import (
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.plan.decide import MANAGED_BY
+from dlion_operator.plan.decisions import (
     Apply,
     CloseRun,
     Create,
@@ -27,8 +28,7 @@ from dlion_operator.decisions import (
     Patch,
     StopRun,
 )
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.observed import RejectedObject, RunView
+from dlion_operator.plan.observed import RejectedObject, RunView
 from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 CREATED = "2026-01-31T12:00:00Z"

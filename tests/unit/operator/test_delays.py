@@ -20,7 +20,7 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus
-from dlion_operator.observed import RunView
+from dlion_operator.plan.observed import RunView
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
 PLACED = {"type": "PodScheduled", "status": "True"}

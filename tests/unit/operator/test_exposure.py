@@ -20,16 +20,16 @@ from dlion_api import cluster_names as names
 from dlion_api.membership import Member, MemberState
 from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.spec import load_job
-from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.events import JoinRequested, PresentedToken
-from dlion_operator.decisions import Apply, Decision, Delete, OpenRun
-from dlion_operator.exposure import Addresses, WorkerAddresses, advertised_members
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.observed import RunView
-from dlion_operator.settings import Gateway, GatewayListenerSettings, LoadBalancer, Settings
-from dlion_operator.site_runs import SiteRuns
-from dlion_operator.token_bindings import Bearer
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.settings import Gateway, GatewayListenerSettings, LoadBalancer, Settings
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.token_bindings import Bearer
+from dlion_operator.plan.decisions import Apply, Decision, Delete, OpenRun
+from dlion_operator.plan.objects.exposure import Addresses, WorkerAddresses, advertised_members
+from dlion_operator.plan.observed import RunView
+from dlion_operator.served_runs.site_runs import SiteRuns
 from operator_world import SETTINGS, World, dlion_job, ready_reason, stamp, truths
 
 A, B = SiteName("plant-a"), SiteName("plant-b")

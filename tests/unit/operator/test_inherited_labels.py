@@ -13,7 +13,7 @@ import pytest
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job, load_job
 from dlion_operator import children
-from dlion_operator.settings import Gateway
+from dlion_operator.model.settings import Gateway
 from operator_world import SETTINGS, dlion_job
 
 if TYPE_CHECKING:

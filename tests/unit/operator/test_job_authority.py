@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity
-from dlion_operator.authority_bundles import MAX_RUN_CERTIFICATES
-from dlion_operator.certificate_issuer import Issuer
-from dlion_operator.job_authority import (
+from dlion_operator.pki.authority_bundles import MAX_RUN_CERTIFICATES
+from dlion_operator.pki.certificate_issuer import Issuer
+from dlion_operator.pki.job_authority import (
     CannotSignError,
     JobAuthority,
     NamedAuthority,

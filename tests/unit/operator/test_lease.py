@@ -17,9 +17,9 @@ from itertools import pairwise
 
 import pytest
 
-from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
-from dlion_operator.lease import LEASE_NAME, Leases
-from dlion_operator.leased_cluster import LeasedCluster
+from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
+from dlion_operator.kubernetes.lease import LEASE_NAME, Leases
+from dlion_operator.kubernetes.leased_cluster import LeasedCluster
 from operator_in_memory import KeptObjects
 
 NAMESPACE = "ml"

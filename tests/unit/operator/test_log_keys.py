@@ -13,9 +13,9 @@ import kopf
 import pytest
 from kopf._core.actions.loggers import make_formatter
 
-from dlion_operator.log_context import add_job_to_logs
-from dlion_operator.store import ObjectName
-from dlion_operator.work_queue import WorkQueue
+from dlion_operator.controller.work_queue import WorkQueue
+from dlion_operator.kubernetes.log_context import add_job_to_logs
+from dlion_operator.kubernetes.store import ObjectName
 
 NAMES = [ObjectName("ml", name) for name in ("first", "second")]
 LOG = logging.getLogger("dlion_operator.test")

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_operator.health import HealthMonitor
-from dlion_operator.kubernetes_client import Document, Kind, Listing
-from dlion_operator.metrics import OperatorMetrics
-from dlion_operator.resync import WATCHED, Resync
-from dlion_operator.store import ClusterStore, ObjectName, job_of
-from dlion_operator.work_queue import FIRST_WAIT_S, MAX_WAIT_S, WorkQueue, backoff_s
+from dlion_operator.controller.health import HealthMonitor
+from dlion_operator.controller.metrics import OperatorMetrics
+from dlion_operator.controller.work_queue import WorkQueue
+from dlion_operator.kubernetes.client import Document, Kind, Listing
+from dlion_operator.kubernetes.resync import WATCHED, Resync
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
+from dlion_operator.model.backoff import FIRST_WAIT_S, MAX_WAIT_S, backoff_s
 
 NAME = ObjectName("default", "digits")
 

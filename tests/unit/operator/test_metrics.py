@@ -12,10 +12,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from dlion_api.names import SiteName
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.metrics import JobMetrics
-from dlion_operator.observed import RunView
-from dlion_operator.store import ClusterStore
+from dlion_operator.controller.metrics import JobMetrics
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.store import ClusterStore
+from dlion_operator.plan.observed import RunView
 from operator_world import World, dlion_job
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")

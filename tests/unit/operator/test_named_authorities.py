@@ -17,10 +17,7 @@ import pytest
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import CertificateAuthority, Tokens
-from dlion_operator.certificate_issuer import LIFE
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.decisions import Apply, Create, OpenRun
 from dlion_operator.federation.reports import (
     ReportedWorkers,
     RunReport,
@@ -28,10 +25,13 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.federation.state import SiteReachability
-from dlion_operator.job_authority import CannotSignError, NamedAuthority, issuer_of
-from dlion_operator.observed import RunView
-from dlion_operator.remote_sites import NO_REMOTE_AUTHORITY
-from dlion_operator.site_runs import SiteRuns
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.pki.job_authority import CannotSignError, NamedAuthority, issuer_of
+from dlion_operator.plan.decisions import Apply, Create, OpenRun
+from dlion_operator.plan.observed import RunView
+from dlion_operator.served_runs.remote_sites import NO_REMOTE_AUTHORITY
+from dlion_operator.served_runs.site_runs import SiteRuns
 from dlion_worker.credentials import WorkerKey
 from given_authorities import GivenAuthority
 from operator_world import World, dlion_job, ready_reason, truths

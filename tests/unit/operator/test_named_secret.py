@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from dlion_api import cluster_names as names
-from dlion_operator.job_authority import NamedAuthority
-from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
-from dlion_operator.named_secret import (
+from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_secret import (
     CERT_MANAGER_ANNOTATION,
     READ_INTERVAL_S,
     RETRY_S,

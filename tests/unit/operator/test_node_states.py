@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
-from dlion_operator.garbage_collection import CLEANUP_TIMEOUT_S, LOST_AFTER_S, release_pods
-from dlion_operator.kubernetes_client import Document, Kind, RequestRefusedError, ServerError
-from dlion_operator.node_states import NodeState
+from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
+from dlion_operator.plan.node_states import NodeState
+from dlion_operator.plan.objects.garbage_collection import (
+    CLEANUP_TIMEOUT_S,
+    LOST_AFTER_S,
+    release_pods,
+)
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 

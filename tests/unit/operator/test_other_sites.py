@@ -17,7 +17,7 @@ from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
 from dlion_api.status import MAX_PAIRS, LinkStatus
-from dlion_operator.decisions import Decision
+from dlion_operator.apply.status_patch import is_telemetry, merge_patch
 from dlion_operator.federation.reports import (
     LinksTo,
     ReportedWorkers,
@@ -26,8 +26,9 @@ from dlion_operator.federation.reports import (
     TrainingFigures,
 )
 from dlion_operator.federation.state import SiteReachability
-from dlion_operator.observed import RemoteView, RunView
-from dlion_operator.remote_sites import (
+from dlion_operator.plan.decisions import Decision
+from dlion_operator.plan.observed import RemoteView, RunView
+from dlion_operator.served_runs.remote_sites import (
     all_workers,
     counted_replicas,
     quorum_lost_reason,
@@ -37,7 +38,6 @@ from dlion_operator.remote_sites import (
     trusted_reports,
     with_site_pairs,
 )
-from dlion_operator.status_patch import is_telemetry, merge_patch
 from federated import JOB, member, report, worker
 from operator_world import World, dlion_job, ready_reason, truths
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.cluster_names import JOB_LABEL, RUN_LABEL
-from dlion_operator.kubernetes_client import ConflictError, Document, Kind, RequestRefusedError
+from dlion_operator.kubernetes.client import ConflictError, Document, Kind, RequestRefusedError
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 

@@ -13,7 +13,7 @@ import pytest
 
 from dlion_api.spec import load_job
 from dlion_operator import children
-from dlion_operator.pod_security import restricted_violations
+from dlion_operator.pki.pod_security import restricted_violations
 from forbidden_pods import FORBIDDEN, allowed, forbidden
 from operator_world import SETTINGS, dlion_job
 

@@ -27,8 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.pod_tokens import (
+from dlion_operator.controller.site_operator import StoredPods
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.store import ClusterStore
+from dlion_operator.pki.pod_tokens import (
     KEYS_MAX_AGE_S,
     KEYS_MIN_INTERVAL_S,
     RETRY_S,
@@ -40,9 +42,7 @@ from dlion_operator.pod_tokens import (
     expected_labels,
     expected_owner,
 )
-from dlion_operator.site_operator import StoredPods
-from dlion_operator.store import ClusterStore
-from dlion_operator.token_bindings import Bearer
+from dlion_operator.pki.token_bindings import Bearer
 
 JOB = JobKey("default", "digits", "1")
 SITE = SiteName("plant-a")
@@ -374,7 +374,7 @@ def test_what_is_no_key_set_keeps_no_known_key_from_being_believed() -> None:
 def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dlion_operator.pod_tokens.REFRESH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("dlion_operator.pki.pod_tokens.REFRESH_TIMEOUT_S", 0.01)
     site = Site()
     assert site.holds(signed(claims()))
     site.hangs = True

@@ -20,7 +20,7 @@ from dlion_api.names import Rank, SiteName
 from dlion_api.progress import EvaluationRecord, LinkRecord, StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.federation.reports import LinksTo
-from dlion_operator.progress import RunProgress
+from dlion_operator.served_runs.progress import RunProgress
 
 NOW = "2026-01-31T12:00:00Z"
 

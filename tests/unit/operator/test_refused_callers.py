@@ -17,9 +17,9 @@ from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
 from dlion_operator.federation.events import RefuseStream as RefuseSite
-from dlion_operator.refused_callers import RefusedCallers
-from dlion_operator.store import ObjectName
-from dlion_operator.worker_events import WorkerEvents
+from dlion_operator.kubernetes.store import ObjectName
+from dlion_operator.served_runs.refused_callers import RefusedCallers
+from dlion_operator.served_runs.worker_events import WorkerEvents
 from local_run import job_document
 
 

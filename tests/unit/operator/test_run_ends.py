@@ -15,10 +15,10 @@ import pytest
 from dlion_api.endings import EndReport
 from dlion_api.names import Rank, SiteName
 from dlion_api.status import TrainerStatus
-from dlion_operator.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
-from dlion_operator.kubernetes_client import Kind
-from dlion_operator.observed import RejectedObject, RunView
-from dlion_operator.run_outcome import A_WORKER_FINISHED
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.plan.decisions import CloseRun, Create, Decision, Delete, OpenRun, StopRun
+from dlion_operator.plan.observed import RejectedObject, RunView
+from dlion_operator.plan.outcome.run_outcome import A_WORKER_FINISHED
 from operator_world import World, dlion_job, ready_reason, stamp, truths
 
 MET = "maxSteps 100 reached"

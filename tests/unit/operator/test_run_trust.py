@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.names import SiteName
-from dlion_operator.authority_bundles import MAX_RUN_BUNDLE_BYTES, MAX_RUN_CERTIFICATES
-from dlion_operator.run_trust import (
+from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES, MAX_RUN_CERTIFICATES
+from dlion_operator.pki.run_trust import (
     MAX_STORED_BYTES,
     bundles_from_text,
     bundles_to_text,

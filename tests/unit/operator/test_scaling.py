@@ -16,7 +16,7 @@ import pytest
 
 from dlion_api.cluster_names import ALL_WORKERS_ANNOTATION
 from dlion_api.spec import RANKS_ANNOTATION
-from dlion_operator.decisions import Decision, OpenRun, Patch
+from dlion_operator.plan.decisions import Decision, OpenRun, Patch
 from operator_world import World, dlion_job, ready_reason
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from dlion_api.names import Rank, SiteName
 from dlion_api.progress import EvaluationRecord
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import CertificateAuthority, Tokens
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.site_runs import SiteRuns
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.served_runs.site_runs import SiteRuns
 
 SITE = SiteName("plant-a")
 

@@ -28,7 +28,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord
 from dlion_api.spec import load_job
-from dlion_cli.failures import exit_code_of
+from dlion_cli.terminal.failures import exit_code_of
 from dlion_worker.results.description import describe
 from dlion_worker.results.environment import EnvironmentFigure, EnvironmentReport
 from dlion_worker.results.events import read_events

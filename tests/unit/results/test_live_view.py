@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dlion_api.names import Rank
 from dlion_api.progress import EventRecord, LinkRecord, StepRecord
-from dlion_cli.live_view import LINE_INTERVAL_S, LiveView
+from dlion_cli.views.live_view import LINE_INTERVAL_S, LiveView
 from synthetic_run import Story, description, records
 
 STORY = Story(seconds=200, killed=(4, 140.0, 100.0))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dlion_cli.table import print_result
+from dlion_cli.terminal.table import print_result
 from dlion_worker.results.summary import Ending, summarise
 from dlion_worker.results.tally import RunTally
 from synthetic_run import Story, description, records

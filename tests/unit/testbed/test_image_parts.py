@@ -46,7 +46,7 @@ def keys() -> dict[Target, str]:
         ("requirements-gpu.lock", set(Target)),
         ("pyproject.toml", set(Target)),
         ("api/dlion_api/names.py", set(Target)),
-        ("operator/dlion_operator/settings.py", {Target.OPERATOR}),
+        ("operator/dlion_operator/model/settings.py", {Target.OPERATOR}),
         ("worker/dlion_worker/new.py", {Target.SIDECAR, Target.WORKER}),
         ("api/dlion_api/__pycache__/names.cpython-311.pyc", set()),
     ],

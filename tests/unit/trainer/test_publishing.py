@@ -26,7 +26,7 @@ import tensorflow as tf
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName
 from dlion_api.spec import Job, load_job
-from dlion_operator.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_worker.trainer.publishing import CLOSE_WITHIN_S, Publisher
 from dlion_worker.trainer.replica import LocalReplica

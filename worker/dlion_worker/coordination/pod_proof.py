@@ -1,7 +1,7 @@
 """Proves that a request comes from the pod that first used its token.
 
 A stolen token alone is then not enough to request a certificate, join or follow. See
-`dlion_operator.token_bindings` for the other side.
+`dlion_operator.pki.token_bindings` for the other side.
 """
 
 from __future__ import annotations

@@ -1,0 +1,346 @@
+"""A client of one cluster's API server: requests, streams, and commands in pods.
+
+The only module of the command line that imports the Kubernetes client, when it connects. That
+client finds the server and provides credentials. `cluster_jobs` knows the API of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
+from dlion_api.errors import DataError, UnavailableError
+from dlion_cli.cluster.api_errors import api_error, unreachable_error
+from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+CONNECT_TIMEOUT_S: Final = 10.0
+READ_TIMEOUT_S: Final = 60.0
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+_JSON: Final = "application/json"
+_STDOUT, _STDERR, _ERROR = 1, 2, 3
+"""Channels of the exec WebSocket (v4.channel.k8s.io and v5)."""
+_MAX_STDERR_BYTES: Final = 16 * 1024
+_MAX_QUANTITY: Final = Decimal(2**63 - 1)
+"""Kubernetes caps larger quantities at this value."""
+
+
+@dataclass(frozen=True)
+class ApiResponse:
+    """A response: the document, and whether the request created the object."""
+
+    document: dict[str, Any]
+    is_new: bool = False
+    date: str = ""
+    """The `Date` header; may be empty."""
+
+
+def api_path(*parts: str) -> str:
+    """An API path from its parts, each percent-encoded.
+
+    >>> api_path("api", "v1", "namespaces", "a/b")
+    '/api/v1/namespaces/a%2Fb'
+    """
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The number in the resource's base unit: cores, bytes, devices. Raises: ValueError.
+
+    >>> parse_quantity("500m"), parse_quantity("1.5Gi"), parse_quantity("1e3")
+    (Decimal('0.500'), Decimal('1610612736.0'), Decimal('1E+3'))
+    """
+    from kubernetes import utils
+
+    parser: Any = utils  # its functions have no types
+    # Kubernetes' pattern first: the parser also accepts NaN and the like.
+    if len(text) > MAX_QUANTITY_LENGTH or not re.fullmatch(QUANTITY, text):
+        raise ValueError(f"{text[:MAX_QUANTITY_LENGTH]!r} is no quantity")
+    try:
+        number: Decimal = parser.parse_quantity(text)
+    except ValueError:  # the pattern allows a fractional exponent
+        raise ValueError(f"{text!r} is no quantity") from None
+    return max(-_MAX_QUANTITY, min(number, _MAX_QUANTITY))
+
+
+class ClusterClient:
+    """A connection to one API server, with a default namespace. Thread-safe."""
+
+    def __init__(self, client: Any, *, context: str, namespace: str) -> None:
+        self._client = client
+        self.context = context
+        self.namespace = namespace
+
+    @property
+    def server(self) -> str:
+        """The server's URL, for messages."""
+        return str(self._client.configuration.host)
+
+    def in_namespace(self, namespace: str) -> ClusterClient:
+        """The same connection with another namespace."""
+        return ClusterClient(self._client, context=self.context, namespace=namespace)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = _JSON,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> ApiResponse:
+        """Send one request.
+
+        Raises: DLionError if the API server rejects it (`api_error`); UnavailableError if there is
+        no response.
+        """
+        with self._send(method, path, query, body, content_type, timeout_s) as response:
+            return ApiResponse(
+                _document(response.data, self.server),
+                is_new=response.status == 201,
+                date=response.headers.get("Date", ""),
+            )
+
+    def get(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """One document. Raises: as `request`."""
+        return self.request("GET", path, query=query, timeout_s=timeout_s).document
+
+    def read_text(self, path: str, *, most_bytes: int, within_s: float) -> str:
+        """A text that the API server proxies.
+
+        Raises: as `request`; UnavailableError if it exceeds `most_bytes` or `within_s`.
+        """
+        end_s = time.monotonic() + within_s
+        content = b""
+        with self._send("GET", path, None, None, _JSON, within_s) as response:
+            for chunk in response.stream(64 * 1024):
+                content += chunk
+                if len(content) > most_bytes or time.monotonic() > end_s:
+                    raise UnavailableError(
+                        f"{path}: the response did not end within {most_bytes} bytes and "
+                        f"{within_s:g} s"
+                    )
+        return content.decode("utf-8", "replace")
+
+    def stream_lines(
+        self, path: str, query: Mapping[str, str], *, silence_s: float | None
+    ) -> Iterator[bytes]:
+        """Lines of a response as they arrive, without line ends.
+
+        Raises: as `request`, also during the stream; UnavailableError if the stream breaks, or is
+        silent for `silence_s`.
+        """
+        with self._send("GET", path, query, None, _JSON, silence_s) as response:
+            rest = b""
+            for chunk in response.stream(64 * 1024):
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from whole
+            if rest:
+                yield rest
+
+    def exec_command(
+        self, namespace: str, pod: str, container: str, command: Sequence[str]
+    ) -> Generator[bytes, None, None]:
+        """Run a command in a pod and yield its output. The caller closes the generator.
+
+        Raises: UnavailableError if the connection breaks; DataError with the command's error output
+        if it fails; and as `request`.
+        """
+        from websocket import ABNF
+
+        query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("command", word) for word in command]
+        path = api_path("api", "v1", "namespaces", namespace, "pods", pod, "exec")
+        errors = status = b""
+        with self._socket(path, query) as socket:
+            while True:
+                opcode, frame = self._frame(socket)
+                if opcode == ABNF.OPCODE_CLOSE:
+                    break
+                if opcode not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) or not frame:
+                    continue
+                channel, content = frame[0], frame[1:]
+                if channel == _STDOUT and content:
+                    yield content
+                elif channel == _STDERR:
+                    errors = (errors + content)[-_MAX_STDERR_BYTES:]
+                elif channel == _ERROR:
+                    status += content
+        _check_exit_status(status, errors, pod)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.rest_client.pool_manager.clear()
+
+    def _headers(self) -> dict[str, str]:
+        """Authentication headers; expired tokens and plugin credentials are renewed here."""
+        settings = self._client.configuration.auth_settings().values()
+        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+
+    @contextlib.contextmanager
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: object,
+        content_type: str,
+        silence_s: float | None,
+    ) -> Iterator[Any]:
+        import urllib3
+
+        url = self.server + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": f"{_JSON}, */*", "User-Agent": "dlion", **self._headers()}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=silence_s),
+                retries=False,
+                preload_content=False,
+            )
+            try:
+                if response.status >= 400:
+                    raise api_error(response.status, response.data, context=self.context)
+                yield response
+            finally:
+                response.close()
+        except urllib3.exceptions.HTTPError as error:
+            raise unreachable_error(self.server, error, context=self.context) from error
+
+    @contextlib.contextmanager
+    def _socket(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[Any]:
+        from kubernetes.stream import ws_client
+        from websocket import WebSocketBadStatusException, WebSocketException
+
+        address = "ws" + self.server.removeprefix("http") + f"{path}?{urlencode(query)}"
+        headers = {name.lower(): value for name, value in self._headers().items()}
+        try:
+            open_socket: Any = ws_client.create_websocket
+            socket = open_socket(self._client.configuration, address, headers)
+        except WebSocketBadStatusException as error:
+            body = getattr(error, "resp_body", b"") or b""
+            raise api_error(error.status_code, body, context=self.context) from error
+        except (WebSocketException, OSError) as error:
+            raise unreachable_error(self.server, error, context=self.context) from error
+        socket.settimeout(READ_TIMEOUT_S)
+        try:
+            yield socket
+        finally:
+            socket.close()  # no effect if the server closed first
+            socket.shutdown()
+
+    def _frame(self, socket: Any) -> tuple[int, bytes]:
+        from websocket import WebSocketException
+
+        try:
+            opcode, frame = socket.recv_data_frame(True)
+        except (WebSocketException, OSError) as error:
+            raise unreachable_error(self.server, error, context=self.context) from error
+        return opcode, bytes(frame.data)
+
+
+def connect(
+    *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+) -> ClusterClient:
+    """The cluster that these options select, by kubectl's rules. Sends no request.
+
+    Raises: DataError if the configuration is missing or invalid; UnavailableError if the Kubernetes
+    client is not installed.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise UnavailableError(
+            f"the Kubernetes client for Python is missing ({error}). Install it: "
+            "pip install 'dlion[cluster]'"
+        ) from None
+    loading: Any = config  # its functions have no types
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves
+    chosen = choose_context(kubeconfig, context)
+    settings = client.Configuration()
+    settings.keep_alive = True
+    try:
+        if chosen is None:
+            loading.load_incluster_config(client_configuration=settings)
+            return ClusterClient(
+                client.ApiClient(settings),
+                context="(this pod)",
+                namespace=namespace or pod_namespace(),
+            )
+        with _logged_errors() as errors:
+            loading.load_kube_config(
+                config_file=chosen.files,
+                context=chosen.name,
+                client_configuration=settings,
+                persist_config=False,
+            )
+        if errors:
+            raise ValueError("; ".join(errors))
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        where = "this pod" if chosen is None else f"kubeconfig {chosen.files}"
+        raise DataError(f"{where}: cannot be used: {error}") from error
+    return ClusterClient(
+        client.ApiClient(settings), context=chosen.name, namespace=namespace or chosen.namespace
+    )
+
+
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect errors logged inside: the client only logs a credential plugin's failure."""
+    errors: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield errors
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _document(content: bytes, server: str) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise UnavailableError(
+            f"{server} answers {content[:80]!r}, which is no JSON document. Check that it is a "
+            "Kubernetes API server and that no proxy intercepts the request"
+        )
+    return document
+
+
+def _check_exit_status(frame: bytes, errors: bytes, pod: str) -> None:
+    """Check the status that the kubelet sends last. Raises: DataError, UnavailableError."""
+    try:
+        status = json.loads(frame)
+    except ValueError:
+        raise UnavailableError(
+            f"pod {pod}: the connection broke before the command had ended"
+        ) from None
+    if status.get("status") != "Success":
+        message = errors.decode("utf-8", "replace").strip() or str(status.get("message", ""))
+        raise DataError(f"pod {pod}: {message}")

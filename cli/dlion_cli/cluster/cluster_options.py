@@ -1,0 +1,130 @@
+"""Options of all cluster commands, and shell completion of job names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dlion_api.errors import DLionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.shell_completion import CompletionItem
+
+    from dlion_cli.cluster.cluster_jobs import JobClient
+
+_COMPLETE_WITHIN_S: Final = 3.0
+
+
+def cluster_options(
+    command: Callable[..., Any], *, namespace: str | None = None
+) -> Callable[..., Any]:
+    """Add `--kubeconfig`, `--context` and `-n`; the command receives `jobs`, a client of the
+    namespace.
+
+    Connects only when the command runs, so that `--help` needs no cluster. `namespace` is the
+    default of `-n` if it is not the context's.
+    """
+    usual = namespace or "the context's"
+
+    @click.option(
+        "-n", "--namespace", metavar="NAME", default=namespace,
+        help=f"Namespace. Default: {usual}.",
+    )  # fmt: skip
+    @click.option("--context", metavar="NAME", help="Context. Default: the current context.")
+    @click.option(
+        "--kubeconfig",
+        metavar="FILE",
+        help="Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
+    )
+    @functools.wraps(command)
+    def connected(
+        *,
+        kubeconfig: str | None,
+        context: str | None,
+        namespace: str | None,
+        **others: Any,
+    ) -> Any:
+        jobs = _connected(kubeconfig, context, namespace)
+        try:
+            return command(jobs=jobs, **others)
+        finally:
+            jobs.cluster.close()
+
+    return connected
+
+
+def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--contexts`, which calls `joined` instead of the command.
+
+    `joined` receives the command's options, and `contexts` instead of `jobs`. Apply it above
+    `cluster_options`.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--contexts", metavar="A,B,…", callback=context_names,
+            help="Query several contexts at once and combine the results.",
+        )  # fmt: skip
+        @functools.wraps(command)
+        def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
+            if not contexts:
+                return command(**given)
+            from dlion_cli.cluster.contexts import Contexts
+
+            if given.pop("context"):
+                raise click.UsageError("--context and --contexts exclude each other")
+            several = Contexts(
+                contexts, kubeconfig=given.pop("kubeconfig"), namespace=given.pop("namespace")
+            )
+            with contextlib.closing(several):
+                return joined(contexts=several, **given)
+
+        return chosen
+
+    return decorate
+
+
+def context_names(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...]:
+    """The distinct contexts of `--contexts`. Raises: BadParameter if there is none."""
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
+    if value is not None and not names:
+        raise click.BadParameter("names no context; separate several with commas")
+    return names
+
+
+def name_argument(**others: Any) -> Callable[..., Any]:
+    """The argument NAME: a job of the cluster, with shell completion."""
+    return click.argument("name", shell_complete=complete_names, **others)
+
+
+def complete_names(
+    ctx: click.Context, _parameter: click.Parameter, begun: str
+) -> list[str | CompletionItem]:
+    """Job names with this prefix; none if the cluster does not respond soon."""
+    given = ctx.params
+    try:
+        jobs = _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
+        items = jobs.list_jobs(timeout_s=_COMPLETE_WITHIN_S)["items"]
+    except DLionError:
+        return []
+    return [name for item in items if (name := str(item["metadata"]["name"])).startswith(begun)]
+
+
+def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:
+    from dlion_cli.cluster.client import connect
+    from dlion_cli.cluster.cluster_jobs import JobClient
+
+    return JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
+
+
+wait_timeout: Final = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+    help="Stop waiting after this time (exit code 124); the job continues. Default: no limit.",
+)  # fmt: skip

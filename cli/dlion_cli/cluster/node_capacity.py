@@ -1,0 +1,135 @@
+"""Estimates whether a site's nodes have the capacity for a job's workers.
+
+Counts requests as the scheduler does, but ignores other pods. Places workers first-fit, so that
+another order may place more; a `reason` means that no order places even one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from dlion_cli.cluster.client import parse_quantity
+
+if TYPE_CHECKING:
+    from dlion_api.spec.sites import Group
+
+Amounts = Mapping[str, Decimal]
+"""Cores, bytes or devices by resource name."""
+
+
+@dataclass(frozen=True)
+class GroupCapacity:
+    """The estimate for one group."""
+
+    group: str
+    requested: int
+    placed: int
+    """Workers that fit beside those of groups placed earlier."""
+    reason: str = ""
+    """Why no node fits even one worker; empty if one does."""
+
+
+def group_capacities(
+    groups: Sequence[Group],
+    sidecar: Mapping[str, Any],
+    nodes: Sequence[Mapping[str, Any]],
+    *,
+    ignore_taints: bool,
+) -> list[GroupCapacity]:
+    """The capacity for each group; groups with the largest memory, then CPU requests are placed
+    first.
+
+    `sidecar`: resources of the container beside each trainer. `ignore_taints`: also use tainted
+    nodes, because the pod template has tolerations, which are not evaluated.
+    """
+    free = [
+        (node, dict(_amounts(_mapping(node.get("status")).get("allocatable")))) for node in nodes
+    ]
+    places = []
+    for group in groups:
+        usable = [left for node, left in free if _is_schedulable(node, group, ignore_taints)]
+        request = _worker_request(group, sidecar)
+        places.append((group, request, usable, _reason(usable, request)))
+    by_group = {}
+    for group, request, usable, reason in sorted(places, key=_size, reverse=True):
+        placed = sum(_place(usable, request) for _ in range(group.workers))
+        by_group[group.name] = GroupCapacity(group.name, group.workers, placed, reason)
+    return [by_group[group.name] for group in groups]
+
+
+def _size(place: tuple[Group, Amounts, object, object]) -> tuple[Decimal, Decimal]:
+    """Memory, then cores, of one worker."""
+    return place[1].get("memory", Decimal(0)), place[1].get("cpu", Decimal(0))
+
+
+def _worker_request(group: Group, sidecar: Mapping[str, Any]) -> Amounts:
+    """Requests of one pod; a container's limit is its default request, as in Kubernetes."""
+    total = dict(_amounts({**group.resources.limits, **group.resources.requests}))
+    beside = {**_mapping(sidecar.get("limits")), **_mapping(sidecar.get("requests"))}
+    for name, amount in _amounts(beside).items():
+        total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _amounts(document: object) -> Amounts:
+    """The valid quantities of the document."""
+    amounts = {}
+    for name, value in _mapping(document).items():
+        try:
+            amounts[str(name)] = parse_quantity(str(value))
+        except ValueError:
+            continue
+    return amounts
+
+
+def _is_schedulable(node: Mapping[str, Any], group: Group, ignore_taints: bool) -> bool:
+    spec, status = _mapping(node.get("spec")), _mapping(node.get("status"))
+    labels = _mapping(_mapping(node.get("metadata")).get("labels"))
+    ready = any(
+        _mapping(each).get("type") == "Ready" and _mapping(each).get("status") == "True"
+        for each in status.get("conditions") or ()
+    )
+    keeps_off = any(
+        _mapping(each).get("effect") in ("NoSchedule", "NoExecute")
+        for each in spec.get("taints") or ()
+    )
+    chosen = group.node_selector.items() <= labels.items()
+    return ready and chosen and not spec.get("unschedulable") and (ignore_taints or not keeps_off)
+
+
+def _reason(usable: Sequence[dict[str, Decimal]], request: Amounts) -> str:
+    """Why no free node fits one worker."""
+    if not usable:
+        return "no node is ready, free of taints and has the labels of nodeSelector"
+    for name, amount in sorted(request.items()):
+        most = max(left.get(name, Decimal(0)) for left in usable)
+        if amount > most:
+            return (
+                f"a worker requests {name} {_format_amount(amount)}, "
+                f"no node has more than {_format_amount(most)}"
+            )
+    return ""
+
+
+def _place(usable: Sequence[dict[str, Decimal]], request: Amounts) -> bool:
+    """Place one worker on the first node that fits it; whether there is one."""
+    for left in usable:
+        if all(left.get(name, Decimal(0)) >= amount for name, amount in request.items()):
+            for name, amount in request.items():
+                left[name] = left.get(name, Decimal(0)) - amount
+            return True
+    return False
+
+
+def _format_amount(amount: Decimal) -> str:
+    """Bytes in Mi, cores as decimals."""
+    if amount >= 1024**2:
+        return f"{amount / 1024**2:.0f}Mi"
+    return f"{amount.normalize():f}"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""The subcommands: each parses its options and prints; the work is in the other packages."""

@@ -1,0 +1,100 @@
+"""`dlion delete`: delete jobs and all their objects at this site."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dlion_api.errors import AbsentError
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+
+if TYPE_CHECKING:
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--no-wait", is_flag=True, help="Return without waiting for the deletion.")
+@click.option("--ignore-not-found", is_flag=True, help="Treat a missing job as deleted.")
+@wait_timeout
+@cluster_options
+def delete(
+    jobs: JobClient,
+    names: tuple[str, ...],
+    yes: bool,
+    no_wait: bool,
+    ignore_not_found: bool,
+    timeout_s: float | None,
+) -> int:
+    """Delete jobs with their workers, their keeper and the results it stores.
+
+    Deletes at this site only; `dlion fetch` saves results first. Asks for confirmation at a
+    terminal; elsewhere --yes is required. Ctrl-C while waiting does not stop the deletion.
+
+    \b
+    dlion delete cifar10
+    dlion delete cifar10 --yes --timeout 60
+    """
+    documents = _find_jobs(jobs, names, ignore_not_found=ignore_not_found)
+    if documents and not yes:
+        _ask(jobs, [JobStatus(each).name for each in documents])
+    for each in documents:
+        job = JobStatus(each)
+        jobs.delete(job.name, uid=job.uid)
+        if no_wait:
+            click.echo(f"dlionjob.dlion.dev/{job.name} is being deleted")
+            continue
+        left = _wait_until_gone(jobs, job, timeout_s)
+        if left is not None:
+            click.echo(_still_exists_message(job.name, left, timeout_s), err=True)
+            return ExitCode.DEADLINE
+        click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
+    return ExitCode.OK
+
+
+def _find_jobs(
+    jobs: JobClient, names: tuple[str, ...], *, ignore_not_found: bool
+) -> list[Document]:
+    documents = []
+    for name in dict.fromkeys(names):
+        document = jobs.find(name) if ignore_not_found else jobs.get(name)
+        if document is not None:
+            documents.append(document)
+    return documents
+
+
+def _ask(jobs: JobClient, names: list[str]) -> None:
+    """Raises: UsageError if there is no terminal, Abort if the user declines."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("no terminal for confirmation: give --yes")
+    place = f"namespace {jobs.cluster.namespace}, context {jobs.cluster.context}"
+    click.confirm(
+        f"Delete {', '.join(names)} ({place}), with workers, keeper and stored results?", abort=True
+    )
+
+
+def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> Document | None:
+    """None once the job is deleted, else its last document."""
+    last: Document = {}
+    try:
+        for update in follow(jobs, job.name, timeout_s=timeout_s):
+            if isinstance(update, JobDeleted) or JobStatus(update).uid != job.uid:
+                return None
+            last = update
+    except AbsentError:
+        return None
+    except WaitTimeoutError:
+        return last
+    return None
+
+
+def _still_exists_message(name: str, document: Document, timeout_s: float | None) -> str:
+    finalizers = document.get("metadata", {}).get("finalizers") or []
+    waits = f"; it waits for {', '.join(map(str, finalizers))}" if finalizers else ""
+    return f"dlion: {name} still exists after {timeout_s:g} s{waits}. The deletion continues"

@@ -1,0 +1,145 @@
+"""`dlion fetch`: download a job's model, or all results, from the site's keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from dlion_api import cluster_names
+from dlion_api.errors import UnavailableError
+from dlion_cli.cluster.cluster_options import cluster_options, name_argument
+from dlion_cli.inputs.unpacking import unpack
+from dlion_cli.views.job_status import JobStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+
+_PACK = "dlion_worker.artifact_server.pack"
+
+
+@click.command()
+@name_argument()
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Target folder; its files are replaced. Default: the job's name.",
+)  # fmt: skip
+@click.option("--site", metavar="NAME", help="Site of the model. Default: this cluster's site.")
+@click.option(
+    "--format", "form", type=click.Choice(["keras", "savedmodel", "tflite"]), default="keras",
+    help="Model format; TensorFlow converts to savedmodel and tflite on this machine.",
+)  # fmt: skip
+@click.option(
+    "--all", "everything", is_flag=True, help="Download the whole result folder (docs/results.md)."
+)
+@click.option(
+    "--run", "run_id", metavar="RUN", help="ID of an earlier run. Default: the job's runId."
+)
+@cluster_options
+def fetch(
+    jobs: JobClient,
+    name: str,
+    out: Path | None,
+    site: str | None,
+    form: str,
+    everything: bool,
+    run_id: str | None,
+) -> int:
+    """Download the model of job NAME: DIR/model.keras and its description, DIR/model.json.
+
+    The files come from the keeper's pod at this cluster's site. They replace older files only after
+    all SHA-256 digests were verified: a failed download changes nothing.
+
+    \b
+    dlion fetch cifar10 --out model
+    dlion fetch cifar10 --format tflite
+    dlion fetch cifar10 --all --out results && dlion report results
+    """
+    if everything and (site or form != "keras"):
+        raise click.UsageError("--all downloads everything unchanged: remove --site and --format")
+    if form != "keras":
+        _require_tensorflow(form)
+    job = JobStatus(jobs.get(name))
+    run = run_id or job.run_id
+    keeper = _keeper(jobs, job, run)
+    own_site = str(keeper["metadata"]["labels"].get(cluster_names.SITE_LABEL, ""))
+    folder = f"models/{site or own_site}"
+    chunks = jobs.cluster.exec_command(
+        jobs.cluster.namespace,
+        str(keeper["metadata"]["name"]),
+        cluster_names.KEEPER_CONTAINER,
+        ["python", "-m", _PACK, "--run", run, "." if everything else folder],
+    )
+    with contextlib.closing(chunks):
+        made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
+    for path in _converted(made, form):
+        click.echo(str(path))
+    return 0
+
+
+def _keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:
+    """A running keeper pod, preferably of that run: every keeper has the results of all runs.
+
+    Raises: UnavailableError if there is none.
+    """
+    labels = {cluster_names.COMPONENT_LABEL: cluster_names.KEEPER}
+    pods = jobs.pods(job.name, labels)
+    running = [
+        pod
+        for pod in pods
+        if pod.get("status", {}).get("phase") == "Running"
+        and "deletionTimestamp" not in pod["metadata"]
+    ]
+    if running:
+        return max(reversed(running), key=lambda pod: _run_of(pod) == run)
+    if not pods:
+        why = "has no keeper pod here" + (
+            "" if job.was_ever_observed else ": no operator has observed it"
+        )
+    else:
+        phase = pods[-1].get("status", {}).get("phase")
+        why = f"has a keeper pod {pods[-1]['metadata']['name']}, but it is {phase}"
+    hint = "A job has none after its ttlSecondsAfterFinished, or if it was suspended before it ran"
+    raise UnavailableError(f"{job.name} {why}. {hint}; `dlion get {job.name}` shows its state")
+
+
+def _run_of(pod: Document) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(cluster_names.RUN_LABEL, ""))
+
+
+def _receive(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:
+    console = Console(stderr=True)
+    columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(done: int, whole: int) -> None:
+            progress.update(task, completed=done, total=whole or None)
+
+        return unpack(chunks, out, rename=lambda n: n.removeprefix(prefix), on_progress=show)
+
+
+def _require_tensorflow(form: str) -> None:
+    """Raises: UnavailableError, before anything is downloaded."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UnavailableError(
+            f"--format {form} needs TensorFlow here. Install it: pip install 'dlion[worker]'; or "
+            "download the model unchanged, with --format keras"
+        )
+
+
+def _converted(made: list[Path], form: str) -> list[Path]:
+    models = [path for path in made if path.name == "model.keras"]
+    if form == "keras" or not models:
+        return made
+    from dlion_worker.training import converting
+
+    which: Any = form
+    return [*made, *(converting.convert(path, which) for path in models)]

@@ -1,0 +1,142 @@
+"""`dlion get`: list a cluster's jobs, or show one in detail."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+from rich.console import Console
+
+from dlion_api.names import API_VERSION, KIND
+from dlion_cli.cluster.cluster_options import cluster_options, complete_names, contexts_option
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.job_tables import list_table, one_job
+
+if TYPE_CHECKING:
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_cli.cluster.contexts import Contexts
+
+MAX_EVENTS = 10
+_PIPE_COLUMNS = 500
+"""Width of output that is not a terminal, so that nothing is cut or folded."""
+
+
+def get_from_contexts(
+    contexts: Contexts, names: tuple[str, ...], everywhere: bool, output: str
+) -> int:
+    """`get` for several contexts: one table with a CONTEXT column, or a list with an item each."""
+    _check_names(names, everywhere)
+    results = contexts.query(lambda jobs: _find_jobs(jobs, names, everywhere))
+    if output == "name":
+        for name, documents in results.items():
+            for each in documents:
+                click.echo(f"{name} dlionjob.dlion.dev/{each['metadata']['name']}")
+    elif output in ("json", "yaml"):
+        errors = contexts.errors
+        listed: list[Document] = [
+            {"context": name, "items": results.get(name, []),
+             "error": str(errors[name]) if name in errors else None}
+            for name in contexts.names
+        ]  # fmt: skip
+        click.echo(_text(listed, output))
+    else:
+        rows = [(name, JobStatus(each)) for name, all_ in results.items() for each in all_]
+        if rows:
+            context_names, jobs = zip(*rows, strict=True)
+            wide, now = output == "wide", datetime.now(UTC)
+            table = list_table(jobs, now, wide=wide, everywhere=everywhere, contexts=context_names)
+            output_console().print(table)
+        elif results:
+            click.echo(f"dlion: there are no {KIND}s in {', '.join(results)}", err=True)
+    return contexts.report_errors()
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME…]", shell_complete=complete_names)
+@click.option(
+    "-A", "--all-namespaces", "everywhere", is_flag=True, help="List jobs in all namespaces."
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table"
+)
+@contexts_option(get_from_contexts)
+@cluster_options
+def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> int:
+    """List the cluster's jobs, or show one with its sites, conditions and events.
+
+    The columns are those of `kubectl get dlionjob`. `-o wide` adds run, ETA, loss, accuracy, links
+    and the reason of the state.
+
+    \b
+    dlion get                       # jobs of the context's namespace
+    dlion get -A                    # of all namespaces
+    dlion get cifar10               # everything about one job
+    dlion get cifar10 --contexts plant-a,plant-b,plant-c
+    dlion get cifar10 -o json | jq .status.trainerStatus
+    """
+    _check_names(names, everywhere)
+    documents = _find_jobs(jobs, names, everywhere)
+    if output == "name":
+        for each in documents:
+            click.echo(f"dlionjob.dlion.dev/{each['metadata']['name']}")
+    elif output in ("json", "yaml"):
+        click.echo(_text(documents[0] if len(names) == 1 else _list(documents), output))
+    elif not documents:
+        where = "any namespace" if everywhere else f"namespace {jobs.cluster.namespace}"
+        click.echo(f"dlion: there are no {KIND}s in {where}", err=True)
+    else:
+        _show(jobs, documents, single=len(names) == 1, wide=output == "wide", everywhere=everywhere)
+    return 0
+
+
+def _check_names(names: tuple[str, ...], everywhere: bool) -> None:
+    if everywhere and names:
+        raise click.UsageError("a name needs one namespace: remove -A or the name")
+
+
+def _find_jobs(jobs: JobClient, names: tuple[str, ...], everywhere: bool) -> list[Document]:
+    if names:
+        return [jobs.get(name) for name in dict.fromkeys(names)]
+    documents: list[Document] = jobs.list_jobs(everywhere=everywhere)["items"]
+    return documents
+
+
+def _list(documents: list[Document]) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": {}, "items": documents}
+
+
+def _text(document: Document | list[Document], output: str) -> str:
+    _without_managed_fields(document)
+    if output == "json":
+        return json.dumps(document, indent=2, ensure_ascii=False)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip("\n")
+
+
+def _without_managed_fields(document: Document | list[Document]) -> None:
+    """Remove the managed fields, as kubectl does."""
+    for whole in document if isinstance(document, list) else [document]:
+        for each in whole.get("items", [whole]):
+            each.get("metadata", {}).pop("managedFields", None)
+
+
+def _show(
+    jobs: JobClient, documents: list[Document], *, single: bool, wide: bool, everywhere: bool
+) -> None:
+    console = output_console()
+    now = datetime.now(UTC)
+    statuses = [JobStatus(document) for document in documents]
+    if not single or wide:
+        console.print(list_table(statuses, now, wide=wide, everywhere=everywhere))
+        return
+    events = jobs.events(statuses[0].name)[-MAX_EVENTS:]
+    for part in one_job(statuses[0], events, now):
+        console.print(part)
+
+
+def output_console() -> Console:
+    """A console as wide as the terminal, or wide enough for any line if output is a pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)

@@ -1,0 +1,294 @@
+"""`dlion logs`: print the logs of a job's workers, each line with its worker's name."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from dlion_api import cluster_names
+from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
+from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.terminal.formatting import printable
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.log_lines import LogLine, LogSource, follow_lines, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_cli.cluster.contexts import Contexts
+
+_POLL_INTERVAL_S: Final = 2.0
+_DRAIN_S: Final = 3.0
+"""How long to wait after the run's end for lines in transit."""
+_COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red")
+
+
+@dataclass(frozen=True)
+class LogSelector:
+    """The container, group and worker of the options."""
+
+    container: str
+    group: str | None
+    worker: int | None
+
+    def check(self) -> None:
+        """Raises: UsageError for options that exclude each other."""
+        is_keeper = self.container == cluster_names.KEEPER_CONTAINER
+        if is_keeper and (self.group or self.worker is not None):
+            raise click.UsageError("a site has one keeper: remove --group and --worker")
+
+    def labels(self, run_id: str) -> dict[str, str]:
+        """The labels that select these pods."""
+        is_keeper = self.container == cluster_names.KEEPER_CONTAINER
+        component = cluster_names.KEEPER if is_keeper else cluster_names.WORKER
+        labels = {
+            cluster_names.RUN_LABEL: run_id,
+            cluster_names.COMPONENT_LABEL: component,
+        }
+        if self.group is not None:
+            labels[cluster_names.GROUP_LABEL] = self.group
+        if self.worker is not None:
+            labels[cluster_names.INDEX_LABEL] = str(self.worker)
+        return labels
+
+
+def logs_from_contexts(
+    contexts: Contexts,
+    name: str,
+    group: str | None,
+    worker: int | None,
+    container: str,
+    follow: bool,
+    tail: int | None,
+    timestamps: bool,
+) -> int:
+    """`logs` for several contexts; each context's name precedes the worker's."""
+    selector = LogSelector(container, group, worker)
+    selector.check()
+    printer = LogPrinter(timestamps=timestamps)
+    if follow:
+        contexts.query(
+            lambda jobs: _follow(jobs, name, selector, tail, printer, prefix=_prefix(jobs))
+        )
+    else:
+        streams_by_context = contexts.query(
+            lambda jobs: [
+                _record_denied(contexts, jobs, _lines(jobs, source, tail))
+                for source in _sources(jobs, JobStatus(jobs.get(name)), selector, _prefix(jobs))
+            ]
+        )
+        _show(printer, (lines for streams in streams_by_context.values() for lines in streams))
+    return contexts.report_errors()
+
+
+def _record_denied(
+    contexts: Contexts, jobs: JobClient, lines: Iterable[tuple[LogSource, LogLine]]
+) -> Iterator[tuple[LogSource, LogLine]]:
+    """The lines, with a denied permission recorded so that other contexts continue."""
+    try:
+        yield from lines
+    except DeniedError as error:
+        contexts.errors[jobs.cluster.context] = error
+
+
+def _prefix(jobs: JobClient) -> str:
+    return f"{jobs.cluster.context}/"
+
+
+@click.command()
+@name_argument()
+@click.option("--group", metavar="NAME", help="Only workers of this group.")
+@click.option(
+    "--worker", type=click.IntRange(min=0), metavar="I", help="Only workers with index I."
+)
+@click.option(
+    "-c", "--container", type=click.Choice(["trainer", "sidecar", "keeper"]), default="trainer",
+    help="Container; keeper selects the site's keeper instead of workers.",
+)  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run has ended.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each log."
+)
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
+@contexts_option(logs_from_contexts)
+@cluster_options
+def logs(
+    jobs: JobClient,
+    name: str,
+    group: str | None,
+    worker: int | None,
+    container: str,
+    follow: bool,
+    tail: int | None,
+    timestamps: bool,
+) -> int:
+    """Print the logs of job NAME's workers at this site, each line with its worker's name.
+
+    Prints the logs of the run that the manifest names. With -f it includes workers that start later
+    or restart, and ends with the run. Ctrl-C ends it at any time and leaves the job running.
+
+    \b
+    dlion logs cifar10 -f
+    dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
+    dlion logs cifar10 -c keeper
+    dlion logs cifar10 -f --contexts plant-a,plant-b
+    """
+    selector = LogSelector(container, group, worker)
+    selector.check()
+    printer = LogPrinter(timestamps=timestamps)
+    if follow:
+        _follow(jobs, name, selector, tail, printer)
+        return 0
+    sources = _sources(jobs, JobStatus(jobs.get(name)), selector)
+    _show(printer, (_lines(jobs, source, tail) for source in sources))
+    return 0
+
+
+def _sources(
+    jobs: JobClient, job: JobStatus, selector: LogSelector, prefix: str = ""
+) -> list[LogSource]:
+    """Raises: UnavailableError if there are none."""
+    return [_source(jobs, pod, selector.container, prefix) for pod in _pods(jobs, job, selector)]
+
+
+def _show(printer: LogPrinter, streams: Iterable[Iterable[tuple[LogSource, LogLine]]]) -> None:
+    """Print all lines ordered by time; across sites the order depends on their clocks."""
+    for source, line in heapq.merge(*streams, key=lambda item: item[1].instant):
+        printer.show(source, line)
+
+
+def _lines(
+    jobs: JobClient, source: LogSource, tail: int | None
+) -> Iterator[tuple[LogSource, LogLine]]:
+    """One container's lines. An error is printed, so that other containers' lines still appear."""
+    try:
+        for line in read_lines(jobs.cluster, source, tail=tail):
+            yield source, line
+    except SpecError as error:  # the container has not started
+        click.echo(f"dlion: {source.label}: {error.problems[0].message}", err=True)
+    except UnavailableError as error:  # the node is unreachable, or the pod was deleted
+        click.echo(f"dlion: {source.label}: {error}", err=True)
+
+
+def _pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Document]:
+    """Raises: UnavailableError if there are none."""
+    pods = jobs.pods(job.name, selector.labels(job.run_id))
+    if not pods:
+        what = "keeper" if selector.container == cluster_names.KEEPER_CONTAINER else "workers"
+        which = "" if selector.group is None else f" of group {selector.group}"
+        which += "" if selector.worker is None else f" with index {selector.worker}"
+        raise UnavailableError(
+            f"run {job.run_id} of {job.name} has no pods of {what}{which} at this site; its state: "
+            f"{job.state}. `dlion get {job.name}` shows details"
+        )
+    return pods
+
+
+def _source(jobs: JobClient, pod: Document, container: str, prefix: str = "") -> LogSource:
+    labels = pod["metadata"].get("labels") or {}
+    group, index = labels.get(cluster_names.GROUP_LABEL), labels.get(cluster_names.INDEX_LABEL)
+    label = f"{group}-{index}" if group and index else str(pod["metadata"]["name"])
+    if container == cluster_names.KEEPER_CONTAINER:
+        label = cluster_names.KEEPER
+    name = str(pod["metadata"]["name"])
+    return LogSource(jobs.cluster.namespace, name, container, printable(prefix + label))
+
+
+class LogPrinter:
+    """Prints whole lines from several threads, with one colour per source."""
+
+    def __init__(self, *, timestamps: bool) -> None:
+        self._timestamps = timestamps
+        self._lock = threading.Lock()
+        self._colours: dict[str, str] = {}
+        self._width = 0
+
+    def show(self, source: LogSource, line: LogLine) -> None:
+        """Print one line, with control characters escaped."""
+        with self._lock:
+            colour = self._colours.setdefault(
+                source.label, _COLOURS[len(self._colours) % len(_COLOURS)]
+            )
+            self._width = max(self._width, len(source.label))
+            before = click.style(f"{source.label:<{self._width}} | ", fg=colour)
+            time = f"{line.time} " if self._timestamps else ""
+            text = printable(line.text.replace("\t", "    "))
+            click.echo(f"{before}{time}{text}")
+
+
+def _follow(
+    jobs: JobClient,
+    name: str,
+    selector: LogSelector,
+    tail: int | None,
+    printer: LogPrinter,
+    prefix: str = "",
+) -> None:
+    """Follow until the run ends, the job is deleted, or Ctrl-C. Raises: errors of the first
+    request.
+    """
+    stop, broken = threading.Event(), queue.SimpleQueue[BaseException]()
+    threads: dict[str, threading.Thread] = {}
+
+    def read(source: LogSource, last: int | None) -> None:
+        try:
+            for line in follow_lines(jobs.cluster, source, tail=last, stop=stop):
+                printer.show(source, line)
+        except (DLionError, OSError) as error:  # missing permission, or closed pipe
+            broken.put(error)
+
+    job = JobStatus(jobs.get(name))
+    _announce_wait(jobs, job, selector)
+    try:
+        while True:
+            for pod in jobs.pods(name, selector.labels(job.run_id)):
+                source = _source(jobs, pod, selector.container, prefix)
+                if source.pod not in threads:
+                    threads[source.pod] = threading.Thread(
+                        target=read, args=(source, tail), daemon=True, name=f"log {source.pod}"
+                    )
+                    threads[source.pod].start()
+            if not broken.empty():
+                raise broken.get()
+            if job.outcome is not None:
+                _drain(threads)
+                return
+            stop.wait(_POLL_INTERVAL_S)
+            job = _refreshed(jobs, name, job)
+    except AbsentError:
+        click.echo(f"dlion: {name} was deleted", err=True)
+    finally:
+        stop.set()
+
+
+def _announce_wait(jobs: JobClient, job: JobStatus, selector: LogSelector) -> None:
+    """Print that workers are awaited. Raises: UnavailableError if the run has ended."""
+    try:
+        _pods(jobs, job, selector)
+    except UnavailableError as error:
+        if job.outcome is not None:
+            raise
+        click.echo(f"dlion: {error}. Waiting for them", err=True)
+
+
+def _refreshed(jobs: JobClient, name: str, before: JobStatus) -> JobStatus:
+    try:
+        return JobStatus(jobs.get(name))
+    except AbsentError:
+        raise
+    except UnavailableError:  # the log streams retry too
+        return before
+
+
+def _drain(threads: dict[str, threading.Thread]) -> None:
+    """Wait shortly for lines in transit; abandon threads that still wait for a silent worker."""
+    for thread in threads.values():
+        thread.join(_DRAIN_S / max(1, len(threads)))
+    sys.stdout.flush()

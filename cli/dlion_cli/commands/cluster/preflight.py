@@ -1,0 +1,207 @@
+"""`dlion preflight`: check whether the listed sites can reach and authenticate each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from dlion_cli.cluster.cluster_options import context_names
+from dlion_cli.commands.cluster.get import output_console
+from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
+from dlion_cli.inputs.manifests import STDIN, load_manifest, read_document
+from dlion_cli.preflight_checks.checks import Check, CheckOutcome, exit_code
+from dlion_cli.terminal.float_range import FiniteFloatRange
+from dlion_cli.terminal.formatting import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlion_api.spec import Job
+    from dlion_cli.inputs.listed_sites import TrustedSite
+
+_STYLES: Final = {
+    CheckOutcome.OK: "green",
+    CheckOutcome.WARN: "yellow",
+    CheckOutcome.FAIL: "bold red",
+    CheckOutcome.UNKNOWN: "dim",
+}
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "-f", "--job", "manifest", metavar="JOB", help="Also check the requirements of this job."
+)
+@click.option(
+    "--contexts", "--context", "contexts", metavar="A,B,…", callback=context_names,
+    help="Also query the clusters of these contexts.",
+)  # fmt: skip
+@click.option(
+    "-n", "--namespace", metavar="NAME", default=OPERATOR_NAMESPACE, show_default=True,
+    help="The operators' namespace.",
+)  # fmt: skip
+@click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
+@click.option(
+    "--timeout", "timeout_s", type=FiniteFloatRange(min=0, min_open=True, max=3600),
+    metavar="SECONDS", default=10.0, show_default=True,
+    help="Limit for each site's connection and for each response of a cluster.",
+)  # fmt: skip
+@click.option(
+    "--bandwidth", is_flag=True,
+    help="Also let the sites' operators measure their links, for some seconds each. "
+    "Needs --contexts.",
+)  # fmt: skip
+@click.option(
+    "--least-bandwidth", "least_mbit", type=FiniteFloatRange(min=0, min_open=True), metavar="MBIT",
+    help="Fail if a link is slower in either direction (implies --bandwidth).",
+)  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+def preflight(
+    file: str,
+    manifest: str | None,
+    contexts: tuple[str, ...],
+    namespace: str,
+    kubeconfig: str | None,
+    timeout_s: float,
+    bandwidth: bool,
+    least_mbit: float | None,
+    output: str,
+) -> int:
+    """Check that the sites in FILE, the shared values file, can be reached and authenticated.
+
+    From this machine, without cluster credentials, it resolves and connects to each site's address.
+    It verifies the operator's certificate with the site's bundle in FILE (`-` reads standard
+    input).
+
+    With --contexts it also queries the sites' clusters: operator, CustomResourceDefinition,
+    federation Service, site list, bundles, federation streams and clock. With -f it also checks the
+    gateway and node capacity that the job needs, and with --bandwidth the rates of the links.
+
+    Each check prints what it observed and what to do. The exit code is 69 if a check failed, and 65
+    if FILE or JOB is invalid.
+
+    \b
+    dlion preflight sites.yaml
+    dlion preflight sites.yaml -f job.yaml --contexts plant-a,plant-b,plant-c
+    dlion preflight sites.yaml --contexts plant-a,plant-b --least-bandwidth 20
+    dlion preflight sites.yaml -o json | jq '.checks[] | select(.outcome != "ok")'
+    """
+    if file == manifest == STDIN:
+        raise click.UsageError("FILE and --job cannot both be standard input")
+    if (bandwidth or least_mbit) and not contexts:
+        raise click.UsageError("the sites' operators measure links: give --contexts")
+    sites = _listed(file)
+    job = None if manifest is None else _job(manifest)
+    from dlion_cli.preflight_checks.site_probe import probe_sites
+
+    checks = [_bundle(site) for site in sites]
+    checks += [] if job is None else _named(job, sites)
+    checks += probe_sites(sites, timeout_s)
+    if contexts:
+        from dlion_cli.cluster.contexts import Contexts
+        from dlion_cli.preflight_checks.preflight_clusters import (
+            BandwidthOptions,
+            cluster_checks,
+            merge_checks,
+        )
+
+        clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
+        with contextlib.closing(clusters):
+            links = BandwidthOptions(least_mbit) if bandwidth or least_mbit else None
+            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, links))
+    _show(_in_order(checks, sites), output)
+    return exit_code(checks)
+
+
+def _listed(file: str) -> list[TrustedSite]:
+    """The listed sites. Raises: as `trust verify`, except for bundles that expire soon."""
+    from dlion_cli.inputs.listed_sites import trusted_sites
+
+    document, lines = read_document(file)
+    return trusted_sites(
+        document,
+        source=_source(file),
+        lines=lines,
+        now=datetime.now(UTC),
+        valid_for=timedelta(0),
+    )
+
+
+def _job(file: str) -> Job:
+    document, lines = read_document(file)
+    return load_manifest(document, source=_source(file), lines=lines)
+
+
+def _source(file: str) -> str:
+    return "standard input" if file == STDIN else file
+
+
+def _bundle(site: TrustedSite) -> Check:
+    """Whether there is time to distribute a newer bundle."""
+    left = site.bundle.not_after - datetime.now(UTC)
+    observed = (
+        f"valid until {site.bundle.not_after:%Y-%m-%d}, sha256 {site.bundle.fingerprint[:29]}…"
+    )
+    figures = {"valid_for_s": left.total_seconds()}
+    if left > timedelta(days=MIN_VALID_DAYS):
+        return Check(site.name, "bundle", CheckOutcome.OK, observed, figures=figures)
+    advice = f"Distribute its newest bundle to all sites: `dlion trust show` at {site.name}"
+    return Check(site.name, "bundle", CheckOutcome.WARN, observed, advice, figures)
+
+
+def _named(job: Job, sites: Sequence[TrustedSite]) -> list[Check]:
+    """Whether the list has each site of the job."""
+    listed = {site.name for site in sites}
+    return [
+        Check(site.name, "listed", CheckOutcome.OK, f"job {job.metadata.name} names it")
+        if site.name in listed
+        else Check(
+            site.name,
+            "listed",
+            CheckOutcome.FAIL,
+            f"job {job.metadata.name} names it, the list does not",
+            "Add its entry to the list and upgrade every site, or remove it from spec.sites",
+        )
+        for site in job.spec.sites
+    ]
+
+
+def _in_order(checks: Sequence[Check], sites: Sequence[TrustedSite]) -> list[Check]:
+    """The checks in the order of the listed sites, others last."""
+    place = {site.name: index for index, site in enumerate(sites)}
+    return sorted(checks, key=lambda check: place.get(check.site, len(place)))
+
+
+def _show(checks: Sequence[Check], output: str) -> None:
+    if output == "json":
+        document = {"outcome": _worst(checks), "checks": [check.as_json() for check in checks]}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("SITE", "CHECK", "RESULT"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("OBSERVED", overflow="fold")
+    before = ""
+    for check in checks:
+        observed = Text(printable(check.observed))
+        if check.advice:
+            observed.append(f"\n→ {printable(check.advice)}", style="bold")
+        name = check.site if check.site != before else ""
+        before = check.site
+        result = Text(check.outcome, style=_STYLES[check.outcome])
+        table.add_row(name, check.name, result, observed)
+    output_console().print(table)
+
+
+def _worst(checks: Sequence[Check]) -> str:
+    """`fail`, `warn` or `ok`; unknown outcomes do not count."""
+    outcomes = {check.outcome for check in checks}
+    return next(
+        (str(each) for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes), "ok"
+    )

@@ -1,0 +1,96 @@
+"""`dlion suspend` and `dlion resume`: stop a job's workers and keep the job; start them again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dlion_api.errors import AbsentError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.status import ConditionType
+from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+
+if TYPE_CHECKING:
+    from dlion_cli.cluster.cluster_jobs import JobClient
+
+names_argument = click.argument(
+    "names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names
+)
+wait_option = click.option("--wait", is_flag=True, help="Wait until the operator has completed it.")
+
+
+@click.command()
+@names_argument
+@wait_option
+@wait_timeout
+@cluster_options
+def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
+    """Stop the workers of jobs and keep the jobs with their results.
+
+    Workers save a checkpoint and exit; `dlion resume` continues from it. This affects this site
+    only: other sites continue while minSites of them remain. Suspending twice has no effect.
+
+    \b
+    dlion suspend cifar10 --wait
+    """
+    return _change(jobs, names, True, wait=wait, timeout_s=timeout_s)
+
+
+@click.command()
+@names_argument
+@wait_option
+@wait_timeout
+@cluster_options
+def resume(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: float | None) -> int:
+    """Restart the workers of suspended jobs from their checkpoint.
+
+    \b
+    dlion resume cifar10 --wait     # until they train
+    """
+    return _change(jobs, names, False, wait=wait, timeout_s=timeout_s)
+
+
+def _change(
+    jobs: JobClient, names: tuple[str, ...], suspended: bool, *, wait: bool, timeout_s: float | None
+) -> int:
+    for name in names:
+        job = JobStatus(jobs.get(name))
+        done = "suspended" if suspended else "resumed"
+        if job.outcome is not None:
+            click.echo(f"{name}: its run has ended ({job.outcome.type}); nothing is {done}")
+            continue
+        if job.is_suspended == suspended:
+            click.echo(f"{name}: {'already' if suspended else 'not'} suspended; nothing changed")
+        else:
+            jobs.suspend(name, suspended)
+            click.echo(f"{name}: {done}")
+        if wait and not _wait_until(jobs, name, suspended, timeout_s):
+            click.echo(f"dlion: {name} was not {done} within {timeout_s:g} s", err=True)
+            return ExitCode.DEADLINE
+    return ExitCode.OK
+
+
+def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> bool:
+    """Whether it was done in time. Raises: AbsentError if the job was deleted."""
+    try:
+        for update in follow(jobs, name, timeout_s=timeout_s):
+            if isinstance(update, JobDeleted):
+                break
+            job = JobStatus(update)
+            if job.is_observed and (_is_done(job, suspended) or job.outcome is not None):
+                return True
+    except WaitTimeoutError:
+        return False
+    raise AbsentError(f"DLionJob {name!r} was deleted while waiting")
+
+
+def _is_done(job: JobStatus, suspended: bool) -> bool:
+    condition = job.condition(ConditionType.SUSPENDED)
+    is_suspended = condition is not None and condition.is_true
+    if suspended:
+        return is_suspended
+    ready = job.condition(ConditionType.READY)
+    return not is_suspended and ready is not None and ready.is_true

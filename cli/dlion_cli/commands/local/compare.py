@@ -1,0 +1,282 @@
+"""`dlion compare`: simulate the same job under several policies and seeds.
+
+Owns the options and the output. Each run is a `dlion simulate` process; `results.comparison` reads
+its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.comparison.comparison_folder import (
+    COMPARISON,
+    PICTURE,
+    lock_folder,
+    reject_foreign_files,
+)
+from dlion_cli.comparison.comparison_matrix import Matrix
+from dlion_cli.comparison.comparison_request import (
+    IDEAL,
+    ComparisonRequest,
+    build_matrix,
+    check_matrix,
+)
+from dlion_cli.comparison.comparison_runner import ComparisonRunner
+from dlion_cli.comparison.comparison_table import against_table, comparison_table
+from dlion_cli.inputs.manifests import STDIN, read_document
+from dlion_cli.terminal import options
+from dlion_cli.terminal.float_range import FiniteFloatRange
+from dlion_cli.terminal.interruption import interruptible
+from dlion_worker.results.comparison import VariantRow, relative_result
+from dlion_worker.simulation.calibration import read_costs
+
+
+class _CommaSeparatedList(click.ParamType[tuple[Any, ...]]):
+    """Distinct items separated by commas."""
+
+    name = "list"
+
+    def __init__(self, item: type[str | float], *, may_be_empty: bool = False) -> None:
+        self._item, self._may_be_empty = item, may_be_empty
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            items = tuple(self._item(text.strip()) for text in value.split(",") if text.strip())
+            if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+                raise ValueError
+        except ValueError:
+            self.fail(f"{value!r}: not numbers separated by commas", param, ctx)
+        if not (items or self._may_be_empty) or len(set(items)) < len(items):
+            self.fail(f"{value!r}: give at least one, without duplicates", param, ctx)
+        return items
+
+
+class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
+    """Comma-separated learning rates, with an optional policy or column name before a colon."""
+
+    name = "rates"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[float, ...]]:
+        if isinstance(value, tuple):
+            return value
+        name, colon, rates = value.rpartition(":")
+        if colon and not name.strip():
+            self.fail(f"{value!r}: no name before the colon", param, ctx)
+        return name.strip(), _CommaSeparatedList(float).convert(rates, param, ctx)
+
+
+@click.command(short_help="Compare policies in simulated runs.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="dlion,full",
+    show_default=True, metavar="A,B,…",
+    help=f"Exchange policies to compare. '{IDEAL}' is one machine with all the cores and no "
+    "network. May be empty if there are variants.",
+)  # fmt: skip
+@click.option(
+    "--variant", "variants", multiple=True, metavar="NAME:PATH=VALUE[;PATH=VALUE…]",
+    help="Add a column: the manifest with these settings. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--environment", "-e", "environments", multiple=True, required=True, metavar="NAME|FILE",
+    help="Environment of the runs. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+    help="Set a field of the manifest, for all columns. Repeatable.",
+)  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True,
+              help="Number of seeds; they are 1 to N.")  # fmt: skip
+@click.option(
+    "--target-accuracy", type=FiniteFloatRange(0, 1, min_open=True), metavar="A",
+    help="Target: mean accuracy over replicas. Default: the manifest's stop.targetAccuracy.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=FiniteFloatRange(0, min_open=True), metavar="S",
+    help="Virtual duration of each run. Default: the manifest's stop.maxSeconds.",
+)  # fmt: skip
+@click.option(
+    "--learning-rates", "rates", type=_LearningRates(), multiple=True,
+    metavar="[POLICY|COLUMN:]X,Y,…",
+    help="Learning rates to choose from. Each policy's first column tries them with seed 1; all "
+    "columns of the policy use the best. With POLICY or COLUMN, the rates apply only to it, and a "
+    "COLUMN chooses on its own. Repeatable. Default: the manifest's rate.",
+)  # fmt: skip
+@click.option(
+    "--tuned-in", metavar="NAME|FILE",
+    help="Environment for choosing learning rates. Default: the first.",
+)  # fmt: skip
+@click.option(
+    "--against", "subject", metavar="NAME",
+    help="Compare this column with each other one: speed-up, and accuracy in points and relative.",
+)  # fmt: skip
+@click.option(
+    "--step-overhead", "step_overhead_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    help="As in dlion simulate, for all runs.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="As in dlion simulate, for all runs.",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N",
+              help="Parallel runs. Default: the number of cores.")  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
+    help="Folder for runs and figures. Finished runs with the same settings are reused.",
+)  # fmt: skip
+@click.option(
+    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
+    help="Base of relative paths of data. Default: the working directory.",
+)  # fmt: skip
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything and print the number of runs, but run nothing.",
+)
+@options.output
+def compare(
+    file: Path,
+    policies: tuple[str, ...],
+    variants: tuple[str, ...],
+    environments: tuple[str, ...],
+    assignments: tuple[str, ...],
+    seeds: int,
+    target_accuracy: float | None,
+    seconds: float | None,
+    rates: tuple[tuple[str, tuple[float, ...]], ...],
+    tuned_in: str | None,
+    subject: str | None,
+    step_overhead_s: float | None,
+    calibration: Path | None,
+    jobs: int | None,
+    out: Path,
+    data_root: Path,
+    dry_run: bool,
+    output: str,
+) -> int:
+    """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
+
+    All columns have the same model, data, partition, links and global batch. The table shows the
+    median and range over seeds of: time and bytes to the target, final accuracy, and drift. For an
+    even number of seeds, the median is the lower of the two middle values. Ctrl-C ends the runs;
+    the same command continues.
+
+    \b
+    dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\
+        --seeds 3 --target-accuracy 0.9 --seconds 400 --out runs/compared
+    dlion compare job.yaml -e hetero-sys-a -e homo-b --out runs/techniques \\
+        --variant "no transfer:knowledgeTransfer.policy=none"
+    """
+    if str(file) == STDIN:
+        raise click.UsageError("a comparison reads its manifest several times: give a file")
+    document, _ = read_document(file)
+    matrix = build_matrix(
+        ComparisonRequest(
+            file=file,
+            document=document,
+            policies=policies,
+            variants=variants,
+            environments=environments,
+            assignments=assignments,
+            seeds=seeds,
+            target_accuracy=target_accuracy,
+            seconds=seconds,
+            rates=rates,
+            tuned_in=tuned_in,
+            step_overhead_s=step_overhead_s,
+            calibration=calibration,
+        )
+    )
+    check_matrix(matrix, document, subject, out=out, data_root=data_root)
+    if calibration is not None:
+        read_costs(calibration)  # report its errors before the first run
+    if dry_run:
+        _print_plan(matrix, output)
+        return ExitCode.OK
+    with interruptible(), lock_folder(out):
+        # Again: from now on the lock keeps other comparisons out.
+        reject_foreign_files(out, matrix.folders(), matrix.aggregated_environments())
+        console = Console(stderr=output == "json")
+        cores = len(os.sched_getaffinity(0))
+        rows = ComparisonRunner(
+            out, data_root=data_root, jobs=jobs or cores, console=console
+        ).comparison_rows(matrix)
+        _show(rows, matrix, out, output, subject)
+    return ExitCode.OK
+
+
+def _print_plan(matrix: Matrix, output: str) -> None:
+    """Print the result of a dry run."""
+    if output != "json":
+        click.echo(f"all is well; runs: at most {matrix.run_count()}")
+        return
+    plan = {
+        "columns": [variant.name for variant in matrix.variants],
+        "environments": list(matrix.environments),
+        "seeds": list(matrix.seeds),
+        "targetAccuracy": matrix.target_accuracy,
+        "seconds": matrix.seconds,
+        "runsAtMost": matrix.run_count(),
+    }
+    click.echo(json.dumps(plan, indent=2))
+
+
+def _show(
+    rows: list[VariantRow], matrix: Matrix, out: Path, output: str, subject: str | None
+) -> None:
+    """Write, draw and print all figures; `subject` is the column of --against."""
+    from dlion_worker.results.report.comparison_picture import write_comparison
+
+    by_place = {(row.environment, row.variant): row for row in rows}
+    compared = {
+        (row.environment, row.variant): relative_result(
+            by_place[row.environment, subject], row, matrix.goal
+        )
+        for row in rows
+        if subject is not None and row.variant != subject
+    }
+    result = {
+        "command": ["dlion", "compare", *sys.argv[2:]],
+        "targetAccuracy": matrix.target_accuracy,
+        "seconds": matrix.seconds,
+        "held": subject,
+        "rows": [
+            {
+                **row.document(),
+                **({"against": asdict(compared[place])} if place in compared else {}),
+            }
+            for place, row in by_place.items()
+        ],
+    }
+    text = json.dumps(result, indent=2) + "\n"
+    write_atomically(out / COMPARISON, text.encode(), mode=0o644)
+    write_comparison(rows, matrix.goal, out / PICTURE)
+    if output == "json":
+        click.echo(text, nl=False)
+        return
+    console = Console()
+    for environment in dict.fromkeys(row.environment for row in rows):
+        own = [row for row in rows if row.environment == environment]
+        console.print(comparison_table(environment, own, matrix, ideal=IDEAL))
+        if subject is not None:
+            places = [(environment, row.variant) for row in own if row.variant != subject]
+            console.print(against_table(subject, [compared[place] for place in places]))
+    click.echo(f"Figures: {out / COMPARISON}")
+    click.echo(f"Picture: {out / PICTURE}")

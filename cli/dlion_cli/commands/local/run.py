@@ -1,0 +1,200 @@
+"""`dlion run`: train a job on this machine, from the manifest to the report.
+
+`local_training` does the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from dlion_api.document import to_document
+from dlion_api.errors import DLionError
+from dlion_api.spec import Job
+from dlion_cli.inputs.manifests import (
+    apply_set,
+    load_manifest,
+    read_document,
+    reject_cluster_authority,
+    reject_suspended,
+)
+from dlion_cli.inputs.required_files import find_program_root, require_program
+from dlion_cli.inputs.unreached import warn_unreached
+from dlion_cli.local_runs.local_training import EnvironmentRequest, LocalTraining, RunResult
+from dlion_cli.local_runs.resume_command import ResumeCommand
+from dlion_cli.terminal import options
+from dlion_cli.terminal.interruption import interruptible
+from dlion_cli.terminal.table import print_result
+from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_worker.environments import load_environment, unlimited_plan
+from dlion_worker.results.description import describe
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason
+from dlion_worker.results.summary import Ending, Json
+
+log = logging.getLogger(__name__)
+
+MIN_CERTIFICATE_LIFE_S = 10
+"""Processes need some seconds to start, and certificates have whole seconds."""
+
+"""Unreached environment entries that a message lists; it counts the others."""
+
+
+@click.command(short_help="Train a job on this machine.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--environment", "-e", metavar="NAME|FILE",
+    help="Cores and links of each worker: the name of a published environment, or a file. "
+    "Without it, workers use the machine without limits.",
+)  # fmt: skip
+@click.option(
+    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+    help="Set a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. An empty value "
+    "removes the field. Repeatable.",
+)  # fmt: skip
+@options.result_folder
+@click.option(
+    "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
+    help="Continue the run in this result folder from its checkpoints.",
+)  # fmt: skip
+@click.option(
+    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
+    help="Base of relative paths of data and startFrom (a program's path is relative to the "
+    "manifest). Default: the working directory.",
+)  # fmt: skip
+@click.option(
+    "--unprivileged", is_flag=True,
+    help="Limit links by relays and CPU by a duty cycle, even as root.",
+)  # fmt: skip
+@click.option(
+    "--certificate-life", type=click.IntRange(min=MIN_CERTIFICATE_LIFE_S), metavar="SECONDS",
+    default=int(LIFE.total_seconds()),
+    help="Lifetime of workers' certificates (default 86400). Workers renew them at half of it, "
+    "without delaying iterations.",
+)  # fmt: skip
+@options.output
+def run(
+    file: Path,
+    environment: str | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    resume: Path | None,
+    data_root: Path,
+    unprivileged: bool,
+    certificate_life: int,
+    output: str,
+) -> int:
+    """Train the job of manifest FILE on this machine, with a trainer and a sidecar per worker.
+
+    As root, each worker gets a network namespace with the environment's link rates and a hard CPU
+    quota. Otherwise relays limit the links and a duty cycle limits the CPU.
+
+    Ctrl-C ends the run within five seconds and keeps a readable result folder; --resume continues
+    it.
+
+    \b
+    dlion run examples/digits.yaml --environment quickstart
+    dlion run job.yaml --set exchange.policy=full --set synchronization.mode=synchronous \\
+        --set knowledgeTransfer.policy=none
+    dlion run job.yaml --resume runs/digits-20260101-120000
+    """
+    if resume is not None and out is not None:
+        raise click.UsageError("--resume continues in its own folder: remove --out")
+    document, lines = read_document(file)
+    job = load_manifest(
+        apply_set(document, assignments), source=str(file), lines=None if assignments else lines
+    )
+    reject_suspended(job, str(file))
+    reject_cluster_authority(job, str(file))
+    requested = _environment_request(job, environment)
+    program_root = find_program_root(job, file, resume)
+    require_program(job, program_root)
+    now = datetime.now().astimezone()
+    with (
+        interruptible() as interruption,
+        ResultFolder.create(
+            resume or out, describe(job), now=now, resume=resume is not None
+        ) as folder,
+    ):
+        training = LocalTraining(
+            job=job,
+            environment=requested,
+            folder=folder,
+            console=Console(stderr=output == "json"),
+            data_root=data_root.resolve(),
+            program_root=program_root,
+            resume=resume is not None,
+            privileged=False if unprivileged else None,
+            certificate_life=timedelta(seconds=certificate_life),
+        )
+        try:
+            ended, summary = _train(training, now)
+        except (DLionError, OSError) as error:
+            finish_failed_run(folder, error, interruption, now=now)
+            raise
+        report = write_report_in_time(folder, summary, interruption)
+        print_result(Console(), summary, folder=folder.path, report=report, output=output)
+        for problem in ended.problems:
+            click.echo(f"dlion: {problem}", err=True)
+        command = ResumeCommand(file, environment, assignments, data_root, unprivileged)
+        _print_resume_command(ended, command.command_line(folder.path), folder)
+        return ended.exit_code
+
+
+def _print_resume_command(ended: RunResult, command: str, folder: ResultFolder) -> None:
+    """Print the command that continues an unfinished run, as the last line."""
+    if ended.reason is EndReason.COMPLETED:
+        return
+    if not command:
+        click.echo("dlion: no checkpoint was saved: start again with another --out", err=True)
+        return
+    if ended.reason is EndReason.PARTIAL:
+        click.echo(
+            f"dlion: logs are in {folder.path / 'logs'}. With a later trainer.stop "
+            "(--set trainer.stop.maxSteps=N) all workers continue:",
+            err=True,
+        )
+    else:
+        click.echo("dlion: to continue:", err=True)
+    click.echo(command, err=True)
+
+
+def _train(training: LocalTraining, now: datetime) -> tuple[RunResult, Json]:
+    """Train, also when a signal interrupts; return the result and the summary."""
+    try:
+        ended = training.run()
+        return ended, _summary(training.folder, ended, now)
+    except KeyboardInterrupt:  # at most one: later signals are ignored
+        ended = training.interrupted()
+        return ended, _summary(training.folder, ended, now)
+
+
+def _summary(folder: ResultFolder, ended: RunResult, now: datetime) -> Json:
+    ending = Ending(
+        stop_reason=ended.stop_reason,
+        message="; ".join(ended.problems),
+        succeeded=ended.succeeded,
+        started_at=now.isoformat(timespec="seconds"),
+        reason=ended.reason,
+        missing=ended.missing,
+    )
+    return folder.finish(ending)
+
+
+def _environment_request(job: Job, environment: str | None) -> EnvironmentRequest:
+    if environment is None:
+        return EnvironmentRequest(unlimited_plan(job.workers()), {})
+    loaded = load_environment(environment)
+    plan = loaded.plan(
+        job.workers(),
+        machine_cores=len(os.sched_getaffinity(0)),
+        duration_s=job.spec.trainer.stop.max_seconds,
+    )
+    warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
+    return EnvironmentRequest(plan, to_document(loaded))

@@ -1,0 +1,393 @@
+"""`dlion simulate`: train a job in virtual time, into a result folder like a run's.
+
+Joins the simulation, the accuracy target, the result folder and the terminal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from dlion_api.document import to_document
+from dlion_api.errors import DivergedError, Problem, SpecError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_api.progress import ProgressRecord
+from dlion_api.spec import Job
+from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document, reject_suspended
+from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.inputs.unreached import warn_unreached
+from dlion_cli.terminal import options
+from dlion_cli.terminal.float_range import FiniteFloatRange
+from dlion_cli.terminal.interruption import Interruption, interruptible
+from dlion_cli.terminal.table import print_result
+from dlion_cli.views.live_view import LiveView
+from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
+from dlion_worker.environments import Plan, load_environment
+from dlion_worker.results.description import describe
+from dlion_worker.results.environment import EnvironmentReport, environment_report
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason, judge_run
+from dlion_worker.results.models import read_models
+from dlion_worker.results.storage import write_whole
+from dlion_worker.results.summary import Ending, Json
+from dlion_worker.simulation.calibration import read_costs
+from dlion_worker.training import threads
+
+if TYPE_CHECKING:
+    from dlion_worker.simulation.run import SimulationOutcome
+
+SIMULATION = "simulation.json"
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """The file with the measured costs of a step, identified by its digest."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SimulationMetadata:
+    """The content of `simulation.json`: where and how a run was simulated."""
+
+    environment: str
+    seed: int
+    virtual_seconds: float
+    wall_seconds: float
+    trace_hash: str
+    samples_per_s_per_core: float
+    """From the calibration if given, else from the environment."""
+    fixed_core_s: float
+    exchange_core_s: float
+    calibration: CalibrationFile | None
+
+    def document(self) -> dict[str, object]:
+        """The JSON object."""
+        return {
+            "environment": self.environment,
+            "seed": self.seed,
+            "virtualSeconds": self.virtual_seconds,
+            "wallSeconds": self.wall_seconds,
+            "traceHash": self.trace_hash,
+            "samplesPerSPerCore": self.samples_per_s_per_core,
+            "fixedCoreS": self.fixed_core_s,
+            "exchangeCoreS": self.exchange_core_s,
+            "calibration": None if self.calibration is None else asdict(self.calibration),
+        }
+
+
+@dataclass(frozen=True)
+class SimulationRequest:
+    """What to simulate, and where to write the results."""
+
+    job: Job
+    plan: Plan
+    environment: EnvironmentReport
+    program_root: Path
+    data_root: Path
+    fixed_core_s: float
+    thread_count: int | None
+    out: Path | None
+    with_report: bool
+    output: str
+    exchange_core_s: float = 0.0
+    exchange_core_s_per_byte: Mapping[Rank, float] = field(default_factory=dict)
+    calibration: CalibrationFile | None = None
+
+
+@dataclass(frozen=True)
+class FinishedSimulation:
+    """A simulated run that was not interrupted."""
+
+    folder: Path
+    summary: Json
+    report: Path | None
+    simulated: SimulationMetadata
+
+
+Show = Callable[[SimulationRequest, FinishedSimulation], None]
+
+
+@click.command(short_help="Train a job in virtual time.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--environment", "-e", metavar="NAME|FILE", required=True,
+    help="Cores and links of each worker: the name of a published environment, or a file.",
+)  # fmt: skip
+@click.option(
+    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+    help="Set a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. Repeatable.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Overrides trainer.seed.")
+@click.option(
+    "--step-overhead", "fixed_core_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    help="Fixed cost of a step, in seconds of one of the environment's cores. Default: 0, or the "
+    "calibration's.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Costs of a step from `dlion calibrate`, instead of the environment's "
+    "samplesPerSPerCore.",
+)  # fmt: skip
+@options.threads
+@options.no_report
+@options.result_folder
+@click.option(
+    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
+    help="Base of relative paths of data and startFrom. Default: the working directory.",
+)  # fmt: skip
+@options.output
+def simulate(
+    file: Path,
+    environment: str,
+    assignments: tuple[str, ...],
+    seed: int | None,
+    fixed_core_s: float | None,
+    calibration: Path | None,
+    threads: int | None,
+    no_report: bool,
+    out: Path | None,
+    data_root: Path,
+    output: str,
+) -> int:
+    """Train the job of manifest FILE in virtual time: real gradients, simulated time and links.
+
+    A worker with c cores computes c times the environment's samplesPerSPerCore. Its links share
+    uplink and downlink fairly. The same seed gives the same run, bit for bit, on any machine and
+    under any load. Stop conditions in seconds count virtual seconds.
+
+    \b
+    dlion simulate examples/digits.yaml --environment quickstart
+    dlion simulate job.yaml -e hetero-sys-a --set exchange.policy=full --seed 2 -o json
+    dlion calibrate job.yaml --out costs.json
+    dlion simulate job.yaml -e hetero-sys-a --calibration costs.json
+    """
+    document, lines = read_document(file)
+    if seed is not None:
+        assignments = (*assignments, f"trainer.seed={seed}")
+    job = load_manifest(
+        apply_set(document, assignments), source=str(file), lines=None if assignments else lines
+    )
+    reject_suspended(job, str(file))
+    check_can_simulate(job, str(file))
+    loaded = load_environment(environment)
+    plan = loaded.plan(
+        job.workers(),
+        machine_cores=None,
+        duration_s=job.spec.trainer.stop.max_seconds,
+        source=str(file),
+    )
+    loaded.check(job, source=str(file))
+    warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
+    measured = None
+    if calibration is not None:
+        plan, fixed_core_s, measured = _calibrated(plan, calibration, fixed_core_s)
+    request = SimulationRequest(
+        job=job,
+        plan=plan,
+        environment=environment_report(loaded.name, document=to_document(loaded)),
+        program_root=find_program_root(job, file, None),
+        data_root=data_root.resolve(),
+        fixed_core_s=fixed_core_s or 0.0,
+        thread_count=threads,
+        out=out,
+        with_report=not no_report,
+        output=output,
+        calibration=measured,
+    )
+    return simulate_into_folder(request, print_simulation)
+
+
+def _calibrated(
+    plan: Plan, path: Path, fixed_core_s: float | None
+) -> tuple[Plan, float, CalibrationFile]:
+    """The plan with measured costs; an explicit fixed cost takes precedence."""
+    measured_s, per_sample_s = read_costs(path)
+    plan = replace(plan, samples_per_s_per_core=1.0 / per_sample_s)
+    about = CalibrationFile(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    return plan, measured_s if fixed_core_s is None else fixed_core_s, about
+
+
+def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> int:
+    """Simulate into a new result folder, print the result, and return the exit code.
+
+    If nothing was trained, the folder is removed, so that the user can repeat the corrected
+    command. Raises: DLionError, OSError or any other error, after recording it in the folder.
+    """
+    now = datetime.now().astimezone()
+    console = Console(stderr=request.output == "json")
+    with (
+        interruptible() as interruption,
+        ResultFolder.create(request.out, describe(request.job), now=now) as folder,
+    ):
+        try:
+            folder.write_environment(request.environment)
+            simulated, (code, ending) = _simulate(request, folder, console=console)
+        except KeyboardInterrupt:
+            if folder.has_steps:
+                finish_failed_run(folder, None, interruption, now=now, with_report=False)
+            click.echo(f"dlion: interrupted {_interruption_message(folder)}", err=True)
+            return ExitCode.INTERRUPTED
+        except Exception as error:
+            # A diverged run has trained, if only part of a step.
+            if folder.has_steps or isinstance(error, DivergedError):
+                finish_failed_run(
+                    folder, error, interruption, now=now, with_report=request.with_report
+                )
+            else:
+                folder.discard()
+            raise
+        ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
+        summary, report = _finish(request, folder, simulated, ending, interruption)
+        if not ending.succeeded:
+            click.echo(f"dlion: {ending.message}", err=True)
+        print_simulation(request, FinishedSimulation(folder.path, summary, report, simulated))
+        return code
+
+
+def _interruption_message(folder: ResultFolder) -> str:
+    """How far an interrupted simulation came, and what it left."""
+    if not folder.has_steps:
+        folder.discard()
+        return "before the first step: nothing is kept"
+    return (
+        f"after {folder.elapsed_s:.1f} virtual seconds. {folder.path} holds the records and the "
+        f"summary until then; `dlion report {folder.path}` creates the report. A simulation "
+        "cannot be resumed: simulate again into another folder, or remove this one"
+    )
+
+
+def check_can_simulate(job: Job, source: str) -> None:
+    """Raises: SpecError for jobs that cannot be simulated or that would never end."""
+    stop = job.spec.trainer.stop
+    problems = []
+    if stop.max_seconds is None and stop.max_steps is None and stop.max_epochs is None:
+        problems.append(
+            Problem(
+                "spec.trainer.stop",
+                "a simulation needs a stop condition that is always reached",
+                allowed="maxSeconds, maxSteps or maxEpochs",
+                advice="For example, give --set trainer.stop.maxSeconds=600 (virtual seconds).",
+            )
+        )
+    if job.spec.trainer.dataset.watch:
+        problems.append(
+            Problem(
+                "spec.trainer.dataset.watch",
+                "files do not change in virtual time",
+                value="true",
+                allowed="false",
+                advice="Give --set trainer.dataset.watch=false",
+            )
+        )
+    if problems:
+        raise SpecError(problems, source=source)
+
+
+def _simulate(
+    request: SimulationRequest, folder: ResultFolder, *, console: Console
+) -> tuple[SimulationMetadata, tuple[ExitCode, Ending]]:
+    for name, value in threads.environment(1.0).items():
+        os.environ.setdefault(name, value)
+    from dlion_worker.simulation.run import Simulation  # imports TensorFlow: only after all checks
+
+    job, plan = request.job, request.plan
+    target = TargetAccuracyMonitor(
+        job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
+    )
+    with LiveView(folder.run, console, environment=f"{plan.environment}, virtual time") as view:
+
+        def take(record: ProgressRecord) -> None:
+            folder.append(record)
+            view.update(record)
+
+        outcome = Simulation(
+            job=job,
+            plan=plan,
+            results_dir=folder.path.resolve(),
+            data_root=request.data_root,
+            program_root=request.program_root,
+            on_record=take,
+            judge=target.take,
+            lost=target.remove,
+            fixed_core_s=request.fixed_core_s,
+            exchange_core_s=request.exchange_core_s,
+            exchange_core_s_per_byte=request.exchange_core_s_per_byte,
+            thread_count=request.thread_count,
+        ).run()
+    simulated = SimulationMetadata(
+        environment=plan.environment,
+        seed=job.spec.trainer.seed,
+        virtual_seconds=outcome.virtual_s,
+        wall_seconds=round(outcome.wall_s, 3),
+        trace_hash=outcome.trace_hash,
+        samples_per_s_per_core=plan.samples_per_s_per_core,
+        fixed_core_s=request.fixed_core_s,
+        exchange_core_s=request.exchange_core_s,
+        calibration=request.calibration,
+    )
+    return simulated, judge_simulated(job, outcome, folder)
+
+
+def judge_simulated(
+    job: Job, outcome: SimulationOutcome, folder: ResultFolder
+) -> tuple[ExitCode, Ending]:
+    """The exit code and ending of a simulated run, by the rules for real runs."""
+    if outcome.problem:
+        code = ExitCode.UNAVAILABLE
+        return code, Ending(outcome.stop_reason, outcome.problem, False, reason=EndReason.of(code))
+    judgement = judge_run(
+        [outcome.stop_reason],
+        expected=[worker.rank for worker in job.workers()],
+        models=read_models(folder.path),
+        iteration=folder.last_iteration,
+    )
+    return judgement.exit_code, Ending(
+        judgement.stop_reason,
+        judgement.message,
+        judgement.exit_code is ExitCode.OK,
+        reason=EndReason.of(judgement.exit_code),
+        missing=judgement.missing,
+    )
+
+
+def _finish(
+    request: SimulationRequest,
+    folder: ResultFolder,
+    simulated: SimulationMetadata,
+    ending: Ending,
+    interruption: Interruption,
+) -> tuple[Json, Path | None]:
+    """Write the summary and the report of a run that was not interrupted."""
+    summary = folder.finish(ending)
+    text = json.dumps(simulated.document(), indent=2) + "\n"
+    write_whole(folder.path / SIMULATION, text.encode())
+    report = write_report_in_time(folder, summary, interruption) if request.with_report else None
+    return summary, report
+
+
+def print_simulation(request: SimulationRequest, finished: FinishedSimulation) -> None:
+    """Print the result of a simulated run."""
+    simulated, summary = finished.simulated, finished.summary
+    if request.output == "json":
+        summary = {**summary, "simulation": simulated.document()}
+    print_result(
+        Console(), summary, folder=finished.folder, report=finished.report, output=request.output
+    )
+    if request.output != "json":
+        click.echo(
+            f"simulated {simulated.virtual_seconds:.1f} s in {simulated.wall_seconds:.1f} s; "
+            f"trace {simulated.trace_hash}"
+        )

@@ -1,0 +1,1 @@
+"""The matrix, folder, runs and table of dlion compare."""

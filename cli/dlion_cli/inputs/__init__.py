@@ -1,0 +1,1 @@
+"""Files that a command reads: manifests, programs, policies, bundles, archives."""

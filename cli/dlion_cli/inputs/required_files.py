@@ -1,0 +1,77 @@
+"""Checks that the files of a job exist, before starting runs that would fail seconds later.
+
+Does not read the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dlion_api.errors import DataError, ProgramError
+from dlion_api.spec import Job
+from dlion_api.spec.dataset import PATH_PLACEHOLDERS
+from dlion_cli.inputs.manifests import STDIN
+from dlion_worker.results.folder import stored_program_root
+
+
+def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
+    """Check the files of the jobs of manifest `file`; `jobs` is keyed by column.
+
+    Raises: ProgramError if a program is missing; DataError with all missing data files.
+    """
+    for job in jobs.values():
+        require_program(job, find_program_root(job, file, None))
+    missing = dict.fromkeys(
+        (what, path)
+        for job in jobs.values()
+        for what, path in _job_paths(job, data_root.resolve())
+        if not path.exists()
+    )
+    if missing:
+        lines = "; ".join(f"{what}: no such file or directory: {path}" for what, path in missing)
+        raise DataError(
+            f"{lines}. Paths are relative to the site's data root, which --data-root names"
+        )
+
+
+def find_program_root(job: Job, file: Path, resume: Path | None) -> Path:
+    """The folder in which `trainer.program` is looked up: the manifest's folder.
+
+    A run's own copy of the manifest leads to the folder of the original. With `resume`, so does a
+    manifest from standard input, or one without its program beside it. Without `resume`, standard
+    input means the working directory.
+    """
+    folder = file.parent if str(file) != STDIN else resume or Path()
+    root = stored_program_root(folder) or folder.resolve()
+    program = job.spec.trainer.program.file
+    if resume is not None and program and not (root / program).is_file():
+        return stored_program_root(resume) or root
+    return root
+
+
+def require_program(job: Job, root: Path) -> None:
+    """Raises: ProgramError if the file is missing; otherwise each worker would fail later."""
+    program = job.spec.trainer.program.file
+    if program and not (root / program).is_file():
+        raise ProgramError(
+            f"spec.trainer.program.file: no such file: {root / program}. Paths are relative to the "
+            "manifest; `dlion init` creates a template"
+        )
+
+
+def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
+    """Each path that the job's workers read, with its field in the manifest."""
+    trainer = job.spec.trainer
+    if trainer.start_from:
+        yield "trainer.startFrom", data_root / trainer.start_from
+    for worker in job.workers():
+        own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
+        for field, path in (
+            ("path", trainer.dataset.path),
+            ("evaluationPath", trainer.dataset.evaluation_path),
+        ):
+            if path is not None:
+                for name, value in zip(PATH_PLACEHOLDERS, own, strict=True):
+                    path = path.replace(name, value)
+                yield f"trainer.dataset.{field}", data_root / path

@@ -1,0 +1,1 @@
+"""What dlion run and dlion simulate start on this machine."""

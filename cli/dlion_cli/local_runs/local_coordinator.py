@@ -1,0 +1,86 @@
+"""Runs the operator's coordinator in `dlion run`, with an in-memory authority and random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.progress import EvaluationRecord, ProgressRecord
+from dlion_api.spec import Job
+from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
+from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
+
+
+class LocalCoordinator:
+    """The coordinator interface that `dlion_worker.local.runner` requires."""
+
+    def __init__(
+        self,
+        job: Job,
+        on_record: Callable[[ProgressRecord], None],
+        *,
+        certificate_life: timedelta = LIFE,
+    ) -> None:
+        """`on_record` is called in the coordinator's thread and must neither block nor raise."""
+        self._job = job
+        self._on_record = on_record
+        self._tokens = Tokens()
+        self._target = TargetAccuracyMonitor(
+            job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
+        )
+        self._thread: CoordinatorThread | None = None
+        self._authorities = (
+            {}
+            if job.spec.tls.mode == "Disabled"
+            else {
+                name: CertificateAuthority(name, life=certificate_life)
+                for name in (SiteName(site.name) for site in job.spec.sites)
+            }
+        )
+
+    def start(self, host: str) -> str:
+        """Serve on that host at a free port; return the address."""
+        authority = next(iter(self._authorities.values()), None)
+        server = CoordinatorServer(f"{host}:0", authority)
+        server.open(
+            self._job,
+            authorities=self._authorities,
+            tokens=self._tokens,
+            on_record=self.take,
+            feed_limit_bytes=0,  # no followers: the runner writes the results
+        )
+        self._thread = CoordinatorThread(server, self._job.key)
+        return f"{host}:{self._thread.start()}"
+
+    def token(self, worker: WorkerIdentity) -> str:
+        """The secret with which that worker authenticates."""
+        return self._tokens.issue(worker, self._job.key)
+
+    def authority_pem(self) -> bytes | None:
+        """The CA of the coordinator's certificate; None without TLS."""
+        return (self._thread.authority_pem or None) if self._thread else None
+
+    def request_stop(self, reason: str) -> None:
+        """Ask every worker to finish its iteration and end the run."""
+        if self._thread is not None:
+            self._thread.stop(reason)
+
+    def lost(self, rank: Rank) -> None:
+        """A worker is lost for good: the target is evaluated on the others."""
+        if reason := self._target.remove(rank):
+            self.request_stop(reason)
+
+    def close(self) -> None:
+        """Close the port and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
+
+    def take(self, record: ProgressRecord) -> None:
+        """Process a record from a worker or an evaluator."""
+        self._on_record(record)
+        if isinstance(record, EvaluationRecord) and (reason := self._target.take(record)):
+            self.request_stop(reason)

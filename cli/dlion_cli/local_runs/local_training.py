@@ -1,0 +1,204 @@
+"""Trains the job of `dlion run` with the local runner, a coordinator and a result folder.
+
+Determines the exit code and the summary's ending, also after an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_cli.local_runs.local_coordinator import LocalCoordinator
+from dlion_cli.views.live_view import LiveView
+from dlion_worker.environments import Plan
+from dlion_worker.local.deferred_signals import DeferredSignals
+from dlion_worker.local.measurement import Comparison
+from dlion_worker.local.outcome import RunOutcome
+from dlion_worker.local.runner import LocalRunner
+from dlion_worker.results.environment import EnvironmentReport, environment_report
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason, judge_run
+from dlion_worker.results.models import SiteModel, read_models
+
+
+@dataclass
+class LocalRecordSink:
+    """Writes records to the result folder and the live view, and keeps what the result needs."""
+
+    folder: ResultFolder
+    view: LiveView
+    stop_reasons: list[str] = field(default_factory=list)
+    saved_by: set[Rank] = field(default_factory=set)
+    """Workers that saved their site's final model in this run."""
+    iteration: int = 0
+    has_trained: bool = False
+
+    def take(self, record: ProgressRecord) -> None:
+        """Process one record, in order of arrival."""
+        self.folder.append(record)
+        self.view.update(record)
+        self.iteration = max(self.iteration, record.iteration)
+        if isinstance(record, EventRecord):
+            self.has_trained |= record.reason == EventReason.TRAINING_STARTED
+            if record.reason == EventReason.TRAINING_STOPPED:
+                self.stop_reasons.append(record.message)
+            elif record.reason == EventReason.MODEL_SAVED:
+                self.saved_by.add(record.rank)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How the training ended, for the shell and for the summary."""
+
+    exit_code: ExitCode
+    stop_reason: str
+    succeeded: bool
+    reason: EndReason
+    problems: tuple[str, ...] = ()
+    """Messages for the terminal, most important first."""
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvironmentRequest:
+    """The requested environment: its plan, and its document as given."""
+
+    plan: Plan
+    document: dict[str, Any]
+
+    def report(
+        self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
+    ) -> EnvironmentReport:
+        """The request together with the measured values."""
+        return environment_report(
+            self.plan.environment,
+            comparisons,
+            document=self.document,
+            notes=notes if self.document else (),
+        )
+
+
+@dataclass(kw_only=True)
+class LocalTraining:
+    """One training of a job on this machine; runs once."""
+
+    job: Job
+    environment: EnvironmentRequest
+    folder: ResultFolder
+    console: Console
+    data_root: Path
+    program_root: Path
+    resume: bool
+    privileged: bool | None
+    certificate_life: timedelta
+    _sink: LocalRecordSink | None = field(default=None, init=False)
+    _runner: LocalRunner | None = field(default=None, init=False)
+
+    def run(self) -> RunResult:
+        """Train to the end. Raises: KeyboardInterrupt, after an orderly shutdown."""
+        self.folder.write_environment(self.environment.report())
+        self.folder.store_program_root(self.program_root)
+        view = LiveView(
+            self.folder.run, self.console, environment=self.environment.plan.environment
+        )
+        with DeferredSignals() as signals, view:
+            self._sink = sink = LocalRecordSink(self.folder, view)
+            coordinator = LocalCoordinator(
+                self.job, self._forward_record, certificate_life=self.certificate_life
+            )
+            self._runner = runner = self._runner_with(coordinator, sink)
+            try:
+                with signals.deliver():
+                    outcome = runner.run()
+            finally:
+                coordinator.close()
+        return self._result(outcome, sink)
+
+    def interrupted(self) -> RunResult:
+        """The result after an interruption of `run`, which may have come after its end."""
+        sink, runner = self._sink, self._runner
+        if sink is None or runner is None:
+            return _interrupted_result()
+        if runner.is_over:
+            ended = self._result(runner.outcome(), sink)
+            return replace(ended, exit_code=ExitCode.INTERRUPTED)
+        if self.job.spec.trainer.stop.continuous and sink.has_trained and not runner.has_failed:
+            # A signal is the regular end of continuous training.
+            return RunResult(
+                ExitCode.INTERRUPTED,
+                "stopped by a signal",
+                succeeded=True,
+                reason=EndReason.STOPPED,
+            )
+        return _interrupted_result()
+
+    def _result(self, outcome: RunOutcome, sink: LocalRecordSink) -> RunResult:
+        """The result after all workers ended or were abandoned."""
+        failed = sorted(outcome.failed.items())
+        failures = [f"worker {rank} ended with {why}" for rank, why in failed]
+        if outcome.exit_code is not ExitCode.OK:
+            reasons = [*outcome.problems, *sink.stop_reasons, "no worker trained to the end"]
+            return RunResult(
+                outcome.exit_code,
+                reasons[0],
+                succeeded=False,
+                reason=EndReason.of(outcome.exit_code),
+                problems=(*outcome.problems, *failures),
+            )
+        judgement = judge_run(
+            sink.stop_reasons,
+            expected=[worker.rank for worker in self.job.workers()],
+            models=self._saved_models(sink.saved_by),
+            iteration=sink.iteration,
+            why={rank: f"ended with {why.code.name} ({int(why.code)})" for rank, why in failed},
+        )
+        return RunResult(
+            judgement.exit_code,
+            judgement.stop_reason,
+            succeeded=judgement.exit_code is ExitCode.OK,
+            reason=EndReason.of(judgement.exit_code),
+            problems=tuple(filter(None, (judgement.message, *outcome.problems, *failures))),
+            missing=judgement.missing,
+        )
+
+    def _saved_models(self, saved_by: Collection[Rank]) -> list[SiteModel]:
+        """This run's models; a resumed folder also has those of earlier runs."""
+        sites = {self.job.worker(rank).site for rank in saved_by}
+        return [model for model in read_models(self.folder.path) if model.site in sites]
+
+    def _runner_with(self, coordinator: LocalCoordinator, sink: LocalRecordSink) -> LocalRunner:
+        return LocalRunner(
+            job=self.job,
+            plan=self.environment.plan,
+            coordinator=coordinator,
+            results_dir=self.folder.path.resolve(),
+            data_root=self.data_root,
+            program_root=self.program_root,
+            on_record=sink.take,
+            resume=self.resume,
+            elapsed_s=self.folder.elapsed_s,
+            privileged=self.privileged,
+            check_folder=self.folder.check_exists,
+            on_environment=lambda *measured: self.folder.write_environment(
+                self.environment.report(*measured)
+            ),
+        )
+
+    def _forward_record(self, record: ProgressRecord) -> None:
+        if self._runner is not None:
+            self._runner.record(record)
+
+
+def _interrupted_result() -> RunResult:
+    reason = EndReason.INTERRUPTED
+    return RunResult(ExitCode.INTERRUPTED, "interrupted", succeeded=False, reason=reason)

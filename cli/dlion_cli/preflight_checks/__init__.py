@@ -1,0 +1,1 @@
+"""Checks of sites and clusters before a run; nothing here changes anything."""

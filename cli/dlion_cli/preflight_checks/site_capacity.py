@@ -1,0 +1,111 @@
+"""Checks a job's requirements at one site: exposure of its workers, capacity and images.
+
+Called by `preflight_clusters` with the state from `site_cluster`. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
+from dlion_api.errors import DLionError
+from dlion_api.status.conditions import Reason
+from dlion_cli.cluster.node_capacity import group_capacities
+from dlion_cli.preflight_checks.checks import Check, CheckOutcome
+from dlion_cli.preflight_checks.site_checks import query_error_check
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlion_api.spec import Job
+    from dlion_api.spec.sites import Site
+    from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+
+_ENDPOINTS: Final = {
+    "PodNetwork": ("pods", f"ports {EXCHANGE_PORT} and {MEASURING_PORT}"),
+    "NodePort": ("nodes", "two node ports for each worker"),
+    "LoadBalancer": ("load balancers", "two ports for each worker"),
+}
+"""Hosts and ports that other sites' workers connect to, by exposure."""
+
+
+def capacity_checks(cluster: SiteCluster, site: Site, job: Job) -> list[Check]:
+    """The checks of a site of the job."""
+    if isinstance(cluster.operator, DLionError) or cluster.nodes is None:
+        return []
+    settings = cluster.operator.settings
+    checks = [_exposure(cluster.operator, site, job)] if len(job.spec.sites) > 1 else []
+    return [*checks, _capacity(cluster, site, job, settings), _images(site, job, settings)]
+
+
+def _exposure(operator: OperatorSnapshot, site: Site, job: Job) -> Check:
+    """Whether the site can expose workers as the job requires; before a run nothing listens."""
+    exposure = job.spec.network.exposure
+    if exposure != "Gateway":
+        hosts, ports = _ENDPOINTS[exposure]
+        if exposure != "PodNetwork":
+            hosts = operator.settings.get("advertisedAddress") or hosts
+        observed = f"{exposure}: other sites connect to its {hosts}, at {ports}"
+        advice = (
+            "Check that these ports are open between the sites; nothing listens there before a run"
+        )
+        return Check(site.name, "exposure", CheckOutcome.UNKNOWN, observed, advice)
+    if address := operator.gateway.get("address"):
+        route = operator.gateway.get("route")
+        observed = f"{exposure}: other sites connect to {address}, routed by {route}s"
+        return Check(site.name, "exposure", CheckOutcome.OK, observed)
+    observed = f"{exposure}: its operator has no gateway configured"
+    advice = (
+        "Set gateway.address and gateway.route in the site's values and upgrade, or give the job "
+        "another network.exposure"
+    )
+    return Check(site.name, "exposure", CheckOutcome.FAIL, observed, advice)
+
+
+def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
+    if isinstance(cluster.nodes, DLionError):
+        return query_error_check(site.name, "room", cluster.nodes)
+    sidecar = _mapping(_mapping(settings.get("sidecar")).get("resources"))
+    template = _mapping(_mapping(job.spec.pod_template).get("spec"))
+    capacities = group_capacities(
+        site.groups, sidecar, cluster.nodes or [], ignore_taints=bool(template.get("tolerations"))
+    )
+    observed = f"nodes: {len(cluster.nodes or [])}; capacity, ignoring other pods: "
+    observed += ", ".join(
+        f"{each.group} {each.placed} of {each.requested} workers" for each in capacities
+    )
+    impossible = [f"{each.group}: {each.reason}" for each in capacities if each.reason]
+    if impossible:
+        advice = "Reduce the requests, select other nodes (nodeSelector), or add a larger node"
+        observed = f"{observed}; {'; '.join(impossible)}"
+        return Check(site.name, "room", CheckOutcome.FAIL, observed, advice)
+    if any(each.placed < each.requested for each in capacities):
+        advice = "Workers without capacity stay Pending: reduce workers or requests, or add nodes"
+        return Check(site.name, "room", CheckOutcome.WARN, observed, advice)
+    return Check(site.name, "room", CheckOutcome.OK, observed)
+
+
+def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
+    """Only a pod shows whether nodes can pull the images, and none is started."""
+    images = _mapping(settings.get("images"))
+    named = [job.spec.trainer.image or images.get("worker"), images.get("sidecar")]
+    template = _mapping(_mapping(job.spec.pod_template).get("spec"))
+    secrets = _entries(images.get("pullSecrets"))
+    secrets += [_mapping(each).get("name") for each in _entries(template.get("imagePullSecrets"))]
+    observed = (
+        f"not verified, since that needs a pod: {', '.join(str(each) for each in named if each)}; "
+    )
+    observed += f"Secrets of registries: {', '.join(str(each) for each in secrets) or 'none'}"
+    namespace = f"namespace {job.metadata.namespace}"
+    advice = "Check that the nodes can pull all of them"
+    advice += f" with these Secrets, in {namespace}" if secrets else " without a Secret"
+    advice += f"; otherwise the job reports {Reason.IMAGE_UNAVAILABLE}"
+    return Check(site.name, "images", CheckOutcome.UNKNOWN, observed, advice)
+
+
+def _entries(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""Options, tables, units and errors as every command prints them."""

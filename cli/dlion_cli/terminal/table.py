@@ -1,0 +1,131 @@
+"""Prints the result of a run: a table, or the summary as JSON (docs/results.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_cli.terminal.formatting import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_rate,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rich.console import Console
+
+
+def print_result(
+    console: Console,
+    summary: Mapping[str, Any],
+    *,
+    folder: Path,
+    report: Path | None = None,
+    output: str = "table",
+) -> None:
+    """Print the result; with `output="json"` as one JSON object and nothing else."""
+    if output == "json":
+        document = {**summary, "folder": str(folder), "report": str(report) if report else None}
+        console.print(json.dumps(document, indent=2), markup=False, highlight=False, soft_wrap=True)
+        return
+    console.print(result_table(summary, console.width))
+    for line in _closing_lines(summary, folder, report):
+        console.print(Text(line), soft_wrap=True)
+
+
+COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent")
+NARROW = {96: "samples", 86: "steps"}
+"""Minimum terminal width of optional columns."""
+
+
+def result_table(summary: Mapping[str, Any], width: int) -> Table:
+    """One row per replica and one for all of them, at most `width` characters wide."""
+    job, ending = summary["job"], summary["ending"]
+    title = f"{job['name']}: {_headline(ending)} after {format_duration(summary['time_s'])}"
+    table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
+    table.add_column("replica", no_wrap=True)
+    left_out = {name for least, name in NARROW.items() if width < least}
+    for column in COLUMNS:
+        if column not in left_out:
+            table.add_column(column, justify="right", no_wrap=True)
+
+    def add(name: str, cells: Mapping[str, str], style: str | None = None) -> None:
+        shown = (cells.get(column, "") for column in COLUMNS if column not in left_out)
+        table.add_row(name, *shown, style=style)
+
+    for worker in summary["workers"]:
+        add(printable(worker["name"]), _worker_cells(worker))
+    accuracy = summary["accuracy"]
+    table.add_section()
+    totals = {
+        "accuracy": format_percent(accuracy["mean"]),
+        "steps": f"{summary['steps']:,}",
+        "samples": f"{summary['samples']:,}",
+        "samples/s": format_rate(summary["samples_per_s"]),
+        "sent": format_bytes(summary["sent_bytes"]),
+    }
+    add("all, mean", totals, "bold")
+    if accuracy["averaged_model"] is not None and any(
+        len(m["ranks"]) > 1 for m in summary["models"]
+    ):
+        add("averaged model", {"accuracy": format_percent(accuracy["averaged_model"])}, "bold")
+    return table
+
+
+def _headline(ending: Mapping[str, Any]) -> str:
+    """Why the run ended, after the reason if it did not succeed."""
+    stop_reason = printable(ending["stop_reason"])
+    if ending["succeeded"]:
+        return stop_reason
+    missing = ", ".join(map(str, ending["missing"]))
+    lacks = f", without the replica{'s' * (len(ending['missing']) > 1)} {missing}"
+    return f"{printable(ending['reason'])}: {stop_reason}{lacks if missing else ''}"
+
+
+def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
+    batch = worker["batch_size"]
+    classes = [value for value in worker["accuracy"]["classes"] if value is not None]
+    one_size = batch["min"] == batch["max"]
+    return {
+        "accuracy": format_percent(worker["accuracy"]["final"]),
+        "worst class": format_percent(min(classes, default=None)),
+        "steps": f"{worker['steps']:,}",
+        "samples": f"{worker['samples']:,}",
+        "samples/s": format_rate(worker["samples_per_s"]),
+        "batch": str(batch["last"]) if one_size else f"{batch['min']} to {batch['max']}",
+        "sent": format_bytes(worker["sent_bytes"]),
+    }
+
+
+def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
+    lines = []
+    target = summary["target"]
+    if target is not None:
+        goal = format_percent(target["accuracy"])
+        if target["time_s"] is None:
+            lines.append(f"Target of {goal} (mean over replicas): not reached")
+        else:
+            sent = format_bytes(target["sent_bytes"])
+            lines.append(
+                f"Target of {goal}: reached after {format_duration(target['time_s'])}, {sent} sent"
+            )
+    drift = summary["drift"]
+    if drift["last"] is not None:
+        lines.append(
+            f"Drift between replicas: {drift['last']:.3f} at the end, {drift['max']:.3f} at most"
+        )
+    if summary["events"]["warnings"]:
+        lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
+    lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]
+    lines.append(f"Results: {folder}")
+    if report is not None:
+        lines.append(f"Report: {report}")
+    return lines

@@ -1,0 +1,269 @@
+"""Reads a job's document from a cluster; any field may be missing or unknown.
+
+Called by the commands that show jobs. Other versions of the operator may write other fields than
+`dlion_api.status`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.status import ConditionType, Reason
+from dlion_cli.terminal.formatting import UNKNOWN, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FAILURES = {
+    Reason.INVALID_SPEC: ExitCode.SPEC,
+    Reason.PROGRAM_FAILED: ExitCode.PROGRAM,
+    Reason.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
+    Reason.MODEL_LOST: ExitCode.MODEL_LOST,
+    Reason.ENDED_EARLY: ExitCode.ENDED_EARLY,
+    Reason.PARTIAL: ExitCode.PARTIAL,
+}
+
+
+@dataclass(frozen=True)
+class ConditionView:
+    """One condition, as text."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """One site, as text."""
+
+    name: str
+    state: str
+    workers: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """The links from one site to another, as text."""
+
+    pair: str
+    links: str
+    mbit_per_s: str
+
+
+class JobStatus:
+    """The content of one job's document."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self._metadata = _mapping(document.get("metadata"))
+        self._spec = _mapping(document.get("spec"))
+        self._status = _mapping(document.get("status"))
+        self._trainer = _mapping(self._status.get("trainerStatus"))
+
+    @property
+    def name(self) -> str:
+        return text(self._metadata.get("name"))
+
+    @property
+    def namespace(self) -> str:
+        return text(self._metadata.get("namespace"))
+
+    @property
+    def uid(self) -> str:
+        """Distinguishes the job from a later one of the same name."""
+        return str(self._metadata.get("uid", ""))
+
+    @property
+    def run_id(self) -> str:
+        return text(self._spec.get("runId"))
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the manifest requests suspension."""
+        return self._spec.get("suspend") is True
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether an operator has observed the current generation."""
+        observed = self._status.get("observedGeneration")
+        generation = self._metadata.get("generation")
+        return isinstance(observed, int) and isinstance(generation, int) and observed >= generation
+
+    @property
+    def was_ever_observed(self) -> bool:
+        """Whether an operator has observed any generation."""
+        return bool(self._status.get("observedGeneration", -1) != -1)
+
+    @property
+    def state(self) -> str:
+        return text(self._status.get("state"))
+
+    @property
+    def progress_percentage(self) -> int | None:
+        value = self._trainer.get("progressPercentage")
+        return min(100, max(0, value)) if isinstance(value, int) else None
+
+    @property
+    def remaining_s(self) -> int | None:
+        value = self._trainer.get("estimatedRemainingSeconds")
+        return value if isinstance(value, int) else None
+
+    @property
+    def ready_sites(self) -> str:
+        """Participating sites of all sites, such as 2/3."""
+        return text(self._status.get("readySites"))
+
+    @property
+    def ready_workers(self) -> str:
+        """Training workers of all workers, such as 5/6."""
+        return text(self._status.get("readyWorkers"))
+
+    @property
+    def steps_per_second(self) -> str:
+        """Per worker."""
+        return text(self._status.get("stepsPerSecond"))
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """Values such as loss and accuracy, by name."""
+        items = map(_mapping, _items(self._trainer.get("metrics")))
+        return {text(item.get("name")): text(item.get("value")) for item in items}
+
+    @property
+    def sites(self) -> list[SiteRow]:
+        """All sites; from the manifest while the status has none."""
+        rows = [_site(_mapping(item)) for item in _items(self._status.get("sites"))]
+        if rows:
+            return rows
+        return [
+            SiteRow(text(site.get("name")), UNKNOWN, f"{UNKNOWN}/{_workers(site)}", "")
+            for site in map(_mapping, _items(self._spec.get("sites")))
+        ]
+
+    @property
+    def conditions(self) -> list[ConditionView]:
+        return [
+            ConditionView(
+                type=text(item.get("type")),
+                status=text(item.get("status")),
+                reason=text(item.get("reason")),
+                message=text(item.get("message"), ""),
+                since=str(item.get("lastTransitionTime", "")),
+            )
+            for item in map(_mapping, _items(self._status.get("conditions")))
+        ]
+
+    def condition(self, type_: str) -> ConditionView | None:
+        return next((each for each in self.conditions if each.type == type_), None)
+
+    @property
+    def links(self) -> str:
+        """Connected links of all links, and the slowest pair of sites."""
+        links = _mapping(self._status.get("links"))
+        if not links:
+            return UNKNOWN
+        slowest = text(links.get("slowest"), "")
+        counts = f"{text(links.get('connected'))}/{text(links.get('expected'))}"
+        return f"{counts}, slowest {slowest}" if slowest else counts
+
+    @property
+    def link_pairs(self) -> list[PairRow]:
+        links = _mapping(self._status.get("links"))
+        return [
+            PairRow(
+                text(pair.get("pair")),
+                f"{text(pair.get('connected'))}/{text(pair.get('expected'))}",
+                text(pair.get("megabitsPerSecond") or None),
+            )
+            for pair in map(_mapping, _items(links.get("pairs")))
+        ]
+
+    @property
+    def outcome(self) -> ConditionView | None:
+        """The condition that ended the manifest's run; None while it runs."""
+        ran = self._status.get("runId")
+        if ran and ran != self._spec.get("runId"):
+            return None  # the status still describes the previous run
+        for type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
+            condition = self.condition(type_)
+            if condition is not None and condition.is_true:
+                return condition
+        return None
+
+    def age(self, now: datetime) -> str:
+        """Time since creation, formatted as by kubectl."""
+        created = parse_time(str(self._metadata.get("creationTimestamp", "")))
+        return UNKNOWN if created is None else age((now - created).total_seconds())
+
+
+def outcome_exit_code(outcome: ConditionView) -> ExitCode:
+    """The exit code of a command that waited for this outcome."""
+    if outcome.type == ConditionType.SUCCEEDED:
+        return ExitCode.OK
+    return next((c for r, c in _FAILURES.items() if r == outcome.reason), ExitCode.FAILED)
+
+
+def age(seconds: float) -> str:
+    """A time span in one or two units, formatted as by kubectl.
+
+    >>> [age(s) for s in (-3, 42, 150, 600, 3 * 3600 + 5 * 60, 90 * 3600, 400 * 86400)]
+    ['0s', '42s', '2m30s', '10m', '3h5m', '3d18h', '400d']
+    """
+    left = max(0, int(seconds))
+    if left < 120:
+        return f"{left}s"
+    minutes, hours, days = left // 60, left // 3600, left // 86400
+    if minutes < 10:
+        return f"{minutes}m{left % 60}s" if left % 60 else f"{minutes}m"
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    return f"{days}d{hours % 24}h" if days < 8 and hours % 24 else f"{days}d"
+
+
+def parse_time(value: str) -> datetime | None:
+    """A Kubernetes time, or None."""
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def text(value: object, absent: str = UNKNOWN) -> str:
+    """The value as one printable line."""
+    return absent if value is None or value == "" else printable(str(value))
+
+
+def _site(item: Mapping[str, Any]) -> SiteRow:
+    workers = f"{text(item.get('readyWorkers', 0))}/{text(item.get('workers'))}"
+    return SiteRow(
+        text(item.get("name")), text(item.get("state")), workers, text(item.get("message"), "")
+    )
+
+
+def _workers(site: Mapping[str, Any]) -> int:
+    counts = (_mapping(group).get("workers", 1) for group in _items(site.get("groups")))
+    return sum(count for count in counts if isinstance(count, int))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,178 @@
+"""Tables of a cluster's jobs: the list, and one job with its sites and conditions.
+
+Called by `get` and `job_view`; `job_status` reads the documents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_api.status import ConditionType
+from dlion_cli.cluster.cluster_jobs import event_time
+from dlion_cli.terminal.formatting import UNKNOWN, format_duration
+from dlion_cli.views.job_status import ConditionView, JobStatus, age, parse_time, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from rich.console import RenderableType
+
+_STATE_STYLES = {
+    "Training": "green",
+    "Succeeded": "cyan",
+    "Degraded": "yellow",
+    "Waiting": "yellow",
+    "Suspended": "dim",
+    "Failed": "bold red",
+    "Ready": "green",
+    "Starting": "yellow",
+    "Absent": "yellow",
+    "Unreachable": "bold red",
+    "Refused": "bold red",
+}
+_BAD = frozenset({ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED})
+NOT_OBSERVED = (
+    "No operator has observed this job yet. Check that one is installed for this namespace: "
+    "kubectl get pods -A -l app.kubernetes.io/name=dlion"
+)
+
+
+def list_table(
+    jobs: Sequence[JobStatus],
+    now: datetime,
+    *,
+    wide: bool,
+    everywhere: bool,
+    contexts: Sequence[str] = (),
+) -> Table:
+    """One row per job, with the printer columns of `kubectl get dlionjob`; `wide` adds more.
+
+    `contexts` names each job's context, if several were queried.
+    """
+    table = _plain_table()
+    if contexts:
+        table.add_column("CONTEXT", no_wrap=True)
+    if everywhere:
+        table.add_column("NAMESPACE", no_wrap=True)
+    for title in ("NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"):
+        table.add_column(title, no_wrap=True)
+    if wide:
+        for title in ("RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"):
+            table.add_column(title, no_wrap=True)
+    for index, job in enumerate(jobs):
+        cells = [*contexts[index : index + 1], *([job.namespace] if everywhere else [])]
+        cells += [*_list_cells(job, now), *(_wide_cells(job) if wide else [])]
+        table.add_row(*map(_styled, cells))
+    return table
+
+
+def _list_cells(job: JobStatus, now: datetime) -> list[str]:
+    progress = job.progress_percentage
+    return [
+        job.name,
+        job.state,
+        UNKNOWN if progress is None else f"{progress} %",
+        job.ready_sites,
+        job.ready_workers,
+        job.steps_per_second,
+        job.age(now),
+    ]
+
+
+def _wide_cells(job: JobStatus) -> list[str]:
+    metrics = job.metrics
+    ready = job.outcome or job.condition(ConditionType.READY)
+    return [
+        job.run_id,
+        format_duration(job.remaining_s),
+        metrics.get("loss", UNKNOWN),
+        metrics.get("accuracy", UNKNOWN),
+        job.links,
+        ready.reason if ready else UNKNOWN,
+    ]
+
+
+def one_job(
+    job: JobStatus, events: Sequence[Mapping[str, Any]], now: datetime
+) -> list[RenderableType]:
+    """One job: its row, figures, sites, conditions and newest events."""
+    parts: list[RenderableType] = [list_table([job], now, wide=False, everywhere=False), Text("")]
+    if not job.was_ever_observed:
+        parts += [Text(NOT_OBSERVED, style="yellow"), Text("")]
+    figures = f"ETA {format_duration(job.remaining_s)}  ·  {figures_line(job)}"
+    parts += [Text(figures), Text(""), sites_table(job), Text("")]
+    if job.link_pairs:
+        parts += [pairs_table(job), Text("")]
+    if job.conditions:
+        parts += [conditions_table(job.conditions, now), Text("")]
+    if events:
+        parts += [Text("EVENTS", style="bold"), *(event_line(event, now) for event in events)]
+    return parts
+
+
+def figures_line(job: JobStatus) -> str:
+    """Run, metrics and links in one line."""
+    parts = [f"run {job.run_id}"]
+    parts += [f"{name} {value}" for name, value in job.metrics.items()]
+    return "  ·  ".join([*parts, f"links {job.links}"])
+
+
+def sites_table(job: JobStatus) -> Table:
+    table = _plain_table()
+    for title in ("SITE", "STATE", "WORKERS"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("MESSAGE", overflow="fold")
+    for row in job.sites:
+        table.add_row(*map(_styled, (row.name, row.state, row.workers, row.message)))
+    return table
+
+
+def pairs_table(job: JobStatus) -> Table:
+    """One row for each ordered pair of sites."""
+    table = _plain_table()
+    for title in ("FROM TO", "LINKS", "MBIT/S"):
+        table.add_column(title, no_wrap=True)
+    for row in job.link_pairs:
+        table.add_row(*map(_styled, (row.pair, row.links, row.mbit_per_s)))
+    return table
+
+
+def conditions_table(conditions: Iterable[ConditionView], now: datetime) -> Table:
+    table = _plain_table()
+    for title in ("CONDITION", "STATUS", "REASON", "SINCE"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("MESSAGE", overflow="fold")
+    for each in conditions:
+        differs = each.type == ConditionType.SPEC_CONSISTENT and each.status == "False"
+        style = "bold red" if differs or (each.is_true and each.type in _BAD) else ""
+        since = parse_time(each.since)
+        shown = UNKNOWN if since is None else age((now - since).total_seconds())
+        cells = (each.type, each.status, each.reason, shown, each.message)
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+    return table
+
+
+def event_line(event: Mapping[str, Any], now: datetime) -> Text:
+    """One event in a line: age, reason, message."""
+    at = parse_time(event_time(dict(event)))
+    line = Text()
+    line.append(f"{UNKNOWN if at is None else age((now - at).total_seconds()):>6}  ", style="dim")
+    warning = event.get("type") == "Warning"
+    line.append(text(event.get("reason")), style="bold yellow" if warning else "bold")
+    line.append(f"  {text(event.get('message'), '')}")
+    count = event.get("count")
+    if isinstance(count, int) and count > 1:
+        line.append(f"  (x{count})", style="dim")
+    return line
+
+
+def _plain_table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+
+
+def _styled(cell: str) -> Text:
+    return Text(cell, style=_STATE_STYLES.get(cell, ""))

@@ -1,0 +1,270 @@
+"""The live view of `dlion run` and `dlion simulate`.
+
+On a terminal it updates twice a second; otherwise it prints a line at intervals. `worker_rows`
+computes the figures; `table` prints the final result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_cli.terminal.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_rate,
+    printable,
+)
+from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
+from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+
+    from dlion_worker.results.description import RunDescription
+
+REFRESHES_PER_S = 2.0
+LINE_INTERVAL_S = 10.0
+"""Between two lines if output is no terminal."""
+_EVENT_COUNT = 5
+_ROW_COLUMNS = 100
+"""Width of a worker's row with total and sparkline, without links."""
+_OTHER_LINES = 5
+"""Height without workers and links: two lines of figures, headings, one event."""
+_STYLES = {
+    WorkerDisplayState.STARTING: "dim",
+    WorkerDisplayState.TRAINING: "green",
+    WorkerDisplayState.WAITING: "yellow",
+    WorkerDisplayState.LOST: "bold red",
+    WorkerDisplayState.FINISHED: "cyan",
+}
+
+
+class LiveView:
+    """Shows a run while it lasts. `update` is thread-safe."""
+
+    def __init__(
+        self,
+        run: RunDescription,
+        console: Console,
+        *,
+        environment: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._console = console
+        self._environment = environment
+        self._clock = clock
+        self._started_s = clock()
+        self._line_due_s = self._started_s + LINE_INTERVAL_S
+        self._lock = threading.Lock()
+        self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in run.workers}
+        self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
+        self._newest_s = 0.0
+        self._newest_at_s = self._started_s
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            get_renderable=self.render,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
+            self._console.print(self.line(), highlight=False)
+
+    def update(self, record: ProgressRecord) -> None:
+        """Add one record of any worker."""
+        with self._lock:
+            row = self._rows.get(record.rank)
+            if row is not None:
+                row.add(record)
+            if record.time_s > self._newest_s:
+                self._newest_s, self._newest_at_s = record.time_s, self._clock()
+            if isinstance(record, EventRecord):
+                self._events.append(record)
+        if not self._console.is_terminal:
+            self._print_plainly(record)
+
+    def render(self) -> RenderableType:
+        """The live view."""
+        with self._lock:
+            parts: list[RenderableType] = [self._header(), self._table()]
+            lines = _OTHER_LINES + len(self._rows)
+            if self._has_link_table():
+                parts.append(link_table(self._rows))
+                lines += len(self._rows)
+            shown = max(1, self._console.height - lines)
+            parts.extend(self._event_line(event) for event in [*self._events][-shown:])
+            return Group(*parts)
+
+    def line(self) -> str:
+        """The state in one line, for logs."""
+        with self._lock:
+            rows = [row for row in self._rows.values() if row.steps_per_s is not None]
+            states = [row.state(self._now_s()) for row in self._rows.values()]
+            parts = [f"{format_duration(self._clock() - self._started_s)} elapsed"]
+            if rows:
+                steps = sorted(row.iteration for row in rows)
+                parts += [
+                    f"step {steps[0]:,}" + (f" to {steps[-1]:,}" if steps[-1] > steps[0] else ""),
+                    f"loss {_mean_text(row.loss for row in rows)}",
+                    f"accuracy {self._accuracy()}",
+                    f"{format_rate(sum(row.samples_per_s or 0 for row in rows))} samples/s",
+                    f"{format_bytes(sum(row.sent_bytes for row in rows))} sent",
+                ]
+            if set(states) != {WorkerDisplayState.FINISHED}:
+                parts.insert(1, f"ETA {self.remaining()}")
+            counts = [
+                f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
+            ]
+            return ", ".join([*parts, *counts])
+
+    def _print_plainly(self, record: ProgressRecord) -> None:
+        if isinstance(record, EventRecord) and record.warning:
+            self._console.print(self._event_line(record), soft_wrap=True)
+        if self._clock() >= self._line_due_s:
+            self._line_due_s = self._clock() + LINE_INTERVAL_S
+            self._console.print(self.line(), highlight=False, soft_wrap=True)
+
+    def _now_s(self) -> float:
+        """The run's current time, extrapolated from the newest record."""
+        return self._newest_s + self._clock() - self._newest_at_s
+
+    def _header(self) -> Text:
+        key = self._run.key
+        header = Text()
+        header.append(f"{key.name}", style="bold")
+        header.append(f"  {key.namespace}, run {printable(key.run_id)}", style="dim")
+        if self._environment:
+            header.append(f"  ·  {printable(self._environment)}")
+        header.append(f"  ·  {format_duration(self._clock() - self._started_s)} elapsed")
+        header.append(f"  ·  ETA {self.remaining()}")
+        header.append(f"  ·  accuracy {self._accuracy()}")
+        if self._run.target_accuracy:
+            header.append(f" of {format_percent(self._run.target_accuracy)}")
+        return header
+
+    def remaining(self) -> str:
+        """Time until the first predictable stop condition; — if there is none.
+
+        `≤` if another condition (an accuracy) may end the run earlier.
+        """
+        ends = [
+            *self._seconds_left(),
+            *self._step_seconds_left(),
+            *self._epoch_seconds_left(),
+        ]
+        if not ends:
+            return UNKNOWN
+        return ("≤ " if self._run.target_accuracy else "") + format_duration(min(ends))
+
+    def _seconds_left(self) -> list[float]:
+        starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
+        if self._run.max_seconds is None or not starts:
+            return []
+        return [max(0.0, self._run.max_seconds - (self._now_s() - min(starts)))]
+
+    def _step_seconds_left(self) -> list[float]:
+        """The first worker to reach the last step ends the run for all."""
+        steps = self._run.max_steps
+        if steps is None:
+            return []
+        paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
+        return [max(0, steps - done) / pace for done, pace in paces if pace]
+
+    def _epoch_seconds_left(self) -> list[float]:
+        """Each worker counts all samples; the first to reach the last epoch ends the run."""
+        epochs = self._run.max_epochs
+        if epochs is None:
+            return []
+        paces = [(row.epochs, row.epochs_per_s) for row in self._rows.values()]
+        return [max(0.0, epochs - done) / pace for done, pace in paces if done is not None and pace]
+
+    def _accuracy(self) -> str:
+        known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
+        if not known:
+            return UNKNOWN
+        mean = format_percent(sum(known) / len(known))
+        return (
+            f"{mean} ({format_percent(min(known))} to {format_percent(max(known))})"
+            if len(known) > 1
+            else mean
+        )
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
+        for title in ("worker", "state"):
+            table.add_column(title, no_wrap=True)
+        for title in ("step", "loss", "accuracy", "batch", "samples/s", "sent/s"):
+            table.add_column(title, justify="right", no_wrap=True)
+        if self._is_wide():
+            table.add_column("sent", justify="right", no_wrap=True)
+            table.add_column("", no_wrap=True)
+            table.add_column("per link and s")  # the only column that shrinks
+        for row in self._rows.values():
+            cells = self._cells(row)
+            table.add_row(*cells[: len(table.columns)])
+        return table
+
+    def _is_wide(self) -> bool:
+        """Whether links fit into the workers' rows."""
+        return self._console.width >= _ROW_COLUMNS + links_columns(len(self._rows) - 1)
+
+    def _has_link_table(self) -> bool:
+        """Whether to show links in a table of their own, if there are any and the terminal is high
+        enough.
+        """
+        fits = self._console.height >= _OTHER_LINES + 2 * len(self._rows)
+        return not self._is_wide() and fits and any(row.links for row in self._rows.values())
+
+    def _cells(self, row: WorkerRow) -> list[RenderableType]:
+        state = row.state(self._now_s())
+        started = row.steps_per_s is not None
+        return [
+            Text(row.name),
+            Text(state.value, style=_STYLES[state]),
+            Text(f"{row.iteration:,}" if started else UNKNOWN),
+            Text(_mean_text([row.loss])),
+            Text(format_percent(row.accuracy)),
+            Text(f"{row.batch:,}" if started else UNKNOWN),
+            Text(format_rate(row.samples_per_s)),
+            Text(format_bytes(row.bytes_per_s)),
+            Text(format_bytes(row.sent_bytes)),
+            Text(sparkline(row.spark), style="blue"),
+            links_cell(row),
+        ]
+
+    def _event_line(self, event: EventRecord) -> Text:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append(f"{format_duration(event.time_s):>8}  ", style="dim")
+        line.append(f"{self._run.worker_name(event.rank)}  ")
+        line.append(printable(event.reason), style="bold yellow" if event.warning else "bold")
+        line.append(f"  {printable(event.message)}")
+        return line
+
+
+def _mean_text(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.4g}" if known else UNKNOWN

@@ -1,0 +1,122 @@
+"""Reads and follows a container's log, without repeated lines after a reconnect.
+
+`logs` runs one thread per container.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from dlion_api.errors import AbsentError, SpecError, UnavailableError
+from dlion_cli.cluster.client import api_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlion_cli.cluster.client import ClusterClient
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d)")
+_PAUSE_S: Final = 1.0
+_MAX_PAUSE_S: Final = 8.0
+"""Between attempts for a container that has ended and may restart."""
+
+
+@dataclass(frozen=True)
+class LogSource:
+    """One container of one pod."""
+
+    namespace: str
+    pod: str
+    container: str
+    label: str
+    """Prefix of its lines."""
+
+    @property
+    def path(self) -> str:
+        """The API path of its log."""
+        return api_path("api", "v1", "namespaces", self.namespace, "pods", self.pod, "log")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line with its kubelet timestamp; `time` is empty if there is none."""
+
+    time: str
+    text: str
+    instant: tuple[int, int] = (0, 0)
+    """Seconds and nanoseconds. Timestamps without trailing zeros do not sort as text."""
+
+
+def parse_line(content: str) -> LogLine:
+    """Split a line into timestamp and text.
+
+    >>> parse_line("2026-01-31T12:00:00.5Z hello")
+    LogLine(time='2026-01-31T12:00:00.5Z', text='hello', instant=(1769860800, 500000000))
+    >>> parse_line("unable to retrieve container logs").text
+    'unable to retrieve container logs'
+    """
+    time, _, text = content.rstrip("\r").partition(" ")
+    match = _TIME.fullmatch(time)
+    if match is None:
+        return LogLine("", content)
+    second = datetime.fromisoformat(match[1] + ("+00:00" if match[3] == "Z" else match[3]))
+    return LogLine(time, text, (int(second.timestamp()), int((match[2] or "").ljust(9, "0"))))
+
+
+def read_lines(cluster: ClusterClient, source: LogSource, *, tail: int | None) -> Iterator[LogLine]:
+    """The log's current content.
+
+    Raises: as `ClusterClient.stream_lines`; SpecError if the container has not started.
+    """
+    yield from _stream(cluster, source, tail=tail, since="", follow=False)
+
+
+def follow_lines(
+    cluster: ClusterClient, source: LogSource, *, tail: int | None, stop: threading.Event
+) -> Iterator[LogLine]:
+    """The log's content and new lines, until the pod is deleted or `stop` is set.
+
+    Resumes after the last line if the stream ends, after a restart or a lost connection.
+    """
+    last, at_last = LogLine("", ""), 0
+    pause_s = _PAUSE_S
+    while not stop.is_set():
+        skip, again = at_last, last
+        try:
+            for line in _stream(cluster, source, tail=tail, since=last.time, follow=True):
+                if not line.time:  # an error message of the kubelet: the log is unavailable
+                    continue
+                if _is_known(line, again, skip):  # sinceTime has a resolution of one second
+                    skip -= line.instant == again.instant
+                    continue
+                at_last = at_last + 1 if line.instant == last.instant else 1
+                last, tail, pause_s = line, None, _PAUSE_S
+                yield line
+                if stop.is_set():
+                    return
+        except AbsentError:
+            return
+        except (UnavailableError, SpecError):  # unavailable, or the container has not started
+            pass
+        stop.wait(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+def _is_known(line: LogLine, last: LogLine, left_of_last: int) -> bool:
+    """Whether a resumed stream repeats this line."""
+    return line.instant < last.instant or (line.instant == last.instant and left_of_last > 0)
+
+
+def _stream(
+    cluster: ClusterClient, source: LogSource, *, tail: int | None, since: str, follow: bool
+) -> Iterator[LogLine]:
+    query = {"container": source.container, "timestamps": "true"}
+    query |= {"follow": "true"} if follow else {}
+    query |= {"tailLines": str(tail)} if tail is not None else {}
+    query |= {"sinceTime": since} if since else {}
+    for content in cluster.stream_lines(source.path, query, silence_s=None if follow else 60.0):
+        yield parse_line(content.decode("utf-8", "replace"))

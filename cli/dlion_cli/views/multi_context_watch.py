@@ -1,0 +1,173 @@
+"""Watches a job in several clusters until its run ends, for `dlion watch --contexts`.
+
+On a terminal it shows a live table with a row per context; otherwise it prints lines that begin
+with the context.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from dlion_api.exit_codes import ExitCode
+from dlion_cli.views.job_status import JobStatus, outcome_exit_code
+from dlion_cli.views.job_tables import list_table
+from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_view import JobProgressView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_cli.cluster.contexts import Contexts
+
+
+def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:
+    """Show the job until its run has ended in each cluster; return the first exit code that is not
+    0.
+    """
+    view: MultiContextView | MultiContextJson = (
+        MultiContextJson() if output == "json" else MultiContextView()
+    )
+
+    def watched(jobs: JobClient) -> int:
+        return _followed(jobs, name, view, timeout_s)
+
+    try:
+        with view:
+            codes = contexts.query(watched)
+    except KeyboardInterrupt:
+        click.echo(f"dlion: watch stopped. The job {name} continues", err=True)
+        return ExitCode.INTERRUPTED
+    return contexts.report_errors(codes)
+
+
+def _followed(
+    jobs: JobClient, name: str, view: MultiContextView | MultiContextJson, timeout_s: float | None
+) -> int:
+    """Follow one context, in its own thread; return its exit code. Raises: as `follow`."""
+    context = jobs.cluster.context
+
+    def connection_lost(message: str) -> None:
+        view.connection_lost(context, message)
+
+    try:
+        for update in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
+            if isinstance(update, JobDeleted):
+                break
+            job = JobStatus(update)
+            view.update(context, job)
+            if job.outcome is not None:
+                return outcome_exit_code(job.outcome)
+    except WaitTimeoutError:
+        view.show_message(context, f"{name} has not ended within {timeout_s:g} s and continues")
+        return ExitCode.DEADLINE
+    view.show_message(context, f"DLionJob {name!r} was deleted during the watch")
+    return ExitCode.UNAVAILABLE
+
+
+class MultiContextJson:
+    """Prints the context and the job's document in one line after each change. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, context: str, job: JobStatus) -> None:
+        """Print the job's document."""
+        document: Document = dict(job.document)
+        metadata = document.get("metadata") or {}
+        document["metadata"] = {k: v for k, v in metadata.items() if k != "managedFields"}
+        with self._lock:
+            click.echo(json.dumps({"context": context, "job": document}, ensure_ascii=False))
+            sys.stdout.flush()
+
+    def connection_lost(self, context: str, message: str) -> None:
+        """Print that a cluster does not respond."""
+        self.show_message(context, f"connection lost, retrying: {message}")
+
+    def show_message(self, context: str, message: str) -> None:
+        """Print a message to standard error."""
+        with self._lock:
+            click.echo(f"dlion: context {context}: {message}", err=True)
+
+
+class MultiContextView:
+    """Shows the job in each context while it changes. Thread-safe."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._console = console or Console(highlight=False)
+        self._now = now
+        self._jobs: dict[str, JobStatus] = {}
+        self._messages: dict[str, str] = {}
+        self._logs: dict[str, JobProgressView] = {}
+        self._lock = threading.Lock()
+        self._live = Live(
+            console=self._console, refresh_per_second=2, get_renderable=self.render, transient=False
+        )
+
+    def __enter__(self) -> None:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def update(self, context: str, job: JobStatus) -> None:
+        """Show the job's current state."""
+        with self._lock:
+            self._jobs[context] = job
+            self._messages.pop(context, None)
+            if not self._console.is_terminal:
+                self._log(context, job).update(job, [])
+
+    def connection_lost(self, context: str, message: str) -> None:
+        """Show that a cluster does not respond; its row keeps the last state."""
+        with self._lock:
+            self._messages[context] = f"connection lost, retrying: {message}"
+            if not self._console.is_terminal:
+                self._log(context, self._jobs[context]).connection_lost(message)
+
+    def show_message(self, context: str, message: str) -> None:
+        """Show a message below the table."""
+        with self._lock:
+            self._messages[context] = message
+            if not self._console.is_terminal:
+                click.echo(f"dlion: context {context}: {message}", err=True)
+
+    def render(self) -> RenderableType:
+        """The live view."""
+        with self._lock:
+            names = sorted(self._jobs)
+            jobs = [self._jobs[name] for name in names]
+            table = list_table(jobs, self._now(), wide=True, everywhere=False, contexts=names)
+            messages = [Text(f"{n}: {text}", "bold yellow") for n, text in self._messages.items()]
+            return Group(table, *messages)
+
+    def _log(self, context: str, job: JobStatus) -> JobProgressView:
+        if context not in self._logs:
+            self._logs[context] = JobProgressView(
+                job, self._console, now=self._now, prefix=f"{context}  "
+            )
+        return self._logs[context]

@@ -1,0 +1,71 @@
+"""Writes the summary and report of `dlion run` and `dlion simulate` after an error or a signal."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from dlion_api.errors import DLionError
+from dlion_cli.terminal.failures import exit_code_of
+from dlion_cli.terminal.interruption import Interruption, OutOfTimeError
+from dlion_worker.local.deferred_signals import DeferredSignals
+from dlion_worker.results.folder import ResultFolder
+from dlion_worker.results.judgement import EndReason
+from dlion_worker.results.summary import Ending, Json
+
+log = logging.getLogger(__name__)
+
+
+def finish_failed_run(
+    folder: ResultFolder,
+    error: Exception | None,
+    interruption: Interruption,
+    *,
+    now: datetime,
+    with_report: bool = True,
+) -> None:
+    """Write the summary and the report of a run that an error ended; None: a signal.
+
+    Raises: KeyboardInterrupt, after writing the summary.
+    """
+    ending = Ending(
+        stop_reason="interrupted" if error is None else "an error ended the run",
+        message="" if error is None else str(error),
+        succeeded=False,
+        reason=EndReason.INTERRUPTED if error is None else EndReason.of(exit_code_of(error)),
+        started_at=now.isoformat(timespec="seconds"),
+    )
+    try:
+        with DeferredSignals():
+            summary = folder.finish(ending)
+        if with_report:
+            write_report_in_time(folder, summary, interruption)
+    except (DLionError, OSError) as another:
+        log.warning("the result folder could not be finished: %s", another)
+
+
+def write_report_in_time(
+    folder: ResultFolder, summary: Json, interruption: Interruption
+) -> Path | None:
+    """Write the report; return None if there is no time left after an interruption."""
+    try:
+        with interruption.time_limit():
+            return _report(folder, summary)
+    except OutOfTimeError:
+        click.echo(
+            f"dlion: no time was left for the report; `dlion report {folder.path}` creates it",
+            err=True,
+        )
+        return None
+
+
+def _report(folder: ResultFolder, summary: Json) -> Path | None:
+    """Write the report, unless the run has no steps to show."""
+    if not summary["steps"]:
+        return None
+    from dlion_worker.results.report.page import write_report  # imports Matplotlib
+
+    return write_report([folder.path], folder.report_path)

@@ -1,0 +1,1 @@
+"""The only writers of children, status and events."""

@@ -1,0 +1,390 @@
+"""Apply a decision's objects to the cluster, without requests that change nothing."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from dlion_api.names import GROUP
+from dlion_operator import children
+from dlion_operator.children.child_labels import identifying_labels, label_patch
+from dlion_operator.kubernetes.client import (
+    ConflictError,
+    Document,
+    Kind,
+    KubernetesClient,
+    RequestRefusedError,
+    ServerError,
+)
+from dlion_operator.kubernetes.failure_backoff import FailedObject, FailureBackoff, ObjectKey
+from dlion_operator.kubernetes.resync import WATCHED
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of
+from dlion_operator.plan.decisions import Action, Apply, Create, Delete, JobEvent, Patch
+
+_LOG = logging.getLogger(__name__)
+
+APPLIED_ANNOTATION: Final = f"{GROUP}/applied-hash"
+RECHECK_AFTER_S: Final = 600.0
+"""How long an object that is not watched is assumed to be unchanged."""
+
+MAX_UNANSWERED: Final = 3
+"""Requests for exposing workers that may go unanswered in one pass: each may take half a minute."""
+
+DELETED_BY_UID = frozenset({Kind.JOB, Kind.POD})
+"""Kinds that are deleted by their known UID; others are looked up first."""
+
+LABELED_KINDS = tuple(kind for kind in WATCHED if kind not in (Kind.DLION_JOB, Kind.POD))
+"""Kinds of children that are found by our labels. Pods get theirs from their controllers."""
+
+PREREQUISITE_KINDS = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT, Kind.SERVICE})
+"""Kinds that a new run's pods wait for: the run does not start if one is rejected."""
+
+
+class ObjectApplier:
+    """The objects of one DLionJob."""
+
+    def __init__(
+        self,
+        cluster: KubernetesClient,
+        store: ClusterStore,
+        monotonic_s: Callable[[], float],
+        *,
+        owner_uid: str = "",
+    ) -> None:
+        """`owner_uid` is the DLionJob's; empty: it is gone, and only pods are deleted."""
+        self._cluster = cluster
+        self._store = store
+        self._monotonic_s = monotonic_s
+        self._owner_uid = owner_uid
+        self._applied: dict[ObjectKey, tuple[str, float]] = {}
+        """Kind and name → hash of what was applied (empty: it is gone), and when that was
+        checked."""
+        self._last_labels: dict[ObjectKey, tuple[str, dict[str, str]]] = {}
+        """UID and identifying labels of each watched child in the last pass."""
+        self._backoff = FailureBackoff(monotonic_s)
+        self._warned: set[str] = set()
+
+    @property
+    def failed_objects(self) -> Mapping[str, FailedObject]:
+        """Objects for exposing workers that could not be applied, by worker Service."""
+        return self._backoff.failed_objects()
+
+    async def restore_labels(self, job: ObjectName) -> None:
+        """Put back the labels of children that were known in the last pass. This must come before
+        any decision: without its labels a child looks deleted.
+
+        Raises: ConflictError, ServerError.
+        """
+        there: dict[ObjectKey, Document] = {
+            (kind, str(child["metadata"]["name"])): child
+            for kind in LABELED_KINDS
+            for child in self._store.of_job(kind, job)
+            if self._owner_uid in _owners(child)
+        }
+        for key, (uid, labels) in self._last_labels.items():
+            kind, name = key
+            live = there.get(key)
+            try:
+                if live is None and self._applied.get(key, ("unknown", 0.0))[0] != "":
+                    live = await self._cluster.get(kind, job.namespace, name)
+                is_same = live is not None and live["metadata"].get("uid") == uid
+                if live is not None and is_same and not live["metadata"].get("deletionTimestamp"):
+                    there[key] = await self._put_labels_back(kind, live, labels)
+            except RequestRefusedError as error:
+                self._warn_once(error, f"labels of {kind.name} {name} {error.code}")
+        self._last_labels = {
+            key: (str(child["metadata"].get("uid")), identifying_labels(child))
+            for key, child in there.items()
+        }
+
+    async def _put_labels_back(
+        self, kind: Kind, live: Document, labels: Mapping[str, str]
+    ) -> Document:
+        patch = label_patch(live, labels)
+        if patch is None:
+            return live
+        name = name_of(live)
+        _LOG.warning("%s %s has lost its labels; restoring them", kind.name, name.name)
+        patched = await self._cluster.patch(kind, *name, patch)
+        if patched is None:
+            raise ConflictError(f"{kind.name} {name.name} was deleted meanwhile; retrying")
+        self._store.put(kind, patched)
+        return patched
+
+    async def execute(
+        self, actions: Sequence[Action], namespace: str, *, create: bool
+    ) -> list[JobEvent]:
+        """Carry out the actions on objects in order, then expose workers. Return events.
+
+        A dry run checks new Jobs before anything is created. No Job is created if an object that
+        its pods wait for is rejected.
+
+        Raises: RefusedError, ConflictError, ServerError, except for exposing workers.
+        """
+        starts_run = create and await self._dry_run_jobs(
+            [a for a in actions if isinstance(a, Create)]
+        )
+        events, exposing = [], []
+        for action in actions:
+            if isinstance(action, Apply) and action.exposes:
+                exposing.append(action)
+                continue
+            try:
+                event = await self._execute_one(action, namespace, create=create)
+            except RequestRefusedError as error:
+                is_job = isinstance(action, Create) and Kind.of(action.document) is Kind.JOB
+                if is_job or (starts_run and _is_prerequisite(action)):
+                    raise
+                event = self._warn_once(error, f"{_describe(action)} {error.code}")
+            if event is not None:
+                events.append(event)
+        return [*events, *await self._expose_all(exposing)] if create else events
+
+    async def _execute_one(
+        self, action: Action, namespace: str, *, create: bool
+    ) -> JobEvent | None:
+        match action:
+            case Apply(document) if create:
+                await self._apply(document)
+            case Create(document) if create:
+                key = (Kind.of(document), document["metadata"]["name"])
+                was_there = self._applied.get(key, ("", 0.0))[0] != ""
+                made = await self._create(document)
+                return _creation_event(document, was_there=was_there) if made else None
+            case Patch(kind, name, patch, subresource):
+                await self._patch(kind, namespace, name, patch, subresource)
+            case Delete(kind, name, uid, grace_s):
+                await self._delete(kind, namespace, name, uid, grace_s)
+            case _:
+                pass
+        return None
+
+    async def _expose_all(self, actions: Sequence[Apply]) -> list[JobEvent]:
+        """Apply the objects that expose workers to other sites. A failure does not block the
+        others.
+
+        After several unanswered requests the rest waits for the next pass.
+        """
+        events: list[JobEvent] = []
+        unanswered = 0
+        for action in actions:
+            error = await self._expose(action)
+            if error is None or isinstance(error, ConflictError):
+                continue
+            code = error.code if isinstance(error, RequestRefusedError) else ""
+            if event := self._warn_once(error, f"{action.document['kind']} {code}"):
+                events.append(event)
+            unanswered += isinstance(error, ServerError)
+            if unanswered >= MAX_UNANSWERED:
+                break
+        return events
+
+    async def _expose(
+        self, action: Apply
+    ) -> RequestRefusedError | ConflictError | ServerError | None:
+        """Apply that object, if it is due. Return the error, if any."""
+        document = action.document
+        key, digest = (Kind.of(document), document["metadata"]["name"]), _digest(document)
+        if self._is_applied(document, digest):
+            self._backoff.record_success(key)
+            return None
+        if not self._backoff.is_due(key, digest):
+            return None
+        exists: bool | None = None
+        try:
+            live = await self._live(document)
+            exists = live is not None
+            await self._apply_over(live, document, digest)
+        except (RequestRefusedError, ConflictError, ServerError) as error:
+            if exists is None:  # the lookup failed
+                was_there = self._applied.get(key, ("", 0.0))[0] != ""
+                exists = was_there or not isinstance(error, RequestRefusedError)
+            self._backoff.record_failure(key, digest, action.exposes, error, exists=exists)
+            return error
+        self._backoff.record_success(key)
+        return None
+
+    def _warn_once(self, error: RequestRefusedError | ServerError, about: str) -> JobEvent | None:
+        """Return one event for each rejected object. A rejection does not end a run that trains."""
+        if about in self._warned:
+            return None
+        self._warned.add(about)
+        message = str(error)
+        _LOG.warning("%s", message)
+        return JobEvent("Refused", message, "Warning")
+
+    async def _dry_run_jobs(self, creates: list[Create]) -> bool:
+        """Check new Jobs by a dry run. Return whether there are any.
+
+        Raises: RefusedError, ConflictError, ServerError.
+        """
+        starts_run = False
+        for create in creates:
+            document = create.document
+            kind, name = Kind.of(document), document["metadata"]["name"]
+            is_new = kind is Kind.JOB and not self._is_recently_applied(kind, name)
+            if is_new and await self._live(document) is None:
+                await self._cluster.create(document, dry_run=True)
+                starts_run = True
+        return starts_run
+
+    async def _apply(self, document: Document) -> None:
+        digest = _digest(document)
+        if not self._is_applied(document, digest):
+            await self._apply_over(await self._live(document), document, digest)
+
+    def _is_applied(self, document: Document, digest: str) -> bool:
+        """Whether the object is up to date, as far as is known without a request."""
+        kind, name = Kind.of(document), document["metadata"]["name"]
+        known, checked_s = self._applied.get((kind, name), ("", 0.0))
+        is_recent = self._monotonic_s() - checked_s < RECHECK_AFTER_S
+        return known == digest and is_recent and not self._is_missing_from_store(kind, document)
+
+    async def _apply_over(self, live: Document | None, document: Document, digest: str) -> None:
+        kind, name = Kind.of(document), document["metadata"]["name"]
+        if live is not None:
+            _check_owner(live, document)
+        annotations = (live or {}).get("metadata", {}).get("annotations") or {}
+        is_found = live is None or label_patch(live, identifying_labels(document)) is None
+        if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not is_found:
+            live = await self._cluster.apply(_with_digest(document, digest))
+        if kind in WATCHED:
+            self._store.put(kind, live)
+        self._applied[kind, name] = (digest, self._monotonic_s())
+
+    def _is_missing_from_store(self, kind: Kind, document: Document) -> bool:
+        known = self._store.get(kind, name_of(document))
+        return kind in WATCHED and (known is None or self._owner_uid not in _owners(known))
+
+    async def _create(self, document: Document) -> bool:
+        kind, name = Kind.of(document), document["metadata"]["name"]
+        if self._is_recently_applied(kind, name) and not self._is_missing_from_store(
+            kind, document
+        ):
+            return False
+        live = await self._live(document)
+        made = live is None
+        if live is None:
+            live = await self._cluster.create(document)
+        else:
+            _check_owner(live, document)
+            if (
+                kind in LABELED_KINDS
+                and label_patch(live, identifying_labels(document)) is not None
+            ):
+                await self._put_labels_back(kind, live, identifying_labels(document))
+                # The decision assumed that there is no such object.
+                what = f"{document['kind']} {name}"
+                raise ConflictError(f"{what} had lost its labels; reconciling the job again")
+            await self._update_config_map(live, document)
+        if kind in WATCHED:
+            self._store.put(kind, live)
+        self._applied[kind, name] = ("made", self._monotonic_s())
+        return made
+
+    async def _update_config_map(self, live: Document, document: Document) -> None:
+        """Update what new pods need from the current operator."""
+        if Kind.of(document) is not Kind.CONFIG_MAP:
+            return
+        if data := children.config_map_changes(live, document):
+            metadata = document["metadata"]
+            patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
+            await self._patch(Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch, "")
+
+    async def _patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
+    ) -> None:
+        patched = await self._cluster.patch(kind, namespace, name, patch, subresource=subresource)
+        if patched is not None:
+            self._store.put(kind, patched)
+
+    async def _delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None
+    ) -> None:
+        """Delete by UID: a newer object of the same name stays."""
+        if kind not in DELETED_BY_UID:
+            await self._delete_own(kind, namespace, name, uid)
+            return
+        known = self._store.get(kind, ObjectName(namespace, name)) or {}
+        if grace_s is None and known.get("metadata", {}).get("deletionTimestamp"):
+            return
+        await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
+
+    async def _delete_own(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Look the object up, and delete it if this job owns it. An empty `uid` matches any."""
+        known, _ = self._applied.get((kind, name), ("unknown", 0.0))
+        if known == "":
+            return
+        live = await self._cluster.get(kind, namespace, name)
+        metadata = (live or {}).get("metadata", {})
+        live_uid = str(metadata.get("uid", ""))
+        if live is None or self._owner_uid not in _owners(live) or uid not in ("", live_uid):
+            self._applied[kind, name] = ("", self._monotonic_s())
+        elif not metadata.get("deletionTimestamp"):
+            await self._cluster.delete(kind, namespace, name, uid=live_uid)
+
+    def _is_recently_applied(self, kind: Kind, name: str) -> bool:
+        known, checked_s = self._applied.get((kind, name), ("", 0.0))
+        return bool(known) and self._monotonic_s() - checked_s < RECHECK_AFTER_S
+
+    async def _live(self, document: Document) -> Document | None:
+        metadata = document["metadata"]
+        return await self._cluster.get(Kind.of(document), metadata["namespace"], metadata["name"])
+
+
+def _is_prerequisite(action: Action) -> bool:
+    """Whether a new run's pods would wait for this object."""
+    return isinstance(action, Create | Apply) and Kind.of(action.document) in PREREQUISITE_KINDS
+
+
+def _digest(document: Document) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _with_digest(document: Document, digest: str) -> Document:
+    marked = copy.deepcopy(document)
+    marked["metadata"].setdefault("annotations", {})[APPLIED_ANNOTATION] = digest
+    return marked
+
+
+def _check_owner(live: Document, wanted: Document) -> None:
+    """Check that this job owns the live object.
+
+    Raises: ConflictError if it is being deleted; RefusedError if it has another owner.
+    """
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    if live["metadata"].get("deletionTimestamp"):
+        raise ConflictError(f"{what} of an earlier job is being deleted; it is recreated then")
+    if not _owners(live) & _owners(wanted):
+        message = f"{what} already exists and has another owner: delete or rename it"
+        raise RequestRefusedError(message, 403)
+
+
+def _owners(document: Document) -> set[str]:
+    return {str(each.get("uid")) for each in document["metadata"].get("ownerReferences") or ()}
+
+
+def _creation_event(document: Document, *, was_there: bool) -> JobEvent | None:
+    """The event for a created object. `was_there`: it had been created before."""
+    kind, name = document["kind"], document["metadata"]["name"]
+    if kind == "Job":
+        count = document["spec"]["completions"]
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        return JobEvent("WorkersCreated", f"Job {name} with {workers}")
+    if kind == "Deployment":
+        return JobEvent("KeeperCreated", f"Deployment {name}{', which was deleted' * was_there}")
+    return JobEvent("StorageCreated", f"{kind} {name}") if kind != "ConfigMap" else None
+
+
+def _describe(action: Action) -> str:
+    match action:
+        case Apply(document) | Create(document):
+            return f"{document['kind']} {document['metadata']['name']}"
+        case Patch(kind, name) | Delete(kind, name):
+            return f"{kind} {name}"
+    return type(action).__name__

@@ -1,0 +1,1 @@
+"""kopf's handlers, the work queue, and the process."""

@@ -1,0 +1,134 @@
+"""kopf's part: receive watch events, and trigger the jobs concerned. Handlers write nothing.
+
+Only `on.event` is used. Other handlers leave finalizers behind when the operator is gone, and keep
+state in annotations.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from dlion_api.cluster_names import JOB_LABEL, MANAGER
+from dlion_api.errors import DLionError
+from dlion_api.names import GROUP, VERSION
+from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of, name_of
+
+REQUEST_TIMEOUT_S = 30.0
+WATCH_INACTIVITY_TIMEOUT_S = 70.0
+"""A watch without an event or a bookmark for this long is opened again."""
+
+RESOURCES: Mapping[Kind, tuple[str, str, str]] = {
+    Kind.DLION_JOB: (GROUP, VERSION, "dlionjobs"),
+    Kind.JOB: ("batch", "v1", "jobs"),
+    Kind.POD: ("", "v1", "pods"),
+    Kind.SERVICE: ("", "v1", "services"),
+    Kind.DEPLOYMENT: ("apps", "v1", "deployments"),
+    Kind.CONFIG_MAP: ("", "v1", "configmaps"),
+}
+"""What is watched, in kopf's terms; children by our label."""
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+def build_registry(
+    store: ClusterStore,
+    trigger: Callable[[ObjectName], None],
+    *,
+    start: Callable[[], Awaitable[None]],
+    stop: Callable[[], Awaitable[None]],
+) -> kopf.OperatorRegistry:
+    """kopf's registry of this operator. `start` runs before the first event, `stop` after the
+    last."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=registry)
+    async def started(settings: kopf.OperatorSettings, **_: Any) -> None:
+        _configure(settings)
+        try:
+            await start()
+        except (DLionError, OSError) as error:
+            # End this process: it is restarted, while an operator with half its parts is useless.
+            raise kopf.PermanentError(str(error)) from error
+
+    @kopf.on.cleanup(registry=registry)
+    async def ended(**_: Any) -> None:
+        await stop()
+
+    @kopf.on.login(registry=registry, retries=3)
+    def logged_in(**keywords: Any) -> kopf.ConnectionInfo | None:
+        if SERVICE_ACCOUNT.exists() and not os.environ.get("KUBECONFIG"):
+            return _with_user_agent(
+                _with_server_address(kopf.login_with_service_account(**keywords))
+            )
+        return _with_user_agent(kopf.login_with_kubeconfig(**keywords))
+
+    for kind, resource in RESOURCES.items():
+        _watch(kind, resource, store, trigger, registry)
+    return registry
+
+
+def _with_server_address(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
+    """With the address that every pod gets: kopf's default is a name, and DNS may be down."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if info is None or not host:
+        return info
+    return replace(info, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
+
+
+class _NamedConnection(kopf.ConnectionInfo):
+    """Sends our user agent with every request, for audit logs and metrics of API servers."""
+
+    def as_http_headers(self) -> dict[str, str]:
+        return {**super().as_http_headers(), "User-Agent": MANAGER}
+
+
+def _with_user_agent(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | None:
+    if info is None:
+        return None
+    return _NamedConnection(**{field.name: getattr(info, field.name) for field in fields(info)})
+
+
+def _watch(
+    kind: Kind,
+    resource: tuple[str, str, str],
+    store: ClusterStore,
+    trigger: Callable[[ObjectName], None],
+    registry: kopf.OperatorRegistry,
+) -> None:
+    labels = None if kind is Kind.DLION_JOB else {JOB_LABEL: kopf.PRESENT}
+
+    @kopf.on.event(*resource, id=kind.name, labels=labels, registry=registry)
+    async def happened(event: Any, **_: Any) -> None:
+        document: Document = dict(event["object"])
+        known = store.get(kind, name_of(document))
+        if event["type"] == "DELETED":
+            store.remove(kind, document)
+        else:
+            store.put(kind, document)
+        # A changed label may move an object from one job to another.
+        for job in {job_of(kind, each) for each in (known, document) if each is not None}:
+            trigger(job)
+
+
+def _configure(settings: kopf.OperatorSettings) -> None:
+    settings.posting.enabled = False  # our events are explicit (`event_recorder`)
+    settings.peering.standalone = True
+    # Do not watch CRDs: that needs cluster-wide rights. If ours is missing, the first list of
+    # jobs fails.
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = REQUEST_TIMEOUT_S
+    settings.watching.inactivity_timeout = WATCH_INACTIVITY_TIMEOUT_S
+    settings.watching.server_timeout = 600
+    settings.process.ultimate_exiting_timeout = 20
+    settings.posting.reporting_component = MANAGER
+    for kind, resource in RESOURCES.items():
+        if kind is not Kind.DLION_JOB:
+            settings.watching.label_selectors[resource] = JOB_LABEL

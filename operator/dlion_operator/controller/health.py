@@ -1,0 +1,131 @@
+"""Serve /livez, /readyz, /metrics and /bandwidth over HTTP.
+
+Unhealthy means that a restart may help: the event loop is blocked, or the watches miss changes. An
+API server that does not answer is no such reason: workers go on training, and the operator retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from dlion_api.errors import DLionError
+from dlion_api.names import SiteName
+from dlion_operator.controller.metrics import OperatorMetrics
+from dlion_operator.federation.link_bandwidth import LinkBandwidth
+
+TICK_S = 1.0
+MAX_LOOP_LAG_S = 30.0
+MAX_STALE_ROUNDS = 2
+
+
+class HealthMonitor:
+    """The health of this process."""
+
+    def __init__(
+        self,
+        metrics: OperatorMetrics,
+        stale_rounds: Callable[[], int],
+        has_version_decreased: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`has_version_decreased`: whether resource versions have decreased since the start
+        (`resync`)."""
+        self._metrics = metrics
+        self._stale_rounds = stale_rounds
+        self._has_version_decreased = has_version_decreased
+        self._ticked_s = time.monotonic()
+        self.ready = False
+        """Whether the operator serves workers and knows every job."""
+
+    async def tick(self) -> None:
+        """Measure the lag of the event loop, without end."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            self._metrics.loop_lag_seconds.set(max(0.0, now_s - self._ticked_s - TICK_S))
+            self._ticked_s = now_s
+
+    def unhealthy_reason(self) -> str:
+        """Why a restart would help. Empty: healthy."""
+        if time.monotonic() - self._ticked_s > MAX_LOOP_LAG_S:
+            return f"the event loop has been blocked for more than {MAX_LOOP_LAG_S:g} s"
+        if self._stale_rounds() >= MAX_STALE_ROUNDS:
+            return f"watches missed changes in {self._stale_rounds()} rounds in a row"
+        if self._has_version_decreased():
+            return "resource versions of the API server went back: watches must be restarted"
+        return ""
+
+
+async def serve_health(health: HealthMonitor, port: int) -> web.AppRunner:
+    """Serve /livez and /readyz. Raises: OSError if the port is in use."""
+
+    async def livez(_: web.Request) -> web.Response:
+        unhealthy_reason = health.unhealthy_reason()
+        return web.Response(
+            text=f"{unhealthy_reason or 'ok'}\n", status=503 if unhealthy_reason else 200
+        )
+
+    async def readyz(_: web.Request) -> web.Response:
+        text = "ok" if health.ready else "not all jobs are known yet"
+        return web.Response(text=f"{text}\n", status=200 if health.ready else 503)
+
+    return await _serve({"/livez": livez, "/readyz": readyz}, port)
+
+
+Measure = Callable[[SiteName], Awaitable[LinkBandwidth]]
+"""Measures the link to that site.
+
+Raises: LookupError if the site is unknown, DLionError.
+"""
+
+
+async def serve_metrics(
+    registry: CollectorRegistry, port: int, measure: Measure | None = None
+) -> web.AppRunner:
+    """Serve /metrics and, with `measure`, /bandwidth/SITE, which measures the link to that site.
+
+    Any caller may request a measurement, so a site must allow it. Raises: OSError if the port is in
+    use.
+    """
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def bandwidth(request: web.Request) -> web.Response:
+        site = SiteName(request.match_info["site"])
+        if measure is None:
+            message = "links are not measured (federation.measureOnDemand), or no other site exists"
+            return web.json_response({"message": message}, status=404)
+        try:
+            measured = await measure(site)
+        except LookupError:
+            message = f"site {site!r:.80} is not among the sites of this operator"
+            return web.json_response({"message": message}, status=404)
+        except DLionError as error:
+            return web.json_response({"message": str(error)}, status=503)
+        return web.json_response(
+            {
+                "site": site,
+                "bytes": measured.bytes_count,
+                "seconds": measured.seconds,
+                "bytesPerSecond": measured.bytes_per_s,
+            }
+        )
+
+    return await _serve({"/metrics": metrics, "/bandwidth/{site}": bandwidth}, port)
+
+
+async def _serve(handlers: dict[str, Callable[[web.Request], object]], port: int) -> web.AppRunner:
+    app = web.Application()
+    for path, handler in handlers.items():
+        app.router.add_get(path, handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner

@@ -1,0 +1,382 @@
+"""Reconcile one job: observe, decide, act, and write the status once.
+
+Every action is idempotent. An action that changes nothing sends no request: a hash on each object
+records what was applied.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Protocol
+
+from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
+from dlion_api.errors import DLionError
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator.apply.event_recorder import EventRecorder
+from dlion_operator.apply.object_applier import ObjectApplier
+from dlion_operator.apply.status_patch import is_telemetry, merge_patch
+from dlion_operator.controller.reconcile_state import ReconcileState
+from dlion_operator.kubernetes.client import (
+    ConflictError,
+    Document,
+    Kind,
+    KubernetesClient,
+    RequestRefusedError,
+    ServerError,
+)
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName
+from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.named_secret import NamedSecret
+from dlion_operator.plan.decide import REQUEUE_S, decide, is_unmanaged
+from dlion_operator.plan.decisions import (
+    CloseRun,
+    Decision,
+    FinishRun,
+    JobEvent,
+    OpenRun,
+    StopRun,
+)
+from dlion_operator.plan.missing_pods import missing_pods
+from dlion_operator.plan.node_states import NodeStates
+from dlion_operator.plan.objects.exposure import Addresses
+from dlion_operator.plan.objects.garbage_collection import (
+    node_name,
+    overdue_pods,
+    pods_on_ready_nodes,
+    release_pods,
+    terminating_pods,
+)
+from dlion_operator.plan.observed import (
+    EMPTY_RUN_VIEW,
+    Observed,
+    RunView,
+)
+from dlion_operator.plan.startup_delays import unready_keepers
+
+_LOG = logging.getLogger(__name__)
+
+TELEMETRY_EVERY_S = 10.0
+FAILING_AFTER_S = 60.0
+"""Errors that last this long are reported in the job's status."""
+
+
+class ServedRuns(Protocol):
+    """The coordinator, as the reconciler needs it."""
+
+    def open(
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Serve that run with these workers, and close other runs of the same job.
+
+        The arguments are as in `OpenRun`.
+        """
+        ...
+
+    def stop(self, run: JobKey, reason: str) -> None: ...
+
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
+
+    def close(self, namespace: str, name: str) -> None:
+        """Stop serving any run of that job."""
+        ...
+
+    def view(self, run: JobKey) -> RunView | None:
+        """Return what is known of the run, or None if it is not served."""
+        ...
+
+    def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        """What other ones of these sites report of a run that is not served here."""
+        ...
+
+    def events(self, run: JobKey) -> tuple[JobEvent, ...]:
+        """Return and remove the events of its workers that are due."""
+        ...
+
+    def authority_pem(self) -> str:
+        """The certificate by which workers trust the coordinator."""
+        ...
+
+
+class Reconciler:
+    def __init__(
+        self,
+        *,
+        cluster: KubernetesClient,
+        store: ClusterStore,
+        runs: ServedRuns,
+        settings: Settings,
+        events: EventRecorder,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._runs = runs
+        self._settings = settings
+        self._events = events
+        self._now = now
+        self._monotonic_s = monotonic_s
+        self._nodes = NodeStates(cluster, may_read=not settings.namespaces)
+        self._states: dict[ObjectName, ReconcileState] = {}
+        self._terminating: dict[ObjectName, DurationTracker[str]] = {}
+        """How long each pod has been terminating, also for jobs that are gone."""
+
+    async def reconcile(self, name: ObjectName) -> float | None:
+        """Reconcile that job once. Return the seconds until the next pass if nothing happens.
+
+        Raises: DLionError if an action failed; a retry may succeed.
+        """
+        document = self._store.get(Kind.DLION_JOB, name)
+        if document is None:
+            self._runs.close(*name)
+            self._states.pop(name, None)
+            return await self._release_pods(name)
+        state = self._state_of(name, document)
+        if not is_unmanaged(document):
+            state.authority = await state.secret.read(document)
+            await state.applier.restore_labels(name)
+        await self._check_nodes(name, state)
+        decision = decide(self._observed(document, state), self._settings)
+        failed_objects = state.applier.failed_objects
+        is_due = state.rejection.is_due(self._monotonic_s())
+        try:
+            await self._execute(decision, document, state, create=is_due)
+            if is_due and state.rejection.reset():
+                decision = decide(self._observed(document, state), self._settings)
+        except RequestRefusedError as error:
+            _LOG.warning("%s", error)
+            state.rejection.record(document, error, self._monotonic_s())
+            decision = decide(self._observed(document, state), self._settings)
+            await self._execute(decision, document, state, create=False)
+        except (ConflictError, ServerError) as error:
+            await self._report_error(error, document, state)
+            raise
+        state.failing_since_s = None
+        if state.last_error or state.applier.failed_objects != failed_objects:
+            state.last_error = ""
+            decision = decide(self._observed(document, state), self._settings)
+        requeue_s = await self._write_status(decision, document, state)
+        await self._post_events(self._runs.events(_key(document)), document, state)
+        if state.unposted_events:
+            requeue_s = REQUEUE_S if requeue_s is None else min(requeue_s, REQUEUE_S)
+        if state.rejection.rejected is not None:
+            retry_s = max(0.0, state.rejection.retry_at_s - self._monotonic_s())
+            return retry_s if requeue_s is None else min(requeue_s, retry_s)
+        return requeue_s
+
+    async def _release_pods(self, name: ObjectName) -> float | None:
+        """Release pods of a deleted job on lost nodes. Return when to check again."""
+        pods = terminating_pods(self._store.of_job(Kind.POD, name))
+        if not pods:
+            self._terminating.pop(name, None)
+            return None
+        applier = ObjectApplier(self._cluster, self._store, self._monotonic_s)
+        terminating_s = self._terminating_s(name, pods)
+        nodes = await self._nodes.of(
+            {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
+        )
+        actions = tuple(release_pods(pods, terminating_s, self._now(), nodes))
+        await applier.execute(actions, name.namespace, create=False)
+        return REQUEUE_S
+
+    async def _check_nodes(self, name: ObjectName, state: ReconcileState) -> None:
+        """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""
+        pods = terminating_pods(self._store.of_job(Kind.POD, name))
+        terminating_s = self._terminating_s(name, pods)
+        nodes = {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
+        state.nodes = await self._nodes.of(nodes)
+        blocked_pods = {
+            pod.name: node_name(pod)
+            for pod in pods_on_ready_nodes(pods, terminating_s, state.nodes)
+        }
+        for pod in sorted(blocked_pods.keys() - state.blocked_pods):
+            message = (
+                f"pod {pod} does not terminate, and its node {blocked_pods[pod]} is ready: "
+                "it may still run"
+            )
+            state.unposted_events.append(JobEvent("PodNotReleased", message, "Warning"))
+        state.blocked_pods = frozenset(blocked_pods)
+
+    def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
+        sightings = self._terminating.setdefault(name, DurationTracker())
+        return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+
+    def _state_of(self, name: ObjectName, document: Document) -> ReconcileState:
+        uid = str(document["metadata"]["uid"])
+        state = self._states.get(name)
+        if state is not None and state.uid != uid:
+            self._runs.close(*name)  # the served run belongs to an earlier job of that name
+        if state is None or state.uid != uid:
+            state = self._states[name] = self._new_state(uid)
+        state.rejection.reset_if_changed(document)
+        return state
+
+    def _new_state(self, uid: str) -> ReconcileState:
+        applier = ObjectApplier(self._cluster, self._store, self._monotonic_s, owner_uid=uid)
+        secret = NamedSecret(
+            self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
+        )
+        return ReconcileState(uid, applier, secret)
+
+    def reset(self) -> None:
+        """Forget all objects, but not which jobs exist. Needed when the cluster's state has gone
+        back, as after a restore of etcd."""
+        self._states = {name: self._new_state(m.uid) for name, m in self._states.items()}
+        self._terminating.clear()
+
+    async def _report_error(
+        self, error: DLionError, document: Document, state: ReconcileState
+    ) -> None:
+        """Report a lasting error in the status, if at least that can be written."""
+        now_s = self._monotonic_s()
+        if state.failing_since_s is None:
+            state.failing_since_s = now_s
+        if now_s - state.failing_since_s >= FAILING_AFTER_S:
+            state.last_error = str(error)
+            with suppress(DLionError):
+                decision = decide(self._observed(document, state), self._settings)
+                await self._write_status(decision, document, state)
+
+    def _observed(self, document: Document, state: ReconcileState) -> Observed:
+        metadata = document["metadata"]
+        name = ObjectName(metadata["namespace"], metadata["name"])
+        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in _owner_uids(job)]
+        key = _key(document)
+        run = self._runs.view(key)
+        all_pods = self._store.of_job(Kind.POD, name)
+        going = terminating_pods(all_pods)
+        job_uids = {job["metadata"].get("uid") for job in jobs}
+        pods = [pod for pod in all_pods if job_uids & set(_owner_uids(pod)) or _is_keeper(pod)]
+        services = [
+            each
+            for each in self._store.of_job(Kind.SERVICE, name)
+            if state.uid in _owner_uids(each)
+        ]
+        return Observed(
+            document=document,
+            jobs=jobs,
+            pods=pods,
+            services=services,
+            now=self._now(),
+            authority_pem=self._runs.authority_pem(),
+            run=run,
+            remote_view=EMPTY_RUN_VIEW if run else self._runs.remote_view(key, _sites(document)),
+            rejected=state.rejection.rejected,
+            failed_objects=state.applier.failed_objects,
+            authority=state.authority,
+            last_error=state.last_error,
+            missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
+            terminating=going,
+            terminating_s=self._terminating_s(name, going),
+            nodes=state.nodes,
+            unready_s=state.unready.of(unready_keepers(pods), self._monotonic_s()),
+            keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
+        )
+
+    async def _execute(
+        self, decision: Decision, document: Document, state: ReconcileState, *, create: bool = True
+    ) -> None:
+        """Carry out a decision. `create` is False directly after a rejection: then no objects are
+        created."""
+        key = _key(document)
+        # Serve training workers even if the API server rejects their objects.
+        for action in decision.actions:
+            match action:
+                case OpenRun(job, workers):
+                    self._runs.open(
+                        job,
+                        workers,
+                        spec_hash=action.spec_hash,
+                        age_s=action.age_s,
+                        failed=action.failed,
+                        addresses=action.addresses,
+                        authority=action.authority,
+                        kept_bundles=action.kept_bundles,
+                    )
+                case StopRun(reason):
+                    self._runs.stop(key, reason)
+                case FinishRun(reason, succeeded):
+                    self._runs.finish(key, reason, succeeded=succeeded)
+                case CloseRun():
+                    self._runs.close(key.namespace, key.name)
+                case _:
+                    pass
+        made = await state.applier.execute(decision.actions, key.namespace, create=create)
+        await self._post_events(made, document, state)
+
+    async def _write_status(
+        self, decision: Decision, document: Document, state: ReconcileState
+    ) -> float | None:
+        """Write the status, if it has changed. This is the only status write."""
+        if decision.status is None:
+            return decision.requeue_after_s
+        patch = merge_patch(document.get("status") or {}, decision.status)
+        if not patch:
+            return decision.requeue_after_s
+        wait_s = state.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
+        if is_telemetry(document.get("status") or {}, patch) and wait_s > 0:
+            return (
+                wait_s
+                if decision.requeue_after_s is None
+                else min(wait_s, decision.requeue_after_s)
+            )
+        metadata = document["metadata"]
+        written = await self._cluster.patch(
+            Kind.DLION_JOB,
+            metadata["namespace"],
+            metadata["name"],
+            {"metadata": {"uid": metadata["uid"]}, "status": patch},
+            subresource="status",
+        )
+        state.status_written_s = self._monotonic_s()
+        if written is not None:
+            self._store.put(Kind.DLION_JOB, written)
+            await self._post_events(decision.events, document, state)
+        return decision.requeue_after_s
+
+    async def _post_events(
+        self, events: Iterable[JobEvent], document: Document, state: ReconcileState
+    ) -> None:
+        """Post these events, after earlier unposted ones."""
+        state.unposted_events = await self._events.post_all(
+            document, [*state.unposted_events, *events]
+        )
+
+
+def _key(document: Document) -> JobKey:
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+
+
+def _sites(document: Document) -> list[SiteName]:
+    """The site names in a manifest that may be invalid in any way."""
+    sites = (document.get("spec") or {}).get("sites")
+    named = sites if isinstance(sites, list) else []
+    return [SiteName(str(each.get("name"))) for each in named if isinstance(each, dict)]
+
+
+def _is_keeper(pod: Document) -> bool:
+    """A keeper's pod belongs to a ReplicaSet, which is not watched."""
+    return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == KEEPER
+
+
+def _owner_uids(document: Document) -> list[str]:
+    references = document["metadata"].get("ownerReferences") or ()
+    return [str(reference.get("uid")) for reference in references]

@@ -1,0 +1,268 @@
+"""A complete operator: everything that runs between kopf's start and its end, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from dlion_api.errors import DLionError
+from dlion_api.names import SiteName
+from dlion_operator.apply.event_recorder import EventRecorder
+from dlion_operator.controller.health import HealthMonitor, serve_health, serve_metrics
+from dlion_operator.controller.metrics import (
+    FederationMetrics,
+    JobMetrics,
+    LeaseMetrics,
+    OperatorMetrics,
+)
+from dlion_operator.controller.reconcile import Reconciler
+from dlion_operator.controller.work_queue import WorkQueue
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.federation.node import FederationNode
+from dlion_operator.kubernetes.api import KubernetesApi, connect
+from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.lease import Leases
+from dlion_operator.kubernetes.leased_cluster import LeasedCluster
+from dlion_operator.kubernetes.resync import Resync
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority_secret import load_authority, maintain_authority, publish_bundle
+from dlion_operator.pki.pod_tokens import PodOwner, PodRecord, PodTokens, SigningKeys
+from dlion_operator.plan.decide import MANAGED_BY
+from dlion_operator.plan.objects.garbage_collection import terminating_pods
+from dlion_operator.served_runs.site_runs import SiteRuns
+
+_LOG = logging.getLogger(__name__)
+
+
+class StoredPods:
+    """The watched pods, for verifying pod tokens."""
+
+    def __init__(self, store: ClusterStore) -> None:
+        self._store = store
+
+    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
+        """Return that pod, or None if it does not exist or has ended."""
+        pod = self._store.get(Kind.POD, ObjectName(namespace, name))
+        if pod is None or pod["metadata"].get("uid") != uid:
+            return None
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            return None
+        return PodRecord(pod["metadata"].get("labels") or {}, self._owner(pod))
+
+    def _owner(self, pod: Document) -> PodOwner | None:
+        """Its controller, or None. A Job must match by UID; ReplicaSets are not watched."""
+        references = pod["metadata"].get("ownerReferences") or ()
+        controller = next((each for each in references if each.get("controller")), None)
+        if controller is None:
+            return None
+        owner = PodOwner(str(controller.get("kind")), str(controller.get("name")))
+        if owner.kind == "Job":
+            job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
+            if job is None or job["metadata"].get("uid") != controller.get("uid"):
+                return None
+        return owner
+
+
+class SiteOperator:
+    """One site's operator. It runs entirely in kopf's event loop."""
+
+    def __init__(
+        self, settings: Settings, *, namespace: str, identity: str, kubeconfig: Path | None
+    ) -> None:
+        """`namespace` is the operator's own, `identity` its name among operators (`lease`).
+        `kubeconfig` None: the cluster that it runs in."""
+        self.store = ClusterStore()
+        self._settings = settings
+        self._namespace = namespace
+        self._identity = identity
+        self._kubeconfig = kubeconfig
+        self._metrics = OperatorMetrics()
+        self._queue: WorkQueue | None = None
+        self._parts = AsyncExitStack()
+        self.failure: DLionError | OSError | None = None
+        """Why it could not start."""
+
+    def trigger(self, name: ObjectName) -> None:
+        if self._queue is not None:
+            self._queue.trigger(name)
+
+    async def start(self) -> None:
+        """Start every part. Raises: DLionError, OSError; `stop` ends the parts that have
+        started."""
+        try:
+            await self._start()
+        except (DLionError, OSError) as error:
+            self.failure = error
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        cluster = KubernetesApi(
+            await connect(None if self._kubeconfig is None else str(self._kubeconfig)),
+            self._metrics.api_error,
+        )
+        self._parts.push_async_callback(cluster.close)
+        authority = await load_authority(cluster, settings, self._namespace)
+        await publish_bundle(cluster, settings, self._namespace, authority)
+        server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
+        await server.start()
+        self._parts.push_async_callback(server.shut_down)
+
+        async def keys() -> SigningKeys:
+            return SigningKeys(await cluster.signing_keys(), await cluster.issuer())
+
+        tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
+        runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
+        leases = Leases(
+            cluster,
+            self._identity,
+            wanted=self._namespaces_of_jobs,
+            on_held=self._trigger_namespace,
+            now=cluster.now,
+        )
+        self._parts.push_async_callback(leases.release)
+        reconciler = self._reconcile(cluster, runs, leases)
+
+        def restored() -> None:
+            self._metrics.restored()
+            reconciler.reset()
+
+        resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
+        await resync.load()
+        node = await self._federate(authority, server, runs)
+
+        def replace_authority(successor: CertificateAuthority) -> None:
+            runs.replace_authority(successor)
+            if node is not None:
+                node.replace_authority(successor)
+
+        renewing = maintain_authority(
+            cluster, settings, self._namespace, authority, replace_authority
+        )
+        self._metrics.registry.register(LeaseMetrics(leases.held))
+        await self._serve(runs, resync, node, (resync.run(), renewing, leases.run()))
+        _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
+
+    def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
+        """Start to reconcile jobs, where their Leases are held."""
+        leased = LeasedCluster(cluster, leases)
+        reconciler = Reconciler(
+            cluster=leased,
+            store=self.store,
+            runs=runs,
+            settings=self._settings,
+            events=EventRecorder(leased, cluster.now),
+            now=cluster.now,
+        )
+
+        async def reconcile(name: ObjectName) -> float | None:
+            if self._has_work(name) and not leases.holds(name.namespace):
+                return None  # a pass follows once the Lease is held
+            return await reconciler.reconcile(name)
+
+        self._queue = WorkQueue(reconcile, self._is_known, self._metrics.reconciled)
+        self._parts.push_async_callback(self._queue.close)
+        return reconciler
+
+    async def _federate(
+        self, authority: CertificateAuthority, server: CoordinatorServer, runs: SiteRuns
+    ) -> FederationNode | None:
+        """Start the federation with the other sites. None: no other site is configured."""
+        federation, sites = self._settings.federation, self._settings.remote_sites
+        if federation is None or not sites:
+            return None
+        node = FederationNode(
+            authority,
+            sites,
+            certificate_life=timedelta(seconds=federation.certificate_life_seconds),
+            reports=runs.reports,
+            on_run_changed=runs.update_remote,
+            on_bundles=server.trust,
+        )
+        runs.federate(node)
+        node.service.on_refused = runs.refused_callers.at_federation
+        self._parts.push_async_callback(node.close)
+        await node.start(f"[::]:{federation.port}")
+        self._metrics.registry.register(FederationMetrics(node))
+        _LOG.info(
+            "site %s: federated on port %d with %s",
+            authority.site,
+            federation.port,
+            ", ".join(site.name for site in sites),
+        )
+        return node
+
+    async def _serve(
+        self,
+        runs: SiteRuns,
+        resync: Resync,
+        node: FederationNode | None,
+        tasks: Sequence[Coroutine[Any, Any, None]],
+    ) -> None:
+        self._metrics.registry.register(
+            JobMetrics(
+                self.store,
+                site=SiteName(self._settings.site),
+                refusals=runs.refusals,
+                calls=runs.calls,
+                keeper_refusals=runs.keeper_refusals,
+                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
+            )
+        )
+        federation = self._settings.federation
+        may_measure = federation is not None and federation.measure_on_demand
+        measure = node.bandwidth if node is not None and may_measure else None
+        health = HealthMonitor(
+            self._metrics, lambda: resync.stale_rounds, lambda: resync.has_version_decreased
+        )
+        for runner in (
+            await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
+            await serve_health(health, self._settings.health_port),
+        ):
+            self._parts.push_async_callback(runner.cleanup)
+        for part in (*tasks, health.tick()):
+            task = asyncio.create_task(part)
+            self._parts.push_async_callback(_cancel, task)
+        health.ready = True
+
+    async def stop(self) -> None:
+        """End every part, in reverse order of starting. Workers go on training."""
+        await self._parts.aclose()
+
+    def _namespaces_of_jobs(self) -> set[str]:
+        pods = terminating_pods(self.store.all(Kind.POD))
+        of_pods = {str(pod["metadata"]["namespace"]) for pod in pods}
+        return of_pods | {name.namespace for name in self.store.jobs() if self._is_ours(name)}
+
+    def _trigger_namespace(self, namespace: str) -> None:
+        pods = terminating_pods(self.store.all(Kind.POD))
+        for name in {*self.store.jobs(), *(job_of(Kind.POD, pod) for pod in pods)}:
+            if name.namespace == namespace:
+                self.trigger(name)
+
+    def _has_work(self, name: ObjectName) -> bool:
+        """Whether a pass may write. Otherwise the job only has to be forgotten."""
+        return self._is_ours(name) or bool(terminating_pods(self.store.of_job(Kind.POD, name)))
+
+    def _is_ours(self, name: ObjectName) -> bool:
+        """Whether the job exists and no other controller manages it."""
+        job = self.store.get(Kind.DLION_JOB, name)
+        if job is None:
+            return False
+        return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
+
+    def _is_known(self, name: ObjectName) -> bool:
+        return self.store.get(Kind.DLION_JOB, name) is not None
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

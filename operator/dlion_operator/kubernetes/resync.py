@@ -1,0 +1,165 @@
+"""Compare lists with what the watches delivered, every minute, so that no missed change persists.
+
+A silent watch looks like an idle cluster. A change that a list shows and the store lacks, even a
+moment later, was missed: it is applied and counted. After two such rounds in a row the operator is
+unhealthy (`health`).
+
+A restore of etcd decreases resource versions, so all listed objects look outdated. A list with a
+lower version than an earlier one reveals it. Then the store and all job states are rebuilt from
+lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from dlion_api.cluster_names import JOB_LABEL
+from dlion_api.errors import DLionError
+from dlion_api.names import API_VERSION
+from dlion_api.names import KIND as DLION_KIND
+from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient, Listing
+from dlion_operator.kubernetes.store import (
+    ClusterStore,
+    ObjectName,
+    as_number,
+    is_newer,
+    job_of,
+    name_of,
+)
+
+_LOG = logging.getLogger(__name__)
+
+RESYNC_INTERVAL_S = 60.0
+SETTLE_S = 5.0
+"""Time that a watch event may take to arrive."""
+
+WATCHED = (
+    Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP
+)  # fmt: skip
+_TYPES = {
+    Kind.DLION_JOB: (API_VERSION, DLION_KIND),
+    Kind.JOB: ("batch/v1", "Job"),
+    Kind.POD: ("v1", "Pod"),
+    Kind.SERVICE: ("v1", "Service"),
+    Kind.DEPLOYMENT: ("apps/v1", "Deployment"),
+    Kind.CONFIG_MAP: ("v1", "ConfigMap"),
+}
+
+
+class Resync:
+    def __init__(
+        self,
+        cluster: KubernetesClient,
+        store: ClusterStore,
+        namespaces: Sequence[str],
+        trigger: Callable[[ObjectName], None],
+        on_restored: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`namespaces`: empty means all. `on_restored` is called when versions have decreased:
+        after the store is rebuilt, and before any job is reconciled."""
+        self._cluster = cluster
+        self._store = store
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._trigger = trigger
+        self._on_restored = on_restored
+        self._listed_at: dict[tuple[Kind, str | None], int] = {}
+        self.has_version_decreased = False
+        """Whether versions have decreased since the start: the watches may be silent."""
+        self._not_listed: dict[Kind, set[str]] = {kind: set() for kind in WATCHED}
+        self.stale_rounds = 0
+        """Consecutive rounds that found a missed change."""
+        self.confirmed_s = time.monotonic()
+
+    async def load(self) -> None:
+        """Load all objects before any decision: incomplete data would mislead it.
+
+        Raises: DLionError if the API server does not answer.
+        """
+        for kind in WATCHED:
+            for document in await self._list(kind):
+                self._store.put(kind, document)
+
+    async def run(self, every_s: float = RESYNC_INTERVAL_S, settle_s: float = SETTLE_S) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.run_once(settle_s)
+            except DLionError as error:
+                _LOG.warning("the watches could not be checked: %s", error)
+            except Exception:  # noqa: BLE001 - without its rounds the operator would go blind
+                _LOG.exception("the watches could not be checked: a defect of ours")
+
+    async def run_once(self, settle_s: float) -> None:
+        """Run one round. Raises: DLionError if the API server does not answer."""
+        known = {kind: self._store.newest_version(kind) for kind in WATCHED}
+        before = dict(self._listed_at)
+        listings = {kind: await self._list(kind) for kind in WATCHED}
+        if any(at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()):
+            await self._reset()
+            return
+        await asyncio.sleep(settle_s)
+        missed: set[ObjectName] = set()
+        for kind, items in listings.items():
+            missed |= self._apply_list(kind, items)
+        for name in missed:
+            _LOG.warning("%s: a change was missed by the watches", "/".join(name))
+            self._trigger(name)
+        self.stale_rounds = self.stale_rounds + 1 if missed else 0
+        self.confirmed_s = time.monotonic()
+
+    async def _reset(self) -> None:
+        """Rebuild the store from new lists only."""
+        listings = {kind: await self._list(kind) for kind in WATCHED}
+        _LOG.error(
+            "resource versions of the API server went back: was its etcd restored? All "
+            "data is read again"
+        )
+        jobs = set(self._store.jobs())
+        self._store.replace_all(listings)
+        self._not_listed = {kind: set() for kind in WATCHED}
+        # kopf continues its watches at the last version that it received. It lists again after a
+        # 410 within a stream. Other errors end kopf, and so this process. But an API server may
+        # also accept a watch at a future version and send nothing until then: ask for a restart.
+        self.has_version_decreased = True
+        self._on_restored()
+        for name in jobs | set(self._store.jobs()):
+            self._trigger(name)
+        self.confirmed_s = time.monotonic()
+
+    async def _list(self, kind: Kind) -> list[Document]:
+        selector = "" if kind is Kind.DLION_JOB else JOB_LABEL
+        items: list[Document] = []
+        for namespace in self._namespaces:
+            listing: Listing = await self._cluster.list(kind, namespace, selector=selector)
+            if at := as_number(listing.resource_version):
+                self._listed_at[kind, namespace] = at
+            api_version, name = _TYPES[kind]
+            items += [{**item, "apiVersion": api_version, "kind": name} for item in listing.items]
+        return items
+
+    def _apply_list(self, kind: Kind, items: list[Document]) -> set[ObjectName]:
+        """Apply differences between the list and the store. Return the jobs concerned.
+
+        An object that the list lacks may be newer than the list. It is gone only if the previous
+        list lacked the same object, too.
+        """
+        missed = set()
+        listed = {name_of(document): document for document in items}
+        for document in items:
+            known = self._store.get(kind, name_of(document))
+            is_news = known is None or is_newer(document, known)
+            if is_news and self._store.put(kind, document):
+                missed.add(job_of(kind, document))
+        not_listed = {
+            str(known["metadata"].get("uid")): known
+            for known in self._store.all(kind)
+            if name_of(known) not in listed
+        }
+        for uid in not_listed.keys() & self._not_listed[kind]:
+            missed.add(job_of(kind, not_listed[uid]))
+            self._store.remove(kind, not_listed[uid])
+        self._not_listed[kind] = set(not_listed)
+        return missed

@@ -1,0 +1,135 @@
+"""The operator's view of the cluster: the watched objects, by kind, name and job. No I/O.
+
+Results of writes are added at once, so that the next pass sees them before their watch event.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from dlion_api.cluster_names import JOB_LABEL
+from dlion_operator.kubernetes.client import Document, Kind
+
+MAX_REMEMBERED = 4096
+"""Deleted objects that are remembered, so that late events do not restore them."""
+
+
+class ObjectName(NamedTuple):
+    namespace: str
+    name: str
+
+
+class ClusterStore:
+    """The latest known version of each object."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Kind, dict[ObjectName, Document]] = defaultdict(dict)
+        self._of_job: dict[tuple[Kind, ObjectName], dict[ObjectName, Document]] = defaultdict(dict)
+        self._gone: OrderedDict[str, int] = OrderedDict()
+        """UID → resource version at deletion. An object that loses our label looks deleted, too; a
+        newer version of it is an update."""
+
+    def put(self, kind: Kind, document: Document) -> bool:
+        """Store a document unless a newer version is known. Return whether it was stored."""
+        name = name_of(document)
+        uid = _uid_of(document)
+        if version_of(document) <= self._gone.get(uid, -1):
+            return False
+        known = self._objects[kind].get(name)
+        if known is not None and not is_newer(document, known):
+            return False
+        self._gone.pop(uid, None)
+        if known is not None:
+            self._forget(kind, known)
+        slim = _slim(document)
+        self._objects[kind][name] = slim
+        self._of_job[kind, job_of(kind, document)][name] = slim
+        return True
+
+    def remove(self, kind: Kind, document: Mapping[str, Any]) -> None:
+        """Remove a deleted object. A newer version, or a new object of the same name, stays."""
+        known = self._objects[kind].get(name_of(document))
+        if known is not None and _uid_of(known) == _uid_of(document):
+            if version_of(known) > version_of(document):
+                return
+            self._forget(kind, known)
+        self._gone[_uid_of(document)] = version_of(document)
+        while len(self._gone) > MAX_REMEMBERED:
+            self._gone.popitem(last=False)
+
+    def _forget(self, kind: Kind, known: Document) -> None:
+        name = name_of(known)
+        del self._objects[kind][name]
+        key = (kind, job_of(kind, known))
+        self._of_job[key].pop(name, None)
+        if not self._of_job[key]:
+            del self._of_job[key]
+
+    def replace_all(self, objects: Mapping[Kind, Iterable[Document]]) -> None:
+        """Replace all objects, whatever their versions."""
+        self._objects.clear()
+        self._of_job.clear()
+        self._gone.clear()
+        for kind, documents in objects.items():
+            for document in documents:
+                self.put(kind, document)
+
+    def newest_version(self, kind: Kind) -> int:
+        """The highest version of an object of that kind; 0: there is none."""
+        return max(map(version_of, self._objects[kind].values()), default=0)
+
+    def get(self, kind: Kind, name: ObjectName) -> Document | None:
+        return self._objects[kind].get(name)
+
+    def of_job(self, kind: Kind, job: ObjectName) -> tuple[Document, ...]:
+        objects = self._of_job.get((kind, job), {})
+        return tuple(objects[name] for name in sorted(objects))
+
+    def all(self, kind: Kind) -> tuple[Document, ...]:
+        return tuple(self._objects[kind].values())
+
+    def jobs(self) -> Iterator[ObjectName]:
+        return iter(tuple(self._objects[Kind.DLION_JOB]))
+
+
+def name_of(document: Mapping[str, Any]) -> ObjectName:
+    metadata = document["metadata"]
+    return ObjectName(str(metadata["namespace"]), str(metadata["name"]))
+
+
+def job_of(kind: Kind, document: Mapping[str, Any]) -> ObjectName:
+    """The DLionJob that an object belongs to, by its label; for a DLionJob itself."""
+    namespace, name = name_of(document)
+    if kind is Kind.DLION_JOB:
+        return ObjectName(namespace, name)
+    labels = document["metadata"].get("labels") or {}
+    return ObjectName(namespace, str(labels.get(JOB_LABEL, "")))
+
+
+def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether the document is a later version than the known one, or another object."""
+    if _uid_of(document) != _uid_of(known):
+        return True
+    return version_of(document) > version_of(known)
+
+
+def version_of(document: Mapping[str, Any]) -> int:
+    """Its resource version as a number: etcd's revision, which only increases."""
+    return as_number(str(document["metadata"].get("resourceVersion", "")))
+
+
+def as_number(resource_version: str) -> int:
+    """That version as a number; 0: it is not one."""
+    return int(resource_version) if resource_version.isdecimal() else 0
+
+
+def _uid_of(document: Mapping[str, Any]) -> str:
+    return str(document["metadata"].get("uid"))
+
+
+def _slim(document: Document) -> Document:
+    """Without `managedFields`, which the operator does not read and which are half of an object."""
+    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+    return {**document, "metadata": metadata}

@@ -1,0 +1,372 @@
+"""Decide what to do about one job, from what the operator observes. Pure and level-based.
+
+It looks at the current state only, never at earlier actions. So it may run at any time and any
+number of times, also in an operator that has just started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import Problem, SpecError
+from dlion_api.names import JobKey, SiteName
+from dlion_api.spec import load_job
+from dlion_api.status import ConditionType, Reason
+from dlion_operator import children
+from dlion_operator.children.pods import owner_of
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import WorkerJobView, parse_time
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.run_trust import authority_of
+from dlion_operator.plan.decisions import (
+    Action,
+    Apply,
+    CloseRun,
+    Create,
+    Decision,
+    Delete,
+    FinishRun,
+    OpenRun,
+    StopRun,
+)
+from dlion_operator.plan.objects.exposure import addresses, exposing_objects, exposure_problems
+from dlion_operator.plan.objects.garbage_collection import (
+    delete_earlier_runs,
+    delete_other_runs,
+    delete_run_objects,
+    delete_unneeded_services,
+    delete_worker_services,
+    release_lost_pods,
+)
+from dlion_operator.plan.objects.job_patches import halt_jobs, store_bundles, update_jobs
+from dlion_operator.plan.objects.manifest_changes import (
+    RECREATING,
+    ignored_fields_note,
+    invalid_manifest,
+    is_manifest_changed,
+    manifest_digest,
+    recreate_objects,
+    template_problem,
+)
+from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.outcome.diagnosis import (
+    diagnose,
+    missing_authority,
+    with_last_error,
+    with_note,
+    with_signing_problem,
+)
+from dlion_operator.plan.outcome.event_selection import select_events
+from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.outcome.job_status import run_status, status_without_run
+from dlion_operator.plan.outcome.run_outcome import (
+    A_WORKER_FINISHED,
+    cannot_continue_reason,
+    diagnose_failure,
+    diagnose_outcome,
+    end_condition,
+    has_trained,
+    is_deadline_exceeded,
+    may_miss_workers,
+    status_of_run,
+)
+from dlion_operator.plan.runs import Run, groups_of
+
+MANAGED_BY = "dlion.dev/operator"
+CREATE_ONLY = frozenset({Kind.CLAIM, Kind.CONFIG_MAP, Kind.DEPLOYMENT})
+"""Kinds that a newer operator does not update: workers keep their initial values. `object_applier`
+updates what new pods need from the current operator. A recreated keeper without a claim loses its
+data; the claim belongs to the user."""
+STOP_TIMEOUT = timedelta(seconds=60)
+"""Time that workers have to save their training state when a run is abandoned."""
+MIN_RETENTION = timedelta(seconds=60)
+"""The keeper records how the run ended before anything is deleted."""
+SERVE_AFTER_END = timedelta(minutes=10)
+"""Time in which the keeper can learn that a run is over."""
+REQUEUE_S = 10.0
+
+
+def decide(observed: Observed, settings: Settings) -> Decision:
+    """Return what to do about the observed job now."""
+    document = observed.document
+    if is_unmanaged(document):
+        is_ours = _managed_by(document) == MANAGED_BY
+        released = release_lost_pods(observed) if is_ours else ()
+        requeue_s = REQUEUE_S if is_ours and observed.terminating else None
+        return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
+    unknown: list[Problem] = []
+    try:
+        job = load_job(document, unknown=unknown)
+    except SpecError as error:
+        run_id = _run_id(document)
+        if end_condition(observed, run_id):
+            return Decision((), _refreshed_status(observed))
+        return _decide_without_run(invalid_manifest(error, observed, run_id), observed)
+    if not groups_of(job, settings.site):
+        message = f"spec.sites does not name this site, {settings.site}"
+        return _decide_without_run(
+            Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed
+        )
+    run = Run.of(job, observed, SiteName(settings.site))
+    if ended := end_condition(observed, job.key.run_id):
+        return _decide_after_end(run, observed, settings, *ended)
+    return _decide_run(run, observed, settings, ignored_fields_note(unknown))
+
+
+def _run_id(document: Mapping[str, Any]) -> str:
+    return str((document.get("spec") or {}).get("runId", ""))
+
+
+def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
+    """Only delete the remains of earlier runs."""
+    run_id = _run_id(observed.document)
+    views = [WorkerJobView(document) for document in observed.jobs]
+    other_runs = [view for view in views if view.run_id != run_id]
+    metadata = observed.document["metadata"]
+    key = JobKey(metadata["namespace"], metadata["name"], run_id)
+    # Workers may train under a manifest that this operator cannot read: serve them further.
+    closing = () if len(other_runs) < len(views) else (CloseRun(),)
+    actions = (
+        *closing,
+        *delete_other_runs(other_runs, key, observed),
+        *release_lost_pods(observed),
+    )
+    return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
+
+
+def is_unmanaged(document: Mapping[str, Any]) -> bool:
+    """Whether the job is being deleted, or another controller manages it."""
+    is_going = bool(document["metadata"].get("deletionTimestamp"))
+    return is_going or _managed_by(document) != MANAGED_BY
+
+
+def _managed_by(document: Mapping[str, Any]) -> str:
+    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY))
+
+
+# ---- a run that goes on ----------------------------------------------------------------------
+
+
+def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> Decision:
+    """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
+    cleaning = (*delete_earlier_runs(run, observed), *release_lost_pods(observed))
+    if run.job.spec.suspend:
+        return _suspend(run, observed, settings, cleaning)
+    if run.has_ended:
+        return _finish(diagnose_outcome(run, observed), run, observed, cleaning)
+    if is_manifest_changed(run, observed):
+        status = run_status(RECREATING, run, observed)
+        return _with_status(RECREATING, observed, status, (*cleaning, *recreate_objects(run)))
+    if abandoned := _abandoned(run, observed):
+        return _finish(abandoned, run, observed, cleaning)
+    invalid_template = "" if run.is_complete else template_problem(run, observed, settings)
+    if not run.jobs and (diagnosis := _start_blocker(run, observed, invalid_template)):
+        diagnosis = with_note(diagnosis, note)
+        creating = () if invalid_template else _initial_actions(run, observed, settings, diagnosis)
+        return _with_status(
+            diagnosis, observed, run_status(diagnosis, run, observed), (*cleaning, *creating)
+        )
+    actions = (
+        *cleaning,
+        *delete_unneeded_services(run, observed),
+        _open_run(run, observed, settings),
+        *_objects(run, observed, settings, with_jobs=not invalid_template),
+        *update_jobs(run),
+        *store_bundles(run, observed),
+    )
+    if why := _stop_reason(run, observed):
+        actions = (*actions, StopRun(why))
+    diagnosis = with_signing_problem(
+        diagnose(run, observed, exposure_problems(run, observed, settings)),
+        authority_of(run.job, observed.authority),
+    )
+    diagnosis = with_last_error(
+        diagnosis, invalid_template or (observed.rejected.message if observed.rejected else "")
+    )
+    diagnosis = with_note(with_last_error(diagnosis, observed.last_error), note)
+    if _is_status_ahead(observed, diagnosis, run):
+        return Decision(actions, requeue_after_s=2.0)
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+
+
+def _start_blocker(run: Run, observed: Observed, invalid_template: str) -> Diagnosis | None:
+    """Return why a run without Jobs gets none for now, or None. No such reason is final."""
+    if invalid_template:
+        return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, invalid_template)
+    if diagnosis := missing_authority(run.job, observed):
+        return diagnosis
+    if observed.rejected is not None:
+        return Diagnosis(JobPhase.STUCK, observed.rejected.reason, observed.rejected.message)
+    return None
+
+
+def _initial_actions(
+    run: Run, observed: Observed, settings: Settings, diagnosis: Diagnosis
+) -> tuple[Action, ...]:
+    opened = _open_run(run, observed, settings)
+    if diagnosis.reason is Reason.NO_AUTHORITY:
+        return (opened, *_requested_certificate(run, observed, settings))
+    return (opened, *_objects(run, observed, settings))
+
+
+def _suspend(
+    run: Run, observed: Observed, settings: Settings, cleaning: tuple[Action, ...]
+) -> Decision:
+    diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
+    stopping = tuple(halt_jobs(run))
+    # Pods that shut down still report, and the keeper needs those reports.
+    if run.pods and not _have_all_finished(run):
+        actions = (*cleaning, *stopping, _open_run(run, observed, settings))
+    else:
+        actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+
+
+def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
+    age = observed.now - run.created_at if run.created_at else timedelta()
+    return OpenRun(
+        run.job,
+        run.workers,
+        run.spec_hash,
+        age_s=max(0.0, age.total_seconds()),
+        failed=run.failed_ranks,
+        addresses=addresses(run, observed, settings),
+        authority=authority_of(run.job, observed.authority),
+        kept_bundles=run.kept_bundles,
+    )
+
+
+def _have_all_finished(run: Run) -> bool:
+    return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
+
+
+def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:
+    """The request to cert-manager, where it issues the job's authority."""
+    if run.job.spec.tls.mode == "CertManager":
+        yield Apply(children.authority_certificate(run.job, settings, owner_of(observed.document)))
+
+
+def _objects(
+    run: Run, observed: Observed, settings: Settings, *, with_jobs: bool = True
+) -> Iterator[Action]:
+    """All objects of the run in their desired form. `with_jobs`: include its Jobs."""
+    owner = owner_of(observed.document)
+    yield from _requested_certificate(run, observed, settings)
+    documents = [
+        children.config_map(run.job, settings, owner, authority_pem=observed.authority_pem),
+        children.headless_service(run.job, settings, owner),
+        *children.keeper_objects(run.job, settings, owner),
+    ]
+    for document in documents:
+        yield Create(document) if Kind.of(document) in CREATE_ONLY else Apply(document)
+    for group in run.groups if with_jobs else ():
+        if group.name not in run.jobs:
+            made = children.worker_job(run.job, group, settings, owner)
+            digest = run.manifest_digest or manifest_digest(run.job)
+            made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
+            yield Create(made)
+    for service, document in exposing_objects(run, observed, settings):
+        yield Apply(document, exposes=service)
+
+
+def _stop_reason(run: Run, observed: Observed) -> str:
+    """Return why workers should finish now and end the run. Empty: they should not."""
+    if is_deadline_exceeded(run, observed.now):
+        limit = run.job.spec.active_deadline_seconds
+        return f"the run took longer than activeDeadlineSeconds ({limit} s)"
+    if run.succeeded:
+        # A worker that rejoins now would wait for peers that are gone.
+        return A_WORKER_FINISHED
+    why = cannot_continue_reason(run, observed)
+    return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
+
+
+def _abandoned(run: Run, observed: Observed) -> Diagnosis | None:
+    """Return the outcome of a run that was asked to end and did not."""
+    if is_deadline_exceeded(run, observed.now - STOP_TIMEOUT):
+        return diagnose_outcome(run, observed)
+    if not has_trained(run, observed) and cannot_continue_reason(run, observed):
+        return diagnose_failure(run)
+    return None
+
+
+def _is_status_ahead(observed: Observed, diagnosis: Diagnosis, run: Run) -> bool:
+    """Whether the status reports more than an operator that has just started can know."""
+    conditions = status_of_run(observed, run.job.key.run_id).get("conditions") or ()
+    reported = {c.get("type"): c.get("status") for c in conditions}
+    was_training = reported.get(ConditionType.READY) == "True"
+    was_training &= reported.get(ConditionType.SUSPENDED) != "True"
+    lesser_phases = (JobPhase.WAITING, JobPhase.STUCK, JobPhase.DEGRADED)
+    return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run, observed)
+
+
+def _finish(
+    diagnosis: Diagnosis, run: Run, observed: Observed, cleaning: tuple[Action, ...]
+) -> Decision:
+    """The run is over: inform the keeper, and write the outcome to the status."""
+    succeeded = diagnosis.phase is JobPhase.SUCCEEDED
+    # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
+    # an operator that is killed in between would take the halted run for a running one.
+    actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+
+
+def _decide_after_end(
+    run: Run, observed: Observed, settings: Settings, type_: str, time: str
+) -> Decision:
+    """Decide about a run that is over. `type_` and `time` are those of the condition that ended
+    it."""
+    age = observed.now - (parse_time(time) or observed.now)
+    actions: list[Action] = [
+        *delete_earlier_runs(run, observed),
+        *halt_jobs(run),
+        *release_lost_pods(observed),
+    ]
+    actions += delete_worker_services(run, observed)
+    waits = [SERVE_AFTER_END]
+    if age >= SERVE_AFTER_END:
+        actions.append(CloseRun())
+    elif observed.run is None:
+        finish = FinishRun(_ready_message(observed), type_ == ConditionType.SUCCEEDED)
+        actions += [_open_run(run, observed, settings), finish]
+    ttl = run.job.spec.ttl_seconds_after_finished
+    if ttl is not None:
+        ttl = max(ttl, int(MIN_RETENTION.total_seconds()))
+        waits.append(timedelta(seconds=ttl))
+        if age >= timedelta(seconds=ttl):
+            actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
+            actions += delete_run_objects(run.job.key)
+    due = [(wait - age).total_seconds() for wait in waits if wait > age]
+    due += [REQUEUE_S] if observed.terminating else []
+    return Decision(
+        tuple(actions), _refreshed_status(observed), requeue_after_s=min(due, default=None)
+    )
+
+
+def _refreshed_status(observed: Observed) -> dict[str, Any]:
+    """The current status, marked as observed for the current manifest."""
+    generation = observed.document["metadata"].get("generation")
+    return {**(observed.document.get("status") or {}), "observedGeneration": generation}
+
+
+def _ready_message(observed: Observed) -> str:
+    conditions = (observed.document.get("status") or {}).get("conditions") or ()
+    ready = (str(each.get("message")) for each in conditions if each.get("type") == "Ready")
+    return next(ready, "") or "over"
+
+
+def _with_status(
+    diagnosis: Diagnosis, observed: Observed, status: dict[str, Any], actions: tuple[Action, ...]
+) -> Decision:
+    """A decision with this status, and the events that follow from it."""
+    events = select_events(diagnosis, observed, status)
+    # A suspended job does not change at this site, but it may at others.
+    is_alone = len(status.get("sites") or ()) < 2
+    is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
+        diagnosis.phase is JobPhase.SUSPENDED and is_alone
+    )
+    looks_again = observed.terminating or not is_idle
+    return Decision(actions, status, events, REQUEUE_S if looks_again else None)

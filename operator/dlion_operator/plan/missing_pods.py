@@ -1,0 +1,125 @@
+"""Pods that should exist and are not created: a quota, pod security, a missing service account.
+
+Pure. `reconcile` counts for how long they have been missing; `diagnosis` reports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import JobKey
+from dlion_api.status import Reason
+from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView
+from dlion_operator.plan.runs import Run
+from dlion_operator.plan.startup_delays import (
+    STUCK_AFTER,
+    is_start_overdue,
+    keeper_not_ready,
+    start_delay,
+)
+
+FIRST_BACKOFF_S = 10.0
+MAX_BACKOFF_S = 600.0
+"""Kubernetes waits this long before it replaces a failed pod of a Job, doubling from the first to
+the longest.
+
+Source: its Job controller (DefaultJobPodFailureBackOff).
+"""
+MAX_LISTED_PODS = 5
+
+_STUCK_AFTER_S = STUCK_AFTER.total_seconds()
+
+
+def missing_pods(
+    key: JobKey, jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
+) -> list[MissingPod]:
+    """Return the pods of that run that Kubernetes was asked for and that do not exist."""
+    views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id and _should_run(v)]
+    there = [p for p in map(PodView, pods) if p.labels.get(names.RUN_LABEL) == key.run_id]
+    pods_missing = [
+        (view.name, index)
+        for view in views
+        for index in sorted(
+            set(range(view.workers)) - view.finished_indexes - _present_indexes(view, there)
+        )
+    ]
+    keepers = (p for p in there if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER)
+    if views and not any(_is_alive(pod) for pod in keepers):
+        pods_missing.append((names.keeper_name(key), 0))
+    return pods_missing
+
+
+def _should_run(view: WorkerJobView) -> bool:
+    return not view.suspended and view.ended_at is None
+
+
+def _is_alive(keeper: PodView) -> bool:
+    return not keeper.is_finished and keeper.deleted_at is None
+
+
+def _present_indexes(view: WorkerJobView, pods: Iterable[PodView]) -> set[int]:
+    return {
+        pod.index
+        for pod in pods
+        if pod.index is not None
+        and pod.phase != "Failed"
+        and pod.labels.get(names.GROUP_LABEL) == view.group
+    }
+
+
+def is_keeper_missing(key: JobKey, missing_s: Mapping[MissingPod, float]) -> bool:
+    return missing_s.get((names.keeper_name(key), 0), 0.0) >= _STUCK_AFTER_S
+
+
+def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
+    """Problems of Jobs whose pods are not created, and of the keeper's Deployment."""
+    problems = []
+    for group, view in run.jobs.items():
+        late = [
+            f"{group}-{index}"
+            for (name, index), since_s in observed.missing_s.items()
+            if name == view.name and since_s >= _STUCK_AFTER_S + _backoff_s(run, group, index)
+        ]
+        if late:
+            more = f" and {len(late) - MAX_LISTED_PODS} more" if len(late) > MAX_LISTED_PODS else ""
+            pods = f"pods for {', '.join(late[:MAX_LISTED_PODS])}{more}"
+            message = f"Job {view.name} creates no {pods}: see `kubectl describe job {view.name}`"
+            problems.append(PodProblem(Reason.PODS_REFUSED, message))
+    return [*problems, *_keeper_creation_problems(run, observed)]
+
+
+def _backoff_s(run: Run, group: str, index: int) -> float:
+    """Seconds that Kubernetes waits after the newest pod of that worker."""
+    pods = [p for p in run.pods if p.labels.get(names.GROUP_LABEL) == group and p.index == index]
+    if not pods:
+        return 0.0
+    failures = max(pod.failures for pod in pods)
+    return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 10))
+
+
+def _keeper_creation_problems(run: Run, observed: Observed) -> Iterator[PodProblem]:
+    if not is_keeper_missing(run.job.key, observed.missing_s):
+        return
+    name = names.keeper_name(run.job.key)
+    conditions = ((observed.keeper or {}).get("status") or {}).get("conditions") or ()
+    why = [str(c.get("message")) for c in conditions if _is_refusal(c)]
+    look = f"see `kubectl describe deployment {name}`"
+    message = f"Deployment {name} creates no pod for the keeper: {'; '.join([*why, look])}"
+    yield PodProblem(Reason.PODS_REFUSED, message)
+
+
+def _is_refusal(condition: Mapping[str, Any]) -> bool:
+    return condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+
+
+def keeper_problems(run: Run, observed: Observed) -> list[PodProblem]:
+    """Why the run's keeper has not served for a minute or more. Empty: no problem known."""
+    pods = [pod for pod in run.keepers if _is_alive(pod) and is_start_overdue(pod, observed.now)]
+    pod_problems = (
+        pod.problem() or start_delay(pod, observed.now) or keeper_not_ready(pod, observed.unready_s)
+        for pod in pods
+    )
+    return [*_keeper_creation_problems(run, observed), *filter(None, pod_problems)]

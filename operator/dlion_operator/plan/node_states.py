@@ -1,0 +1,58 @@
+"""Look up whether nodes exist and are ready, for pods that should be gone.
+
+A pod that is force-deleted on a working node keeps running beside its successor. `reconcile` looks
+nodes up only where `garbage_collection` would release a pod.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Any
+
+from dlion_api.errors import DLionError
+from dlion_operator.kubernetes.client import Kind, KubernetesClient, RequestRefusedError
+
+_LOG = logging.getLogger(__name__)
+
+
+class NodeState(StrEnum):
+    READY = "ready"
+    NOT_READY = "not ready"
+    """Its condition Ready is False, Unknown or absent."""
+    ABSENT = "absent"
+    FORBIDDEN = "forbidden"
+    """The operator may not read nodes."""
+    UNANSWERED = "unanswered"
+
+
+class NodeStates:
+    """Reads node states. Nothing is cached, since a cached state may be outdated."""
+
+    def __init__(self, cluster: KubernetesClient, *, may_read: bool) -> None:
+        """`may_read`: whether the operator has cluster-wide rights."""
+        self._cluster = cluster
+        self._may_ask = may_read
+
+    async def of(self, nodes: Collection[str]) -> Mapping[str, NodeState]:
+        return {name: await self._state_of(name) for name in sorted(nodes)}
+
+    async def _state_of(self, name: str) -> NodeState:
+        if not self._may_ask:
+            return NodeState.FORBIDDEN
+        try:
+            node = await self._cluster.get(Kind.NODE, "", name)
+        except RequestRefusedError:
+            return NodeState.FORBIDDEN
+        except DLionError as error:
+            _LOG.warning("node %s: %s", name, error)
+            return NodeState.UNANSWERED
+        if node is None:
+            return NodeState.ABSENT
+        return NodeState.READY if _is_ready(node) else NodeState.NOT_READY
+
+
+def _is_ready(node: Mapping[str, Any]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)

@@ -1,0 +1,1 @@
+"""Objects of a job that have to be created, updated or deleted."""

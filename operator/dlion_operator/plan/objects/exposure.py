@@ -1,0 +1,230 @@
+"""How other sites reach this site's workers (`spec.network.exposure`). Pure.
+
+The addresses follow from the workers' Services (`children`). They are for other sites
+only: workers of one site dial each other's pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.addresses import join_host_port
+from dlion_api.membership import Member, MemberState
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
+from dlion_operator import children
+from dlion_operator.children.pods import owner_of
+from dlion_operator.kubernetes.failure_backoff import FailedObject
+from dlion_operator.model.settings import Settings
+from dlion_operator.plan.observed import Document, Observed, PodView
+from dlion_operator.plan.runs import Run
+
+EXPOSURE_TIMEOUT = timedelta(minutes=5)
+"""Counted from the start or resumption of a run's Jobs. Clouds need minutes for a load balancer."""
+NO_GATEWAY = (
+    "exposure Gateway: this site's operator knows of no gateway; name it in the chart's values"
+    " (gateway.address, gateway.route)"
+)
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class WorkerAddresses:
+    """The addresses of one worker for other sites, each as `host:port`."""
+
+    exchange: str
+    measuring: str
+
+
+Addresses = Mapping[WorkerIdentity, WorkerAddresses]
+"""The known addresses. A worker without one cannot be reached yet."""
+
+
+class WorkerService:
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        metadata = document["metadata"]
+        self.name = str(metadata["name"])
+        self.uid = str(metadata.get("uid", ""))
+        self.labels: Mapping[str, str] = metadata.get("labels") or {}
+        self._spec: Document = document.get("spec") or {}
+        self._status: Document = document.get("status") or {}
+
+    @property
+    def run_id(self) -> str:
+        return self.labels.get(names.RUN_LABEL, "")
+
+    @property
+    def node_ports(self) -> Mapping[str, int]:
+        """Node ports by port name. Empty unless all ports have one."""
+        ports = {each.get("name"): each.get("nodePort") for each in self._spec.get("ports") or ()}
+        return ports if all(ports.get(each) for each in (names.EXCHANGE, names.MEASURING)) else {}
+
+    @property
+    def load_balancer(self) -> str:
+        """Address or host name of its load balancer. Empty: none yet."""
+        for each in (self._status.get("loadBalancer") or {}).get("ingress") or ():
+            return str(each.get("ip") or each.get("hostname") or "")
+        return ""
+
+    def addresses(self, host: str) -> WorkerAddresses | None:
+        """The worker's addresses at that host, or None while there are no ports."""
+        ports = self.node_ports  # a load balancer's are the same
+        if not ports:
+            return None
+        exchange, measuring = ports[names.EXCHANGE], ports[names.MEASURING]
+        return WorkerAddresses(join_host_port(host, exchange), join_host_port(host, measuring))
+
+
+def is_exposed(job: Job) -> bool:
+    """Whether the job's workers need more than their pods' addresses."""
+    return job.spec.network.exposure != "PodNetwork" and len(job.spec.sites) > 1
+
+
+def worker_services(observed: Observed) -> dict[str, WorkerService]:
+    """Existing worker Services of any run that are not being deleted, by name."""
+    views = [
+        WorkerService(document)
+        for document in observed.services
+        if document["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
+        and not document["metadata"].get("deletionTimestamp")
+    ]
+    return {view.name: view for view in views}
+
+
+def service_name(run: Run, worker: WorkerIdentity) -> str:
+    return names.worker_service_name(run.job.key, worker.group, worker.index)
+
+
+def local_workers(run: Run) -> list[WorkerIdentity]:
+    """The current workers of this site, without groups that wait in a queue. Ports and load
+    balancers are expensive."""
+    waiting = {group.name for group in run.groups if run.is_queued(group.name)}
+    here = (worker for worker in run.workers if worker.site == run.site)
+    return [worker for worker in here if worker.group not in waiting]
+
+
+def exposing_objects(
+    run: Run, observed: Observed, settings: Settings
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Services of current workers, and gateway routes for existing Services, each with its
+    Service's name."""
+    if not is_exposed(run.job):
+        return
+    there, owner = worker_services(observed), owner_of(observed.document)
+    by_gateway = run.job.spec.network.exposure == "Gateway"
+    for worker in local_workers(run):
+        name = service_name(run, worker)
+        service = there.get(name)
+        ports = service.node_ports if service else {}
+        yield name, children.worker_service(run.job, worker, ports, settings, owner)
+        if service and by_gateway and settings.gateway:
+            routes = children.worker_routes(run.job, worker, settings.gateway, service.document)
+            yield from ((name, route) for route in routes)
+
+
+def addresses(run: Run, observed: Observed, settings: Settings) -> Addresses | None:
+    """Addresses of this site's workers for other sites. None: their pods' addresses."""
+    if not is_exposed(run.job):
+        return None
+    services, nodes = worker_services(observed), _nodes(run)
+    known_addresses = {}
+    for worker in local_workers(run):
+        name, node = service_name(run, worker), nodes.get(_short_name(worker), "")
+        service, failed_object = services.get(name), observed.failed_objects.get(name)
+        known = _addresses_of(service, run.job, node, settings) if service else None
+        if known is not None and (failed_object is None or failed_object.exists):
+            known_addresses[worker] = known
+    return known_addresses
+
+
+def _addresses_of(
+    service: WorkerService, job: Job, node: str, settings: Settings
+) -> WorkerAddresses | None:
+    """Addresses of that Service's worker. `node`: its node's address, or empty."""
+    if job.spec.network.exposure == "Gateway":
+        gateway = settings.gateway
+        return WorkerAddresses(gateway.address, gateway.address) if gateway else None
+    host = service.load_balancer if job.spec.network.exposure == "LoadBalancer" else node
+    return service.addresses(settings.advertised_address or host) if host else None
+
+
+def advertised_members(
+    members: Iterable[Member], addresses: Addresses | None
+) -> tuple[Member, ...]:
+    """Members of this site for other sites, without those that cannot be reached from there yet."""
+    if addresses is None:
+        return tuple(members)
+    return tuple(
+        replace(member, exchange_address=known.exchange, measuring_address=known.measuring)
+        if (known := addresses.get(member.identity))
+        else member
+        for member in members
+        if member.identity in addresses or member.state is not MemberState.READY
+    )
+
+
+def exposure_problems(run: Run, observed: Observed, settings: Settings) -> list[str]:
+    """Messages on why other sites cannot reach some workers of this site yet.
+
+    A pod without a node is not such a problem.
+    """
+    if not is_exposed(run.job):
+        return []
+    if run.job.spec.network.exposure == "Gateway" and settings.gateway is None:
+        return [NO_GATEWAY]
+    services = worker_services(observed)
+    is_balanced = run.job.spec.network.exposure == "LoadBalancer"
+    messages = []
+    for worker in local_workers(run):
+        name = service_name(run, worker)
+        why = _exposure_problem(
+            name, services.get(name), observed.failed_objects.get(name), is_balanced=is_balanced
+        )
+        if why:
+            messages.append(f"{_short_name(worker)}: unreachable from other sites: {why}")
+    return messages
+
+
+def _exposure_problem(
+    name: str,
+    service: WorkerService | None,
+    failed_object: FailedObject | None,
+    *,
+    is_balanced: bool,
+) -> str:
+    """Why that worker cannot be reached. Empty: it can."""
+    has_all = service is not None and not (is_balanced and not service.load_balancer)
+    if failed_object is not None and not (has_all and failed_object.exists):
+        return f"{failed_object.message}; retrying"
+    if service is None:
+        return f"Service {name} does not exist yet"
+    if not has_all:
+        return (
+            f"Service {name} has no load balancer address yet; where this cluster has no load"
+            " balancer, use exposure NodePort"
+        )
+    return ""
+
+
+def is_exposure_overdue(run: Run, now: datetime) -> bool:
+    """Whether workers should be reachable by now."""
+    return run.started_at is not None and now - run.started_at >= EXPOSURE_TIMEOUT
+
+
+def _nodes(run: Run) -> dict[str, str]:
+    """Node address of each worker's newest pod, by short name."""
+    pods: dict[str, PodView] = {}
+    for pod in sorted(run.pods, key=lambda each: each.created_at or _LONG_AGO):
+        if pod.phase not in ("Succeeded", "Failed"):
+            pods[pod.worker] = pod
+    return {worker: pod.node_address for worker, pod in pods.items()}
+
+
+def _short_name(worker: WorkerIdentity) -> str:
+    """As in `PodView.worker`."""
+    return f"{worker.group}-{worker.index}"

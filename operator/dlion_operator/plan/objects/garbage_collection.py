@@ -1,0 +1,171 @@
+"""What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure.
+
+`decide` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.names import JobKey
+from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.plan.decisions import Action, Delete, Patch
+from dlion_operator.plan.node_states import NodeState
+from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
+from dlion_operator.plan.observed import Observed, PodView
+from dlion_operator.plan.runs import Run
+
+LOST_AFTER_S = 60.0
+"""A pod may be on a lost node if it outlives its grace period by this time and its node does not
+report its end. Then the state of the node decides. Counted by this operator."""
+CLEANUP_TIMEOUT_S = 600.0
+"""The same where the node has reported the end of the containers: the rest of its cleanup may be
+slow. Also used where the state of the node is unknown."""
+
+
+def terminating_pods(pods: Iterable[Document]) -> list[Document]:
+    """Terminating pods that an operator of ours created, with or without their Job or
+    Deployment."""
+    return [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and _is_ours(pod)]
+
+
+def _is_ours(pod: Document) -> bool:
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    if labels.get(names.MANAGED_BY_LABEL) != names.MANAGER:
+        return False
+    run = (labels.get(each, "") for each in (names.JOB_LABEL, names.RUN_LABEL))
+    key = JobKey(str(metadata["namespace"]), *run)
+    job = names.group_job_name(key, labels.get(names.GROUP_LABEL, ""))
+    replicas = f"{names.keeper_name(key)}-"
+    owners = metadata.get("ownerReferences") or ()
+    kinds = ((owner.get("kind"), str(owner.get("name"))) for owner in owners)
+    return any(
+        (kind == "Job" and name == job) or (kind == "ReplicaSet" and name.startswith(replicas))
+        for kind, name in kinds
+    )
+
+
+def release_lost_pods(observed: Observed) -> Iterator[Action]:
+    return release_pods(observed.terminating, observed.terminating_s, observed.now, observed.nodes)
+
+
+def overdue_pods(
+    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
+) -> Iterator[PodView]:
+    """Those of these pods that have been terminating for longer than their nodes should need."""
+    for pod in map(PodView, pods):
+        is_ending = pod.containers_ended and not pod.is_finished
+        patience_s = CLEANUP_TIMEOUT_S if is_ending else LOST_AFTER_S
+        if terminating_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
+            yield pod
+
+
+def node_name(pod: PodView) -> str:
+    return str((pod.document.get("spec") or {}).get("nodeName") or "")
+
+
+def pods_on_ready_nodes(
+    pods: Iterable[Mapping[str, Any]],
+    terminating_s: Mapping[str, float],
+    nodes: Mapping[str, NodeState],
+) -> list[PodView]:
+    """Overdue pods on working nodes. They may still run, so they are never released."""
+    waiting = overdue_pods(pods, terminating_s)
+    return [pod for pod in waiting if nodes.get(node_name(pod)) is NodeState.READY]
+
+
+def release_pods(
+    pods: Iterable[Mapping[str, Any]],
+    terminating_s: Mapping[str, float],
+    now: datetime,
+    nodes: Mapping[str, NodeState],
+) -> Iterator[Action]:
+    """Release pods on lost nodes."""
+    for pod in overdue_pods(pods, terminating_s):
+        if not _is_lost(pod, terminating_s[pod.uid], nodes):
+            continue
+        if not pod.is_finished:
+            # The Job waits for the end of its pod, which a lost node cannot report.
+            status_patch = {"metadata": {"uid": pod.uid}, "status": pod.node_lost_status(now)}
+            yield Patch(Kind.POD, pod.name, status_patch, subresource="status")
+        if pod.grace_s > 0:  # else it was requested already, and a finalizer holds the pod
+            yield Delete(Kind.POD, pod.name, pod.uid, grace_s=0)
+
+
+def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> bool:
+    """Whether nothing of the pod can still run, as far as can be known.
+
+    Where nodes may not be read, the cluster's eviction from a lost node counts
+    (DeletionByTaintManager). Without that, the longer timeout applies.
+    """
+    node = node_name(pod)
+    if not node:
+        return True
+    match nodes.get(node, NodeState.FORBIDDEN):
+        case NodeState.ABSENT | NodeState.NOT_READY:
+            return True
+        case NodeState.READY | NodeState.UNANSWERED:
+            return False
+        case NodeState.FORBIDDEN:
+            condition = pod.condition("DisruptionTarget")
+            is_given_up = condition.get("reason") == "DeletionByTaintManager"
+            is_so = is_given_up and condition.get("status") == "True"
+            return is_so or waited_s > pod.grace_s + CLEANUP_TIMEOUT_S
+
+
+def delete_earlier_runs(run: Run, observed: Observed) -> Iterator[Action]:
+    yield from delete_other_runs(run.other_runs, run.job.key, observed)
+
+
+def delete_other_runs(
+    other_runs: Sequence[WorkerJobView], key: JobKey, observed: Observed
+) -> Iterator[Action]:
+    """Delete the Jobs of other runs than `key`'s, and their objects."""
+    for view in other_runs:
+        yield Delete(Kind.JOB, view.name, view.uid)
+    for service in worker_services(observed).values():
+        if service.run_id != key.run_id:
+            yield Delete(Kind.SERVICE, service.name, service.uid)
+    status = observed.document.get("status") or {}
+    before = str(status.get("runId") or "")
+    if before and before != key.run_id:
+        yield from delete_run_objects(JobKey(key.namespace, key.name, before))
+
+
+def delete_unneeded_services(run: Run, observed: Observed) -> Iterator[Action]:
+    """Delete Services of removed, finished workers: ports and load balancers are expensive."""
+    wanted = {service_name(run, worker) for worker in local_workers(run)}
+    used = {
+        names.worker_service_name(run.job.key, group, int(index))
+        for pod in run.pods
+        if not pod.is_finished
+        and (group := pod.labels.get(names.GROUP_LABEL))
+        and (index := pod.labels.get(names.INDEX_LABEL))
+    }
+    return _delete_services_except(wanted | used, run, observed)
+
+
+def delete_worker_services(run: Run, observed: Observed) -> Iterator[Action]:
+    return _delete_services_except(set(), run, observed)
+
+
+def _delete_services_except(kept: set[str], run: Run, observed: Observed) -> Iterator[Action]:
+    for service in worker_services(observed).values():
+        if service.run_id == run.job.key.run_id and service.name not in kept:
+            yield Delete(Kind.SERVICE, service.name, service.uid)
+
+
+def delete_run_objects(key: JobKey) -> Iterator[Action]:
+    """Delete a run's objects except its Jobs, worker Services and claim."""
+    for kind, name in (
+        (Kind.DEPLOYMENT, names.keeper_name(key)),
+        (Kind.SERVICE, names.keeper_name(key)),
+        (Kind.SERVICE, names.run_name(key)),
+        (Kind.CONFIG_MAP, names.run_name(key)),
+    ):
+        yield Delete(kind, name)

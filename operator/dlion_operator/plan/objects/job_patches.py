@@ -1,0 +1,65 @@
+"""How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure.
+
+`decide` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.pki.run_trust import bundles_to_text
+from dlion_operator.plan.decisions import Action, Patch
+from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.runs import Run
+
+
+def update_jobs(run: Run) -> Iterator[Action]:
+    """Updates to running Jobs: whether they are suspended, and their size."""
+    for group in run.groups:
+        view = run.jobs.get(group.name)
+        if view is None or view.ended_at is not None:
+            continue
+        spec: dict[str, Any] = {}
+        if view.suspended and not view.queued:
+            spec["suspend"] = False
+        if view.workers != (size := run.size_of(group)):
+            # Kueue must count the pods first; the controller then sets `startTime` again.
+            spec |= {"suspend": True} if view.is_scaled_to_zero else {}
+            spec |= {"parallelism": size, "completions": size}
+        if spec:
+            yield Patch(Kind.JOB, view.name, _patch_body(view, spec))
+
+
+def store_bundles(run: Run, observed: Observed) -> Iterator[Action]:
+    """Store the trust bundles on the Jobs, for an operator that restarts."""
+    if observed.run is None or not observed.run.bundles:
+        return
+    kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(observed.run.bundles, run.site)}
+    for view in run.jobs.values():
+        if view.ended_at is None and not kept.items() <= view.annotations.items():
+            patch = {"metadata": {"uid": view.uid, "annotations": kept}}
+            yield Patch(Kind.JOB, view.name, patch)
+
+
+def halt_jobs(run: Run) -> Iterator[Action]:
+    """Stop running pods; ended pods keep their logs.
+
+    A Job in a queue is scaled to zero instead. Kueue starts an admitted Job whenever it is
+    suspended, and evicts a Job whose size has changed.
+    """
+    for view in run.jobs.values():
+        if view.ended_at is not None:
+            continue
+        if view.queued and view.workers:
+            yield Patch(Kind.JOB, view.name, _patch_body(view, {"parallelism": 0}))
+        elif not view.queued and not view.suspended:
+            yield Patch(Kind.JOB, view.name, _patch_body(view, {"suspend": True}))
+
+
+def _patch_body(view: WorkerJobView, spec: dict[str, Any]) -> dict[str, Any]:
+    """A patch that another Job of the same name rejects."""
+    return {"metadata": {"uid": view.uid}, "spec": spec}

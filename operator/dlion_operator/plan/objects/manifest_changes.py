@@ -1,0 +1,118 @@
+"""Invalid manifests, and manifests that are changed before their run trains. Pure.
+
+An invalid manifest ends no run: `decide` reports the problem. If the manifest changes before the
+workers train, the run's objects are created again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.document import to_document
+from dlion_api.errors import Problem
+from dlion_api.spec import Job
+from dlion_api.status import Reason
+from dlion_operator import children
+from dlion_operator.children.pods import owner_of
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.pod_security import restricted_violations
+from dlion_operator.plan.decisions import Action, CloseRun, Delete
+from dlion_operator.plan.objects.garbage_collection import delete_run_objects
+from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.outcome.diagnosis import join_messages
+from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_workers
+from dlion_operator.plan.runs import Run
+
+_NOT_IN_OBJECTS = (
+    "runId", "suspend", "managedBy", "activeDeadlineSeconds", "ttlSecondsAfterFinished",
+    "checkpoint",
+)  # fmt: skip
+"""Fields that act on a run without new objects; so does the number of a group's workers."""
+MAX_LISTED_FIELDS = 3
+
+
+def manifest_digest(job: Job) -> str:
+    """Digest of the fields that a run's objects are made from.
+
+    Fields with their default value are left out. So a newer CRD or operator with more fields does
+    not restart a waiting run.
+    """
+    spec = to_document(job.spec, without_defaults=True)
+    for name in _NOT_IN_OBJECTS:
+        spec.pop(name, None)
+    for site in spec["sites"]:
+        for group in site["groups"]:
+            group.pop("workers", None)
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def is_manifest_changed(run: Run, observed: Observed) -> bool:
+    """Whether the manifest has changed since this run's Jobs were created, and no worker has
+    trained."""
+    made_from = run.manifest_digest
+    if not made_from or made_from == manifest_digest(run.job):
+        return False
+    return not has_trained(run, observed) and not may_miss_workers(run, observed)
+
+
+def recreate_objects(run: Run) -> Iterator[Action]:
+    """Delete the run's objects except its claim. The next pass creates them from the new
+    manifest."""
+    yield CloseRun()  # workers of the new manifest have another hash
+    for view in run.jobs.values():
+        yield Delete(Kind.JOB, view.name, view.uid)
+    yield from delete_run_objects(run.job.key)
+
+
+RECREATING = Diagnosis(
+    JobPhase.WAITING,
+    Reason.WORKERS_STARTING,
+    "the manifest has changed before the workers train: the run's objects are created again",
+)
+
+
+def template_problem(run: Run, observed: Observed, settings: Settings) -> str:
+    """Why no pod can be made from the manifest's podTemplate. Empty: it can."""
+    wrong: set[str] = set()
+    try:
+        for group in run.groups:
+            made = children.worker_job(run.job, group, settings, owner_of(observed.document))
+            wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        # Our CRD leaves podTemplate free in form, so the API server cannot validate it.
+        return f"podTemplate is not a valid pod template: {error}"
+    if not wrong:
+        return ""
+    return f"podTemplate violates pod security `restricted`: {'; '.join(sorted(wrong))}"
+
+
+def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:
+    messages = [str(error)]
+    if any(_run_of(job) == run_id for job in observed.jobs):
+        messages.insert(0, f"run {run_id} goes on; this operator cannot read the manifest")
+    return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, join_messages(messages))
+
+
+def _run_of(document: Mapping[str, Any]) -> str:
+    return str((document["metadata"].get("labels") or {}).get(names.RUN_LABEL, ""))
+
+
+def ignored_fields_note(unknown: list[Problem]) -> str:
+    """Note on fields of a newer CRD, which this operator ignores. Empty: there are none."""
+    if not unknown:
+        return ""
+    paths = [problem.path for problem in unknown[:MAX_LISTED_FIELDS]]
+    more = (
+        f" and {len(unknown) - MAX_LISTED_FIELDS} more" if len(unknown) > MAX_LISTED_FIELDS else ""
+    )
+    return (
+        f"this operator does not know {', '.join(paths)}{more} and ignores it; the CRD is newer:"
+        " upgrade the operator"
+    )

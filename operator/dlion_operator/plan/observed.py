@@ -1,0 +1,334 @@
+"""What the operator observes of one job before it decides: pure views of Kubernetes objects.
+
+`reconcile` builds them, and `decide` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from dlion_api import cluster_names as names
+from dlion_api.endings import EndReport
+from dlion_api.names import SiteName
+from dlion_api.status import LinkStatus, Reason, TrainerStatus
+from dlion_operator.kubernetes.failure_backoff import FailedObject
+from dlion_operator.model.job_view import parse_time
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.plan.node_states import NodeState
+from dlion_operator.plan.termination_message import describe_exit
+
+Document = Mapping[str, Any]
+MissingPod = tuple[str, int]
+"""A pod that does not exist: name of its Job or Deployment, and its index."""
+UnreadyPod = tuple[str, str]
+"""A pod that runs and does not serve: its UID, and the time since then by its node."""
+
+ALL_HEARD_AFTER_S = 45.0
+"""A restarted operator has heard from every existing worker after this time."""
+
+_FAILED_WAITING_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+     "CrashLoopBackOff"}
+)  # fmt: skip
+_FAILURE_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+
+
+_POLICY_MESSAGE = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
+"""The API server's messages for rejections by admission plugins, whatever their code."""
+
+
+@dataclass(frozen=True)
+class RemoteView:
+    is_reachable: bool = False
+    """Whether its operator is connected."""
+    heartbeat_age_s: float | None = None
+    """Time since its last message. None: there was none."""
+    problem: str = ""
+    """What prevents cooperation, for users. Empty: nothing."""
+    has_run: bool = False
+    """Whether it reports that it serves this run."""
+    knows_all: bool = False
+    """Whether it has heard from every existing worker."""
+    agrees: bool = True
+    """Whether its manifest equals the one here."""
+    spec_hash: str = ""
+    workers: int | None = None
+    """Number of workers that it wants now. None: as in the manifest here."""
+    iteration: int = 0
+    samples_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the coordinator knows of a run that it serves."""
+
+    open_s: float
+    ready: Mapping[SiteName, int] = field(default_factory=dict)
+    """Present workers, by site."""
+    report_age_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since each worker was last present, by name. Missing if it never joined."""
+    training: bool = False
+    all_joined_s: float = 0.0
+    """How long all workers have been present without any training. 0: that is not the case."""
+    stop_reason: str = ""
+    """Why the run is ending or has ended. Empty: it goes on."""
+    trainer_status: TrainerStatus | None = None
+    steps_per_second: str = ""
+    links: LinkStatus | None = None
+    iteration: int = 0
+    """Of this site's most advanced worker."""
+    samples_per_s: float = 0.0
+    """Of this site's workers."""
+    linked: Mapping[SiteName, int] = field(default_factory=dict)
+    """Workers that are linked with a worker here, by site."""
+    remote: Mapping[SiteName, RemoteView] = field(default_factory=dict)
+    """The other sites of the manifest. Empty where no others are configured."""
+    drift: str = ""
+    """Where the sites' manifests differ. Empty: no known difference."""
+    bundles: Mapping[SiteName, bytes] = field(default_factory=dict)
+    """Trust bundles of each site's workers, where the job names an authority."""
+
+
+EMPTY_RUN_VIEW = RunView(open_s=0.0)
+
+
+@dataclass(frozen=True)
+class RejectedObject:
+    """A child that the API server rejects. The operator retries with back-off."""
+
+    message: str
+    code: int
+    """HTTP status: 400, 403, 404, 422 or similar."""
+
+    @property
+    def reason(self) -> Reason:
+        """The cause: an admission policy, a missing right or quota, or the manifest."""
+        if _POLICY_MESSAGE.search(self.message):
+            return Reason.POLICY_DENIED
+        return Reason.FORBIDDEN if self.code in (403, 404) else Reason.INVALID_SPEC
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One job and all its objects, at one moment."""
+
+    document: Document
+    jobs: Sequence[Document]
+    """Of any run; so are pods and services."""
+    pods: Sequence[Document]
+    services: Sequence[Document]
+    now: datetime
+    authority_pem: str
+    run: RunView | None = None
+    remote_view: RunView = EMPTY_RUN_VIEW
+    """What other sites report of the run, where it is not served here."""
+    rejected: RejectedObject | None = None
+    """A child of this run that the API server rejects."""
+    failed_objects: Mapping[str, FailedObject] = field(default_factory=dict)
+    """Failed objects for exposing workers, by the name of the worker's Service."""
+    authority: NamedAuthority | None = None
+    """State of the authority that the job names. None: it names none."""
+    last_error: str = ""
+    """A lasting error that keeps the operator from acting on this job. Empty: none."""
+    missing_s: Mapping[MissingPod, float] = field(default_factory=dict)
+    """How long each missing pod has been missing (`missing_pods`)."""
+    terminating: Sequence[Document] = ()
+    """Terminating pods of this job, of any run, with or without their Jobs."""
+    terminating_s: Mapping[str, float] = field(default_factory=dict)
+    """How long each of these has been terminating, by UID."""
+    unready_s: Mapping[UnreadyPod, float] = field(default_factory=dict)
+    """How long each keeper's pod has run without serving (`startup_delays`)."""
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """States of nodes with overdue pods, by name (`garbage_collection.overdue_pods`)."""
+    keeper: Document | None = None
+    """The keeper's Deployment."""
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    reason: Reason
+    message: str
+
+
+class PodView:
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        metadata = document["metadata"]
+        self.name = str(metadata["name"])
+        self.uid = str(metadata.get("uid", ""))
+        self.labels: Mapping[str, str] = metadata.get("labels") or {}
+        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        self.deleted_at = parse_time(metadata.get("deletionTimestamp"))
+        """End of its grace period by the API server's clock. None: it is not being deleted."""
+        self._status: Document = document.get("status") or {}
+
+    @property
+    def worker(self) -> str:
+        """Short name for users: group and index."""
+        group, index = self.labels.get(names.GROUP_LABEL), self.labels.get(names.INDEX_LABEL)
+        return self.name if group is None or index is None else f"{group}-{index}"
+
+    @property
+    def index(self) -> int | None:
+        """Its worker's index within the group, or None."""
+        text = str(self.labels.get(names.INDEX_LABEL, ""))
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def failures(self) -> int:
+        """Failed pods of its index before it."""
+        counts = (str(self.annotations.get(name, "")) for name in _FAILURE_COUNTS)
+        return sum(int(count) for count in counts if count.isdecimal())
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that it has to terminate once it is deleted."""
+        return float(self.document["metadata"].get("deletionGracePeriodSeconds") or 0)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def containers_ended(self) -> bool:
+        """Whether its node has reported that all its containers have ended."""
+        states = [status.get("state") or {} for status in self._container_statuses()]
+        return bool(states) and all("terminated" in state for state in states)
+
+    @property
+    def node_address(self) -> str:
+        """Address of its node. Empty: it has none yet."""
+        return str(self._status.get("hostIP") or "")
+
+    @property
+    def phase(self) -> str:
+        return str(self._status.get("phase", "Pending"))
+
+    @property
+    def trainer_exit(self) -> int | None:
+        """Exit code of its trainer, if that has ended."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                ended = (status.get("state") or {}).get("terminated") or {}
+                return ended.get("exitCode")
+        return None
+
+    @property
+    def disruption(self) -> str:
+        """Why it was evicted. Empty: it was not."""
+        for condition in self._conditions("DisruptionTarget"):
+            if condition.get("status") == "True":
+                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+        return ""
+
+    def node_lost_status(self, now: datetime) -> Document:
+        """Its status, written in place of a node that does not answer."""
+        others = [
+            c for c in self._status.get("conditions") or () if c["type"] != "DisruptionTarget"
+        ]
+        lost = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "NodeLost",
+            "message": "DLion: its node does not answer",
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        return {"phase": "Failed", "conditions": [*others, lost]}
+
+    def condition(self, type_: str) -> Document:
+        return next(self._conditions(type_), {})
+
+    @property
+    def trainer_started_at(self) -> datetime | None:
+        """When its trainer's container started. None: it does not run."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                running = (status.get("state") or {}).get("running") or {}
+                return parse_time(running.get("startedAt"))
+        return None
+
+    @property
+    def unready(self) -> UnreadyPod | None:
+        """Identifies the time in which it runs without serving. None: it serves, or does not run
+        yet.
+
+        A pod that has served in between gets a new identity, even if this operator missed that.
+        """
+        ready = self.condition("Ready")
+        if self.phase != "Running" or ready.get("status") != "False":
+            return None
+        return self.uid, str(ready.get("lastTransitionTime", ""))
+
+    def problem(self) -> PodProblem | None:
+        """Why it does not run, if waiting alone may not help."""
+        if self.deleted_at is not None or self.is_finished:
+            return None
+        for condition in self._conditions("PodScheduled"):
+            if condition.get("reason") == "Unschedulable":
+                return PodProblem(
+                    Reason.UNSCHEDULABLE, f"{self.worker}: {condition.get('message', '')}"
+                )
+        for status in self._container_statuses():
+            waiting = (status.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") in _FAILED_WAITING_REASONS:
+                reason = waiting["reason"]
+                message = f"{self.worker}, container {status.get('name')}: {reason}"
+                message += f": {waiting['message']}" if waiting.get("message") else ""
+                is_image = reason in _IMAGE_REASONS
+                return PodProblem(
+                    Reason.IMAGE_UNAVAILABLE if is_image else Reason.CONTAINER_BROKEN, message
+                )
+        return None
+
+    def _container_statuses(self) -> Iterator[Document]:
+        yield from self._status.get("initContainerStatuses") or ()
+        yield from self._status.get("containerStatuses") or ()
+
+    def _conditions(self, type_: str) -> Iterator[Document]:
+        return (c for c in self._status.get("conditions") or () if c.get("type") == type_)
+
+    @property
+    def created_at(self) -> datetime | None:
+        return parse_time(self.document["metadata"].get("creationTimestamp"))
+
+    @property
+    def failure(self) -> str:
+        """How it failed, in one line. Empty: it did not."""
+        if self.phase != "Failed":
+            return ""
+        if self.disruption:
+            return f"{self.worker}: {self.disruption}"
+        code = self.trainer_exit
+        if code is None:
+            reason, message = self._status.get("reason", ""), self._status.get("message", "")
+            return f"{self.worker}: {reason} {message}"
+        return f"{self.worker}: trainer ended with {describe_exit(code, self._last_lines())}"
+
+    @property
+    def end_report(self) -> EndReport | None:
+        """The report of its trainer, if that ended successfully and left one."""
+        if self.phase != "Succeeded":
+            return None
+        return EndReport.from_json(self._termination_message())
+
+    def _last_lines(self) -> list[str]:
+        """Output of its trainer and of the supervisor, which writes JSON."""
+        return [line for line in self._termination_message().splitlines() if line.strip()]
+
+    def _termination_message(self) -> str:
+        for status in self._status.get("containerStatuses") or ():
+            ended = (status.get("state") or {}).get("terminated") or {}
+            if status.get("name") == names.TRAINER_CONTAINER:
+                return str(ended.get("message") or "")
+        return ""

@@ -1,0 +1,1 @@
+"""What a job's state means: its phase, conditions, status and events."""

@@ -1,0 +1,241 @@
+"""Diagnose a run that goes on: from its Jobs, pods and workers to a phase and a message. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from dlion_api import cluster_names as names
+from dlion_api.names import SiteName
+from dlion_api.spec import Job
+from dlion_api.status import Reason
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.pki.run_trust import authority_of
+from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_problems
+from dlion_operator.plan.objects.exposure import is_exposure_overdue
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodProblem, RunView
+from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.runs import Run
+from dlion_operator.plan.startup_delays import (
+    JOIN_TIMEOUT,
+    START_TIMEOUT,
+    STUCK_AFTER,
+    is_gated,
+    is_start_overdue,
+    join_delay,
+    keeper_not_ready,
+    silence_duration,
+    start_delay,
+)
+
+MAX_LISTED = 5
+START_AND_JOIN_TIMEOUT = START_TIMEOUT + JOIN_TIMEOUT
+"""Counted from a pod's creation. No known start takes longer."""
+_QUEUED = Diagnosis(JobPhase.WAITING, Reason.QUEUED, "waiting for a place in the queue")
+
+
+def diagnose(run: Run, observed: Observed, exposure_problems: Sequence[str] = ()) -> Diagnosis:
+    """Diagnose a run that goes on. `exposure_problems` are of this site's workers."""
+    view = observed.run or EMPTY_RUN_VIEW
+    if view.stop_reason and view.training:
+        # Workers leave one after the other; none of them is lost.
+        return _diagnose_keeper(run, observed, f"ending: {view.stop_reason}")
+    if view.training:
+        return _diagnose_training(run, view, observed, exposure_problems)
+    if problems := pod_creation_problems(run, observed):
+        message = join_messages([problem.message for problem in problems])
+        return Diagnosis(JobPhase.STUCK, Reason.PODS_REFUSED, message)
+    if problems := _pod_problems(run, view, observed):
+        message = join_messages([problem.message for problem in problems])
+        if _is_stuck(run, view, observed):
+            return Diagnosis(JobPhase.STUCK, problems[0].reason, message)
+        return Diagnosis(JobPhase.WAITING, Reason.WORKERS_STARTING, message)
+    return _diagnose_start(run, view, observed, exposure_problems)
+
+
+def with_last_error(diagnosis: Diagnosis, last_error: str) -> Diagnosis:
+    """Add a lasting error of the operator. Workers that train go on training."""
+    if not last_error:
+        return diagnosis
+    message = join_messages([f"cannot be kept up: {last_error}; retrying", diagnosis.message])
+    if diagnosis.phase in (JobPhase.WAITING, JobPhase.STUCK):
+        return Diagnosis(JobPhase.STUCK, Reason.UPKEEP_FAILING, message)
+    return replace(diagnosis, message=message)
+
+
+def with_note(diagnosis: Diagnosis, note: str) -> Diagnosis:
+    return (
+        replace(diagnosis, message=join_messages([diagnosis.message, note])) if note else diagnosis
+    )
+
+
+def missing_authority(job: Job, observed: Observed) -> Diagnosis | None:
+    """Diagnose a run that cannot start because nothing can sign its workers' certificates. None: it
+    can."""
+    authority = authority_of(job, observed.authority)
+    if authority is None or not authority.problem:
+        return None
+    is_overdue = authority.missing_s >= STUCK_AFTER.total_seconds()
+    phase = JobPhase.STUCK if is_overdue else JobPhase.WAITING
+    return Diagnosis(phase, Reason.NO_AUTHORITY, authority.problem)
+
+
+def with_signing_problem(diagnosis: Diagnosis, authority: NamedAuthority | None) -> Diagnosis:
+    """Add that nothing can be signed now. Workers with certificates go on."""
+    if authority is None or not authority.problem:
+        return diagnosis
+    message = join_messages(
+        [f"no certificate can be signed: {authority.problem}", diagnosis.message]
+    )
+    if diagnosis.reason in (Reason.WORKERS_STARTING, Reason.NOT_JOINING):
+        return Diagnosis(diagnosis.phase, Reason.NO_AUTHORITY, message)
+    return replace(diagnosis, message=message)
+
+
+def _diagnose_training(
+    run: Run, view: RunView, observed: Observed, exposure_problems: Sequence[str]
+) -> Diagnosis:
+    training = {site: _training_workers(view, site) for site in {*view.ready, *view.linked}}
+    sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
+    if len(sites) < quorum:
+        if _is_queued(run):
+            return _QUEUED
+        few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
+        return Diagnosis(
+            JobPhase.WAITING, Reason.BELOW_QUORUM, join_messages([few, *_remote_problems(view)])
+        )
+    here = training.pop(run.site, 0)
+    elsewhere = run.total_size(view) - run.size
+    there = sum(training.values())
+    if here < run.size or there < elsewhere:
+        messages = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
+        messages += [_QUEUED.message] if _is_queued(run) else []
+        messages += [*_remote_problems(view), *exposure_problems]
+        problems = (*pod_creation_problems(run, observed), *_pod_problems(run, view, observed))
+        messages += [problem.message for problem in problems]
+        messages += [pod.failure for pod in run.pods if pod.failure]
+        return Diagnosis(JobPhase.DEGRADED, Reason.PEERS_LOST, join_messages(messages))
+    workers = "worker trains" if here + there == 1 else "workers train"
+    messages = [
+        f"{here + there} {workers}",
+        *run.oversized_groups,
+        *_remote_problems(view),
+        *exposure_problems,
+    ]
+    return _diagnose_keeper(run, observed, join_messages(messages))
+
+
+def _diagnose_keeper(run: Run, observed: Observed, message: str) -> Diagnosis:
+    """Diagnose a run in which all workers train, depending on its keeper."""
+    problems = keeper_problems(run, observed)
+    if not problems:
+        return Diagnosis(JobPhase.TRAINING, Reason.TRAINING, message)
+    absent = "the keeper is away: checkpoints and the model wait for it"
+    message = join_messages([absent, *(problem.message for problem in problems), message])
+    return Diagnosis(JobPhase.KEEPER_AWAY, Reason.KEEPER_UNAVAILABLE, message)
+
+
+def _training_workers(view: RunView, site: SiteName) -> int:
+    """Number of that site's workers that train along, as far as is known here.
+
+    The site's operator reports it. While that one is unreachable, or has not heard from all its
+    workers, the links count. Without federation the joined workers count.
+    """
+    there, ready, linked = view.remote.get(site), view.ready.get(site, 0), view.linked.get(site, 0)
+    if there is None or (there.is_reachable and there.knows_all):
+        return ready
+    return max(ready, linked) if linked or there.is_reachable else 0
+
+
+def _is_queued(run: Run) -> bool:
+    """Whether Kueue has admitted no group of this site."""
+    return bool(run.jobs) and all(job.suspended and job.queued for job in run.jobs.values())
+
+
+def _diagnose_start(
+    run: Run, view: RunView, observed: Observed, exposure_problems: Sequence[str]
+) -> Diagnosis:
+    if _is_queued(run):
+        return _QUEUED
+    here, total = view.ready.get(run.site, 0), run.total_size(view)
+    if here >= run.size and exposure_problems:
+        phase = JobPhase.STUCK if is_exposure_overdue(run, observed.now) else JobPhase.WAITING
+        return Diagnosis(phase, Reason.NOT_EXPOSED, join_messages([*exposure_problems]))
+    if here >= run.size and sum(view.ready.values()) < total:
+        messages = [
+            f"{sum(view.ready.values())} of {total} workers have joined",
+            *_remote_problems(view),
+        ]
+        if view.remote and (few := _quorum_shortfall(run, view)):
+            return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, join_messages([few, *messages]))
+        return Diagnosis(JobPhase.WAITING, Reason.WAITING_FOR_PEERS, join_messages(messages))
+    if here >= run.size and view.all_joined_s >= JOIN_TIMEOUT.total_seconds():
+        return Diagnosis(JobPhase.STUCK, Reason.NOT_LINKED, _not_linked_message(run, view))
+    running = sum(pod.phase == "Running" for pod in run.pods)
+    starting = f"{here} of {run.size} workers have joined, {running} pods run"
+    if _is_join_overdue(run, view, observed.now):
+        minutes = START_AND_JOIN_TIMEOUT.total_seconds() / 60
+        hint = f"see `kubectl describe jobs,pods -l {names.JOB_LABEL}={run.job.key.name}`"
+        late = f"{starting}, {minutes:.0f} minutes after they were made; {hint} and the logs"
+        return Diagnosis(JobPhase.STUCK, Reason.NOT_JOINING, late)
+    return Diagnosis(JobPhase.WAITING, Reason.WORKERS_STARTING, starting)
+
+
+def _not_linked_message(run: Run, view: RunView) -> str:
+    minutes = JOIN_TIMEOUT.total_seconds() / 60
+    arrived = f"all {run.total_size(view)} workers have joined"
+    messages = [f"{arrived}, and none has begun to train in {minutes:.0f} minutes"]
+    if view.links is not None:
+        links = view.links
+        messages.append(f"{links.connected} of {links.expected} links between them are up")
+    hint = f"`kubectl logs -l {names.JOB_LABEL}={run.job.key.name} -c trainer`"
+    messages.append(f"see events PeersUnreached, or {hint}, for the blocked direction")
+    return join_messages(messages)
+
+
+def _is_join_overdue(run: Run, view: RunView, now: datetime) -> bool:
+    """Whether a worker with a pod should have joined by now, whatever the obstacle."""
+    if any(map(is_gated, run.pods)):
+        return False
+    return any(
+        min(silence_duration(f"{run.site}/{pod.worker}", view), now - pod.created_at)
+        >= START_AND_JOIN_TIMEOUT
+        for pod in run.pods
+        if pod.created_at is not None and not pod.is_finished and pod.deleted_at is None
+    )
+
+
+def _quorum_shortfall(run: Run, view: RunView) -> str:
+    """Whether fewer sites than the quorum have this run by this manifest. Empty: enough have."""
+    others = [site for site in view.remote.values() if site.has_run and site.agrees]
+    have, quorum = 1 + len(others), run.job.spec.min_sites
+    return f"{have} of at least {quorum} sites (minSites) have this run" if have < quorum else ""
+
+
+def _remote_problems(view: RunView) -> list[str]:
+    """Problems between this site and others, and differences between manifests."""
+    messages = [f"{site}: {each.problem}" for site, each in view.remote.items() if each.problem]
+    return [*messages, view.drift] if view.drift else messages
+
+
+def _pod_problems(run: Run, view: RunView, observed: Observed) -> list[PodProblem]:
+    now = observed.now
+    starting = [pod.problem() or start_delay(pod, now) for pod in (*run.pods, *run.keepers)]
+    starting += [
+        keeper_not_ready(pod, observed.unready_s) for pod in run.keepers if not pod.problem()
+    ]
+    running = [join_delay(pod, f"{run.site}/{pod.worker}", view, now) for pod in run.pods]
+    return [problem for problem in (*starting, *running) if problem]
+
+
+def _is_stuck(run: Run, view: RunView, observed: Observed) -> bool:
+    pods = [pod for pod in run.pods if is_start_overdue(pod, observed.now)]
+    keepers = [pod for pod in run.keepers if is_start_overdue(pod, observed.now)]
+    return bool(_pod_problems(replace(run, pods=pods, keepers=keepers), view, observed))
+
+
+def join_messages(messages: list[str]) -> str:
+    """Join messages into one; of many only the first few, and the number of the rest."""
+    more = len(messages) - MAX_LISTED
+    return "; ".join(messages[:MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,230 @@
+"""Build the status of a job from a diagnosis and the coordinator's view. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from dlion_api.document import schema, to_document
+from dlion_api.endings import is_stop_rule
+from dlion_api.names import SiteName
+from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
+from dlion_operator.model.job_view import parse_time
+from dlion_operator.plan.observed import Observed, RemoteView, RunView
+from dlion_operator.plan.outcome.job_phases import (
+    Diagnosis,
+    JobPhase,
+    SpecConsistency,
+    job_conditions,
+)
+from dlion_operator.plan.outcome.run_outcome import (
+    has_trained,
+    model_ranks,
+    status_of_run,
+    stop_reason,
+)
+from dlion_operator.plan.runs import Run
+
+TELEMETRY = (
+    "trainerStatus", "stepsPerSecond", "links", "readyWorkers", "readySites", "sites"
+)  # fmt: skip
+"""Fields that change constantly while a job trains."""
+_FIELDS = frozenset(schema(Status)["properties"])
+HEARTBEAT_TOLERANCE = timedelta(seconds=60)
+
+NO_REMOTE_SITES = "this operator knows no other sites; name them in the chart's values (sites)"
+
+
+def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, Any]:
+    """The status of a job without a run here. What it reports of its run stays."""
+    held = _conditions(diagnosis, observed)
+    spec = observed.document.get("spec") or {}
+    run_id = str(spec.get("runId", ""))[:24]
+    status = Status(
+        observed_generation=_generation(observed),
+        state=state_of(held).value,
+        run_id=run_id,
+        conditions=held,
+    )
+    return {**status_of_run(observed, run_id), **_completed(status, observed)}
+
+
+def run_status(diagnosis: Diagnosis, run: Run, observed: Observed) -> dict[str, Any]:
+    held = _conditions(diagnosis, observed)
+    view = observed.run or observed.remote_view
+    ended = diagnosis.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+    total = run.total_size(view)
+    sites = tuple(_site(site.name, run, view, observed) for site in run.job.spec.sites)
+    before = _previous_status(observed, run)
+    status = Status(
+        observed_generation=_generation(observed),
+        state=state_of(held).value,
+        run_id=run.job.key.run_id,
+        spec_hash=run.spec_hash,
+        training_start_time=_training_start(run, observed),
+        conditions=held,
+        sites=() if ended else sites,
+        ready_sites=f"{sum(site.state == 'Ready' for site in sites)}/{len(sites)}",
+        ready_workers=f"{min(sum(view.ready.values()), total)}/{total}",
+        steps_per_second="" if ended else view.steps_per_second,
+        links=None if ended else view.links,
+        trainer_status=view.trainer_status,
+    )
+    document = _completed(status, observed)
+    if view.trainer_status is None and "trainerStatus" in before:
+        # An operator that has just started does not know the progress yet.
+        document["trainerStatus"] = before["trainerStatus"]
+    if ended or view.stop_reason:
+        _keep_participants(document, before)
+    if ended:
+        _write_end(document, diagnosis, run, observed)
+    return document
+
+
+def _completed(status: Status, observed: Observed) -> dict[str, Any]:
+    """That status as a document, with what others have written: conditions of other controllers,
+    and fields of a newer operator, which may come back."""
+    document = to_document(status)
+    before = status_of_run(observed, status.run_id)
+    document |= {name: value for name, value in before.items() if name not in _FIELDS}
+    ours = set(ConditionType)
+    all_before = (observed.document.get("status") or {}).get("conditions") or ()
+    document["conditions"] += [each for each in all_before if each.get("type") not in ours]
+    return document
+
+
+def _training_start(run: Run, observed: Observed) -> str | None:
+    """When this site's workers were first observed to train in this run, or None."""
+    previous = _previous_status(observed, run).get("trainingStartTime")
+    if previous is None and has_trained(run, observed):
+        return format_time(observed.now)
+    return previous
+
+
+def _keep_participants(document: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Keep the participants in the status, although workers leave one after the other now."""
+    for name in ("readyWorkers", "readySites"):
+        document[name] = before.get(name, document[name])
+    if document.get("sites"):
+        document["sites"] = before.get("sites", document["sites"])
+
+
+def _write_end(
+    document: dict[str, Any], diagnosis: Diagnosis, run: Run, observed: Observed
+) -> None:
+    """Write the final progress: 100 % only if the stop rule was met."""
+    trainer = dict(document.get("trainerStatus") or {})
+    trainer.pop("estimatedRemainingSeconds", None)
+    if is_stop_rule(stop_reason(run, observed)):
+        trainer |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
+    if trainer:
+        document["trainerStatus"] = trainer
+    if diagnosis.reason not in (Reason.COMPLETED, Reason.PARTIAL):
+        return
+    total = document["readyWorkers"].partition("/")[2]
+    document["readyWorkers"] = f"{run.succeeded}/{total}"
+    sites = {worker.site for worker in run.workers if worker.rank in model_ranks(run)}
+    took_part = len(sites | {run.site})
+    ready_before, _, of = document["readySites"].partition("/")
+    document["readySites"] = f"{took_part if sites else max(took_part, int(ready_before))}/{of}"
+
+
+def _previous_status(observed: Observed, run: Run) -> Mapping[str, Any]:
+    """Empty if it belongs to another run."""
+    return status_of_run(observed, run.job.key.run_id)
+
+
+def _site(name: str, run: Run, view: RunView, observed: Observed) -> SiteStatus:
+    site = SiteName(name)
+    ready = view.ready.get(site, 0)
+    if name == run.site:
+        return SiteStatus(
+            name=name,
+            state="Ready" if ready >= run.size else "Starting",
+            workers=run.size,
+            ready_workers=ready,
+            spec_hash=run.spec_hash,
+            iteration=view.iteration or None,
+            samples_per_second=_rate(view.samples_per_s),
+        )
+    workers = run.remote_size(site, view)
+    there = view.remote.get(site)
+    if there is None:
+        return SiteStatus(
+            name=name,
+            state="Ready" if ready >= workers else "Unreachable",
+            workers=workers,
+            ready_workers=ready,
+            message="" if ready >= workers else NO_REMOTE_SITES,
+        )
+    return SiteStatus(
+        name=name,
+        state=_remote_state(there, is_complete=ready >= workers),
+        workers=workers,
+        ready_workers=ready,
+        spec_hash=there.spec_hash,
+        message=(there.problem if there.agrees else view.drift)[:1024],
+        iteration=there.iteration or None,
+        samples_per_second=_rate(there.samples_per_s),
+        last_heartbeat_time=_heartbeat_time(name, there, run, observed),
+    )
+
+
+def _remote_state(
+    there: RemoteView, *, is_complete: bool
+) -> Literal["Ready", "Starting", "Absent", "Unreachable", "Refused"]:
+    if not there.is_reachable:
+        return "Unreachable"
+    if not there.has_run:
+        return "Absent"
+    if not there.agrees:
+        return "Refused"
+    return "Ready" if is_complete else "Starting"
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:.4g}" if samples_per_s else ""
+
+
+def _heartbeat_time(name: str, there: RemoteView, run: Run, observed: Observed) -> str | None:
+    """When that site was last heard. A recent value stays as it is: heartbeats alone must not cause
+    status writes."""
+    if there.heartbeat_age_s is None:
+        return None
+    heartbeat = observed.now - timedelta(seconds=there.heartbeat_age_s)
+    sites = _previous_status(observed, run).get("sites") or ()
+    before = [each.get("lastHeartbeatTime") for each in sites if each.get("name") == name]
+    previous = parse_time(before[0]) if before else None
+    is_recent = previous is not None and abs(heartbeat - previous) < HEARTBEAT_TOLERANCE
+    return str(before[0]) if is_recent else format_time(heartbeat)
+
+
+def _conditions(diagnosis: Diagnosis, observed: Observed) -> tuple[Condition, ...]:
+    before = (observed.document.get("status") or {}).get("conditions") or ()
+    return job_conditions(
+        diagnosis,
+        before=before,
+        generation=_generation(observed),
+        now=format_time(observed.now),
+        consistency=_consistency(observed.run),
+    )
+
+
+def _consistency(view: RunView | None) -> SpecConsistency:
+    """Whether the sites' manifests are the same, as far as all sites have reported."""
+    if view is None:
+        return SpecConsistency()
+    if view.drift:
+        return SpecConsistency("False", view.drift)
+    is_known = view.remote and all(site.has_run for site in view.remote.values())
+    return SpecConsistency("True" if is_known else "Unknown")
+
+
+def _generation(observed: Observed) -> int:
+    return int(observed.document["metadata"].get("generation") or 0)
+
+
+def format_time(time: datetime) -> str:
+    """Format a time for Kubernetes: UTC, in whole seconds."""
+    return time.replace(microsecond=0).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,196 @@
+"""Whether a run is over, and how it ended: from its Jobs, pods and status. Pure.
+
+A run succeeds when its stop rule was met and the saved model holds every wanted replica. No result
+may depend on facts that an operator loses in a restart: such facts are stored on objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from dlion_api.endings import EndReport, is_stop_rule, own_reason
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_api.status import ConditionType, Reason
+from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed
+from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
+from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
+from dlion_operator.plan.runs import Run
+
+CLOCK_TOLERANCE_S = 5.0
+"""A Job's creation time is in whole seconds."""
+
+A_WORKER_FINISHED = "a worker has finished"
+"""Reason for asking the other workers to end. It does not say why the first one ended."""
+
+_EXIT_REASONS = {
+    ExitCode.PROGRAM: Reason.PROGRAM_FAILED,
+    ExitCode.SPEC: Reason.INVALID_SPEC,
+    ExitCode.RESTARTS: Reason.RESTARTS_EXCEEDED,
+    ExitCode.MODEL_LOST: Reason.MODEL_LOST,
+}
+
+
+def status_of_run(observed: Observed, run_id: str) -> Mapping[str, Any]:
+    """The current status, if it belongs to that run; else empty."""
+    status = observed.document.get("status") or {}
+    return status if status.get("runId") == run_id else {}
+
+
+def has_trained(run: Run, observed: Observed) -> bool:
+    """Whether workers of this site have trained in this run.
+
+    An operator that has just started reads it from the status.
+    """
+    if observed.run is not None and observed.run.training:
+        return True
+    status = status_of_run(observed, run.job.key.run_id)
+    # Older operators write `trainerStatus` without `trainingStartTime`.
+    return bool(status.get("trainingStartTime") or status.get("trainerStatus"))
+
+
+def may_miss_workers(run: Run, observed: Observed) -> bool:
+    """Whether there may be workers that have not reported to this operator yet."""
+    if observed.run is None:
+        return True
+    age_s = (observed.now - run.created_at).total_seconds() if run.created_at else 0.0
+    has_served_all_along = age_s <= observed.run.open_s + CLOCK_TOLERANCE_S
+    return observed.run.open_s < ALL_HEARD_AFTER_S and not has_served_all_along
+
+
+def cannot_continue_reason(run: Run, observed: Observed) -> str:
+    """Why a run cannot go on without its failed workers. Empty: it can."""
+    if not run.failed:
+        return ""
+    spec = run.job.spec
+    if not has_trained(run, observed) and spec.start_deadline_seconds is None:
+        # Others may train that have not reported to this operator yet.
+        return (
+            ""
+            if may_miss_workers(run, observed)
+            else "the others would wait for it (no startDeadlineSeconds)"
+        )
+    if spec.failure_policy == "Fail":
+        return "failurePolicy is Fail"
+    if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
+        return "no worker is left"
+    return ""
+
+
+def is_deadline_exceeded(run: Run, now: datetime) -> bool:
+    """Whether the run has exceeded its activeDeadlineSeconds."""
+    limit = run.job.spec.active_deadline_seconds
+    if limit is None or run.started_at is None:
+        return False
+    return now - run.started_at > timedelta(seconds=limit)
+
+
+def end_condition(observed: Observed, run_id: str) -> tuple[str, str] | None:
+    """Type and time of the condition that ended that run, or None."""
+    for condition in status_of_run(observed, run_id).get("conditions") or ():
+        ends = condition.get("type") in (ConditionType.SUCCEEDED, ConditionType.FAILED)
+        if ends and condition.get("status") == "True":
+            return str(condition["type"]), str(condition.get("lastTransitionTime") or "")
+    return None
+
+
+# ---- how it ended ------------------------------------------------------------------------------
+
+
+def diagnose_outcome(run: Run, observed: Observed) -> Diagnosis:
+    """Diagnose how a run ended whose Jobs have all ended, or that is abandoned."""
+    lost = [pod.failure for pod in run.pods if pod.trainer_exit == ExitCode.MODEL_LOST]
+    if lost:
+        lost_model = "the run is over and the site's model is lost: the keeper did not get it"
+        return Diagnosis(JobPhase.FAILED, Reason.MODEL_LOST, join_messages([lost_model, *lost]))
+    if is_deadline_exceeded(run, run.ended_at or observed.now):
+        limit = run.job.spec.active_deadline_seconds
+        message = f"the run took longer than activeDeadlineSeconds ({limit} s); its state is saved"
+        return Diagnosis(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED, message)
+    if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
+        return diagnose_failure(run)
+    why = stop_reason(run, observed)
+    missing = _missing_replicas(run)
+    if why and not is_stop_rule(why):
+        early = f"ended {_progress_text(run, observed)}, before its stop rule was met: {why}"
+        return Diagnosis(JobPhase.FAILED, Reason.ENDED_EARLY, join_messages([early, *missing]))
+    done = why or f"{run.succeeded} workers ended well"
+    if missing:
+        return Diagnosis(JobPhase.FAILED, Reason.PARTIAL, join_messages([*missing, done]))
+    return Diagnosis(JobPhase.SUCCEEDED, Reason.COMPLETED, done)
+
+
+def stop_reason(run: Run, observed: Observed) -> str:
+    """Why the run ended, as its workers report it. Empty: not known.
+
+    A stop rule outweighs the report of a worker that rejoined at the end.
+    """
+    reasons = [report.stop_reason for report in _reports(run)]
+    reasons += [own_reason(observed.run.stop_reason)] if observed.run else []
+    reasons = [reason for reason in reasons if reason != A_WORKER_FINISHED]
+    return next(filter(is_stop_rule, reasons), next(filter(None, reasons), ""))
+
+
+def model_ranks(run: Run) -> tuple[Rank, ...]:
+    """The replicas that this site's model holds. Empty: not known."""
+    return max((report.ranks for report in _reports(run)), key=len, default=())
+
+
+def _reports(run: Run) -> Iterator[EndReport]:
+    return (report for pod in run.pods if (report := pod.end_report) is not None)
+
+
+def _missing_replicas(run: Run) -> list[str]:
+    """Messages on wanted replicas that the model lacks, as far as is known."""
+    messages = []
+    if run.failed:
+        messages.append(f"the model lacks {_list_workers(run.failed)}: failed for good")
+    saved = max(_reports(run), key=lambda report: len(report.ranks), default=None)
+    if saved is None or not saved.ranks:
+        return messages
+    wanted = {worker.rank: worker for worker in run.workers}
+    here = {f"{run.site}/{name}" for name in run.failed}
+    absent = [wanted[rank].name for rank in saved.missing if rank in wanted]
+    if others := [name for name in absent if name not in here]:
+        messages.append(f"the model lacks {_list_workers(others)}: not reached at the end")
+    return messages
+
+
+def _list_workers(workers: tuple[str, ...] | list[str]) -> str:
+    more = f" and {len(workers) - MAX_LISTED} more" if len(workers) > MAX_LISTED else ""
+    return ", ".join(workers[:MAX_LISTED]) + more
+
+
+def _progress_text(run: Run, observed: Observed) -> str:
+    """The progress that was reached, as text."""
+    iteration = max((report.iteration for report in _reports(run)), default=0)
+    iteration = iteration or (observed.run.iteration if observed.run else 0)
+    trainer = (observed.run.trainer_status if observed.run else None) or None
+    percent = trainer.progress_percentage if trainer else None
+    if percent is None:
+        before = status_of_run(observed, run.job.key.run_id).get("trainerStatus") or {}
+        percent = before.get("progressPercentage")
+    share = "" if percent is None else f" ({percent} %)"
+    return f"at iteration {iteration}{share}" if iteration else f"early{share}"
+
+
+def diagnose_failure(run: Run) -> Diagnosis:
+    """Diagnose why a run failed, from its failed pods."""
+    failures = [pod for pod in run.pods if pod.failure]
+    codes = [pod.trainer_exit for pod in failures]
+    known = [code for code in codes if code is not None and code in set(ExitCode)]
+    reason = next(
+        (_EXIT_REASONS[ExitCode(c)] for c in known if ExitCode(c) in _EXIT_REASONS),
+        Reason.WORKERS_FAILED
+        if any(ExitCode(c).fatal for c in known)
+        else Reason.RESTARTS_EXCEEDED,
+    )
+    messages = [pod.failure for pod in failures]
+    messages = messages or [job.failure for job in run.jobs.values() if job.failure]
+    if run.failed:
+        messages.insert(0, f"{_list_workers(run.failed)} failed for good")
+    return Diagnosis(
+        JobPhase.FAILED, reason, join_messages(messages or ["no worker trained to the end"])
+    )

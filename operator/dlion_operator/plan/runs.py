@@ -1,0 +1,198 @@
+"""One run of a job at this site, as its manifest and its Jobs define it. Pure.
+
+Pods get the sizes of all groups when their Jobs are created, and keep them when a group is scaled.
+Ranks by group do not depend on them (`dlion_api.spec.ranks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dlion_api import cluster_names as names
+from dlion_api.names import Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Group, workers_of
+from dlion_operator.model.initial_group_sizes import from_json, with_group_sizes
+from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.pki import run_trust
+from dlion_operator.plan.observed import Observed, PodView, RemoteView, RunView
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that a manifest requests, and its current objects."""
+
+    job: Job
+    """With the group sizes from the start of the run."""
+    wanted: Mapping[str, int]
+    """Desired size of each group of this site."""
+    site: SiteName
+    jobs: Mapping[str, WorkerJobView]
+    """By group."""
+    pods: Sequence[PodView]
+    keepers: Sequence[PodView]
+    """Its keeper's pods: one, and possibly others that terminate."""
+    other_runs: Sequence[WorkerJobView]
+
+    @classmethod
+    def of(cls, job: Job, observed: Observed, site: SiteName) -> Run:
+        """Build the run that `job` requests at this site from the observed objects."""
+        views = [WorkerJobView(document) for document in observed.jobs]
+        run_id = job.key.run_id
+        jobs = {view.group: view for view in views if view.run_id == run_id}
+        pods = [
+            pod for pod in map(PodView, observed.pods) if pod.labels.get(names.RUN_LABEL) == run_id
+        ]
+        return cls(
+            job=_with_initial_sizes(job, jobs, site),
+            wanted={group.name: group.workers for group in groups_of(job, site)},
+            site=site,
+            jobs=jobs,
+            pods=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.WORKER],
+            keepers=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER],
+            other_runs=[view for view in views if view.run_id != run_id],
+        )
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """With their initial sizes."""
+        return groups_of(self.job, self.site)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(group.name in self.jobs for group in self.groups)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every group has its Job, and all have ended."""
+        return self.is_complete and all(view.ended_at for view in self.jobs.values())
+
+    @property
+    def spec_hash(self) -> str:
+        """The hash that its workers started with. A newer operator may fill in other defaults."""
+        return next((v.spec_hash for v in self.jobs.values() if v.spec_hash), self.job.hash())
+
+    @property
+    def kept_bundles(self) -> Mapping[SiteName, bytes]:
+        """The latest trust bundles of each site's workers, where the job names an authority."""
+        kept = (v.annotations.get(names.AUTHORITIES_ANNOTATION, "") for v in self.jobs.values())
+        return run_trust.bundles_from_text(next(filter(None, kept), ""))
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When its first Job was created. Suspending does not change it."""
+        return min((v.created_at for v in self.jobs.values() if v.created_at), default=None)
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When its first Job started or resumed."""
+        return min((v.started_at for v in self.jobs.values() if v.started_at), default=None)
+
+    @property
+    def manifest_digest(self) -> str:
+        """Digest of the manifest of its Jobs (`manifest_changes`). Empty: not known."""
+        kept = (v.annotations.get(names.MANIFEST_ANNOTATION, "") for v in self.jobs.values())
+        return next(filter(None, kept), "")
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When its last Job ended."""
+        return max((v.ended_at for v in self.jobs.values() if v.ended_at), default=None)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Wanted workers that failed permanently, as `group-index`."""
+        return tuple(
+            f"{group.name}-{index}"
+            for group in self.groups
+            if (view := self.jobs.get(group.name)) is not None
+            for index in view.failed_indexes
+            if index < self.size_of(group)  # a Job keeps the indexes of removed workers
+        )
+
+    @property
+    def failed_ranks(self) -> frozenset[Rank]:
+        """Ranks of current workers of this site that failed permanently."""
+        failed = {(v.group, index) for v in self.jobs.values() for index in v.failed_indexes}
+        here = (worker for worker in self.workers if worker.site == self.site)
+        return frozenset(each.rank for each in here if (each.group, each.index) in failed)
+
+    @property
+    def succeeded(self) -> int:
+        """Number of wanted workers that ended successfully."""
+        return sum(
+            index < self.size_of(group)
+            for group in self.groups
+            if (view := self.jobs.get(group.name)) is not None
+            for index in view.completed_indexes
+        )
+
+    def size_of(self, group: Group) -> int:
+        """Desired size of that group, limited to what the run allows."""
+        wanted = self.wanted.get(group.name, group.workers)
+        return wanted if self.job.may_grow else min(wanted, group.workers)
+
+    def is_queued(self, group: str) -> bool:
+        """Whether that group waits in a queue and runs no pods."""
+        view = self.jobs.get(group)
+        if view is None:
+            return names.QUEUE_LABEL in self.job.metadata.labels
+        here = (pod for pod in self.pods if pod.labels.get(names.GROUP_LABEL) == group)
+        is_finished = all(pod.phase in ("Succeeded", "Failed") for pod in here)
+        return view.queued and view.suspended and is_finished
+
+    @property
+    def workers(self) -> tuple[WorkerIdentity, ...]:
+        """Current workers of all sites. Remaining workers keep their ranks."""
+        here = {group.name: self.size_of(group) for group in self.groups}
+        if self.job.may_grow:
+            return with_group_sizes(self.job, {self.site: here}).workers()
+        return tuple(
+            worker
+            for worker in self.job.workers()
+            if worker.site != self.site or worker.index < here[worker.group]
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(self.size_of(group) for group in self.groups)
+
+    def total_size(self, view: RunView) -> int:
+        """Number of workers at all sites. Each site reports its own; the manifest is the
+        default."""
+        others = [site for site in self.job.spec.sites if site.name != self.site]
+        return self.size + sum(self.remote_size(SiteName(site.name), view) for site in others)
+
+    def remote_size(self, site: SiteName, view: RunView) -> int:
+        reported = view.remote.get(site, RemoteView()).workers
+        listed = tuple(each for each in self.job.spec.sites if each.name == site)
+        return workers_of(listed) if reported is None else reported
+
+    @property
+    def oversized_groups(self) -> tuple[str, ...]:
+        """Messages on groups that should be larger than this run allows."""
+        exchange = self.job.spec.exchange
+        return tuple(
+            f"group {group.name}: {self.wanted[group.name]} workers wanted, but this run began with"
+            f" {group.workers}; with exchange policy {exchange.policy} and topology"
+            f" {exchange.topology} more apply from the next run on"
+            for group in self.groups
+            if self.wanted.get(group.name, 0) > self.size_of(group)
+        )
+
+
+def groups_of(job: Job, site: str) -> tuple[Group, ...]:
+    """The groups of that site. Empty where the job does not name it."""
+    return next((each.groups for each in job.spec.sites if each.name == site), ())
+
+
+def _with_initial_sizes(job: Job, jobs: Mapping[str, WorkerJobView], site: str) -> Job:
+    """The manifest with the initial sizes and the rank numbering of this site's Jobs."""
+    is_as_now = all(view.ranks_by_group for view in jobs.values())
+    job = job.with_group_ranks() if is_as_now else job.with_counted_ranks()
+    kept = (view.annotations.get(names.ALL_WORKERS_ANNOTATION, "") for view in jobs.values())
+    counts = {} if job.may_grow else from_json(next(filter(None, kept), ""))
+    here = {name: view.initial_workers for name, view in jobs.items()}
+    return with_group_sizes(job, {**counts, site: {**counts.get(site, {}), **here}})

@@ -1,0 +1,344 @@
+"""Interpret the reports of other sites for one run. Pure.
+
+It decides which workers count, which members are admitted, and where manifests differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from dlion_api.membership import Member, Membership, MemberState
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.spec import Job
+from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
+from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus
+from dlion_operator.federation.drift import agree, differences
+from dlion_operator.federation.reports import LinksTo, ReportedWorkers, RunReport, SpecFingerprint
+from dlion_operator.federation.state import SiteReachability
+from dlion_operator.pki.run_trust import names_authority
+from dlion_operator.plan.observed import RemoteView, RunView
+
+RUN_ABSENT = "its operator does not have this run; apply the manifest there, or resume it"
+NO_REMOTE_AUTHORITY = (
+    "it has no authority for its workers yet, or its release knows of none (tls.mode); see its"
+    " status"
+)
+SHARED_KEY = (
+    "NoAuthority: its workers are not trusted, as its authority has the key of that of {other}:"
+    " each could sign for the other's; give each site an authority of its own (tls)"
+)
+DRIFT_ADVICE = "apply the same manifest at every site"
+
+
+class FederationView(Protocol):
+    """The federation (`dlion_operator.federation.node`), as a run needs it."""
+
+    def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
+        """The latest report on that run of each site that has it."""
+        ...
+
+    def reachability(self, site: SiteName) -> SiteReachability:
+        """Whether that site is reachable now."""
+        ...
+
+    def problem(self, site: SiteName) -> str:
+        """What prevents cooperation with that site, for users. Empty: nothing."""
+        ...
+
+    def has_bundle(self, site: SiteName) -> bool:
+        """Whether that site is trusted here, by the bundle of its own authority."""
+        ...
+
+
+def remote_views(
+    job: Job,
+    own: SiteName,
+    spec_fingerprint: SpecFingerprint,
+    federation: FederationView,
+    shared_keys: Mapping[SiteName, SiteName],
+) -> dict[SiteName, RemoteView]:
+    """The other sites of the manifest here. `shared_keys` comes from `run_trust`."""
+    reports = federation.reports(job.key)
+    views = {
+        name: _view(name, reports.get(name), spec_fingerprint, federation)
+        for name in (SiteName(site.name) for site in job.spec.sites)
+        if name != own
+    }
+    if not names_authority(job):
+        return views
+    return {
+        name: replace(
+            view, problem=view.problem or _trust_problem(reports[name], shared_keys.get(name))
+        )
+        if name in reports
+        else view
+        for name, view in views.items()
+    }
+
+
+def _trust_problem(report: RunReport, same_as: SiteName | None) -> str:
+    """Why the workers of a site with the run are not trusted. Empty: they are."""
+    if same_as is not None:
+        return SHARED_KEY.format(other=same_as)
+    return "" if report.bundle_pem else NO_REMOTE_AUTHORITY
+
+
+def unserved_run_view(
+    run: JobKey, sites: Collection[SiteName], federation: FederationView
+) -> RunView:
+    """The state of a run at those sites that is not served here, whatever their manifests."""
+    reports = federation.reports(run)
+    members = (each for site in sites if site in reports for each in reports[site].workers.members)
+    return RunView(
+        open_s=0.0,
+        ready=Counter(each.identity.site for each in members if each.state is MemberState.READY),
+        remote={site: _view(site, reports.get(site), None, federation) for site in sites},
+    )
+
+
+def _view(
+    name: SiteName,
+    report: RunReport | None,
+    spec_fingerprint: SpecFingerprint | None,
+    federation: FederationView,
+) -> RemoteView:
+    reachability, problem = federation.reachability(name), federation.problem(name)
+    if report is None:
+        return RemoteView(
+            reachability.reachable, reachability.heartbeat_age_s, problem or RUN_ABSENT
+        )
+    agrees = spec_fingerprint is None or agree(report.spec, spec_fingerprint)
+    return RemoteView(
+        is_reachable=reachability.reachable,
+        heartbeat_age_s=reachability.heartbeat_age_s,
+        problem=problem,
+        has_run=True,
+        knows_all=report.workers.settled,
+        agrees=agrees,
+        spec_hash=report.spec.spec_hash,
+        workers=len(report.workers.wanted) if agrees else None,
+        iteration=report.figures.iteration,
+        samples_per_s=report.figures.samples_per_s,
+    )
+
+
+def spec_drift(
+    job: Job,
+    own: SiteName,
+    spec_fingerprint: SpecFingerprint,
+    reports: Mapping[SiteName, RunReport],
+) -> str:
+    """Where the sites' manifests differ, in the same text at every site. Empty: nowhere.
+
+    Counts the sites of the manifest here, and sites whose manifest names this site.
+    """
+    named = {site.name for site in job.spec.sites}
+    prints = {
+        site: report.spec
+        for site, report in reports.items()
+        if site in named or f"sites[{own}].name" in report.spec.fields
+    }
+    differing = differences({**prints, own: spec_fingerprint})
+    return f"{'; '.join(map(str, differing))}; {DRIFT_ADVICE}" if differing else ""
+
+
+def with_site_pairs(
+    job: Job,
+    own: SiteName,
+    links: LinkStatus | None,
+    own_links: Collection[LinksTo],
+    reports: Mapping[SiteName, RunReport],
+) -> LinkStatus | None:
+    """The link status, with the reports of all sites on their links to each other."""
+    named = {SiteName(site.name) for site in job.spec.sites}
+    reported = {site: report.figures.links for site, report in reports.items() if site in named}
+    links_between = [
+        (site, each)
+        for site, site_links in {**reported, own: tuple(own_links)}.items()
+        for each in site_links
+        if each.site in named and each.site != site
+    ]
+    if not links_between:
+        return links
+    # Of too many pairs keep those with links down, then the slowest.
+    links_between.sort(key=lambda pair: (pair[1].connected - pair[1].expected, pair[1].bytes_per_s))
+    pairs = [
+        PairStatus(
+            pair=f"{site} to {each.site}",
+            connected=each.connected,
+            expected=each.expected,
+            megabits_per_second=f"{each.bytes_per_s / 125_000:.3g}" if each.bytes_per_s else "",
+        )
+        for site, each in links_between[:MAX_PAIRS]
+    ]
+    ordered = tuple(sorted(pairs, key=lambda pair: pair.pair))
+    return replace(links or LinkStatus(connected=0, expected=0), pairs=ordered)
+
+
+def trusted_reports(
+    job: Job, own: SiteName, reports: Mapping[SiteName, RunReport]
+) -> dict[SiteName, RunReport]:
+    """Reports that may be acted on: those of the manifest's sites, each on its own workers only."""
+    named, is_valid = {site.name for site in job.spec.sites} - {own}, _worker_validator(job)
+    return {
+        site: replace(report, workers=_own_workers(is_valid, report.workers))
+        for site, report in reports.items()
+        if site in named
+    }
+
+
+def _own_workers(
+    is_valid: Callable[[WorkerIdentity], bool], reported: ReportedWorkers
+) -> ReportedWorkers:
+    """Limit a report to workers whose rank belongs to the site."""
+    wanted = tuple(each for each in reported.wanted if is_valid(each))
+    members = tuple(each for each in reported.members if is_valid(each.identity))
+    ranks = {member.identity.rank for member in members}
+    return replace(
+        reported,
+        wanted=wanted,
+        members=members,
+        accuracies={rank: each for rank, each in reported.accuracies.items() if rank in ranks},
+        left=reported.left & ({worker.rank for worker in wanted} | ranks),
+    )
+
+
+def _worker_validator(job: Job) -> Callable[[WorkerIdentity], bool]:
+    """Return a check whether the manifest has such a worker with that rank.
+
+    Counted ranks follow from the sizes at all sites, which may differ between sites for a while.
+    There the check only rejects ranks of another site.
+    """
+    groups = {(site.name, group.name) for site in job.spec.sites for group in site.groups}
+    owners = {} if job.may_grow else {each.rank: each.site for each in job.workers()}
+
+    def is_valid(worker: WorkerIdentity) -> bool:
+        if (worker.site, worker.group) not in groups or worker.index >= MAX_WORKERS_PER_GROUP:
+            return False
+        if job.may_grow:
+            return job.worker_at(worker.site, worker.group, worker.index) == worker
+        return owners.get(worker.rank, worker.site) == worker.site
+
+    return is_valid
+
+
+def all_workers(
+    workers: tuple[WorkerIdentity, ...],
+    own: SiteName,
+    spec_fingerprint: SpecFingerprint,
+    reports: Mapping[SiteName, RunReport],
+) -> tuple[WorkerIdentity, ...]:
+    """The current workers of all sites, as each site reports its own.
+
+    `workers` by this site's manifest apply to sites without a report or with another manifest.
+    """
+    reported = {
+        site: report.workers.wanted
+        for site, report in reports.items()
+        if agree(report.spec, spec_fingerprint)
+    }
+    kept = [worker for worker in workers if worker.site == own or worker.site not in reported]
+    ranks = {worker.rank for worker in kept}
+    for wanted in reported.values():
+        for worker in wanted:
+            if worker.rank not in ranks:  # ranks are unique; this site's own take precedence
+                kept.append(worker)
+                ranks.add(worker.rank)
+    return tuple(sorted(kept))
+
+
+def remote_members(
+    own: SiteName,
+    spec_fingerprint: SpecFingerprint,
+    reports: Mapping[SiteName, RunReport],
+    membership: Membership,
+) -> list[Member]:
+    """Members of other sites that workers here should know.
+
+    A site with another manifest adds no members; admitted ones stay. Members of a site that no
+    longer has the run are LOST.
+    """
+    known = {member.identity: member for member in membership.members}
+    agreeing = {site for site, report in reports.items() if agree(report.spec, spec_fingerprint)}
+    reported = [
+        member
+        for site, report in reports.items()
+        for member in report.workers.members
+        if site in agreeing or member.identity in known
+    ]
+    gone = [
+        replace(member, state=MemberState.LOST)
+        for member in known.values()
+        if member.identity.site not in {own, *reports} and member.state is MemberState.READY
+    ]
+    return reported + gone
+
+
+def sites_without_run(
+    job: Job,
+    own: SiteName,
+    reports: Mapping[SiteName, RunReport],
+    reachability: Callable[[SiteName], SiteReachability],
+) -> frozenset[SiteName]:
+    """Other sites whose operators are reachable and do not serve this run.
+
+    There it is suspended, deleted or long over. An operator that has just started may still open
+    it.
+    """
+    silent = {SiteName(site.name) for site in job.spec.sites} - {own, *reports}
+    found = {site: reachability(site) for site in silent}
+    return frozenset(site for site, each in found.items() if each.reachable and each.named_all)
+
+
+def quorum_lost_reason(job: Job, reports: Mapping[SiteName, RunReport]) -> str:
+    """Why this run is over: it may go on at fewer than `minSites` sites. Empty: at enough.
+
+    Otherwise the workers would wait for a quorum without end. A run is over at a site whose workers
+    have all ended or failed permanently, but not at a silent or suspended site.
+    """
+    over = sorted(site for site, report in reports.items() if _is_finished(report.workers))
+    left = len(job.spec.sites) - len(over)
+    if not over or left >= job.spec.min_sites:
+        return ""
+    return f"it is over at {', '.join(over)}: {left} sites are left (minSites {job.spec.min_sites})"
+
+
+def remote_failed_ranks(reports: Mapping[SiteName, RunReport]) -> frozenset[Rank]:
+    """Permanently failed workers of sites where other workers go on."""
+    going_on = (each.workers for each in reports.values() if not _is_finished(each.workers))
+    return frozenset[Rank]().union(*(workers.left for workers in going_on))
+
+
+def _is_finished(workers: ReportedWorkers) -> bool:
+    ended = {
+        m.identity.rank for m in workers.members if m.state is MemberState.FINISHED
+    } | workers.left
+    return bool(workers.wanted) and all(worker.rank in ended for worker in workers.wanted)
+
+
+def counted_replicas(
+    workers: tuple[WorkerIdentity, ...],
+    spec_fingerprint: SpecFingerprint,
+    reports: Mapping[SiteName, RunReport],
+    membership: Membership,
+    gone: frozenset[SiteName],
+) -> list[Rank]:
+    """Ranks whose accuracies count for `targetAccuracy`: workers that train or may still do so.
+
+    `gone`: sites without the run.
+    """
+    members = {member.identity: member for member in membership.members}
+    left = frozenset[Rank]().union(*(report.workers.left for report in reports.values()))
+    differing = {site for site, each in reports.items() if not agree(each.spec, spec_fingerprint)}
+
+    def counts(worker: WorkerIdentity) -> bool:
+        if worker.site in gone or worker.rank in left:
+            return False
+        if (member := members.get(worker)) is not None:
+            return member.state is not MemberState.FINISHED
+        return worker.site not in differing  # it adds no new members
+
+    return [worker.rank for worker in workers if counts(worker)]

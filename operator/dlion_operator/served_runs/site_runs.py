@@ -1,0 +1,398 @@
+"""The runs that this site's coordinator serves, as the reconciler uses them.
+
+Also checks the job's target accuracy. All methods run in the operator's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.spec import Job
+from dlion_operator.coordinator import CoordinatorServer
+from dlion_operator.coordinator.served_run import Signer, TokenVerifier
+from dlion_operator.federation.reports import (
+    LinksTo,
+    ReportedWorkers,
+    RunReport,
+    SpecFingerprint,
+    TrainingFigures,
+)
+from dlion_operator.kubernetes.store import ObjectName
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.job_authority import JobAuthority, NamedAuthority
+from dlion_operator.pki.run_trust import Bundles, shared_keys, trusted_bundles
+from dlion_operator.plan.decisions import JobEvent
+from dlion_operator.plan.objects.exposure import Addresses, advertised_members
+from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunView
+from dlion_operator.plan.outcome.job_status import format_time
+from dlion_operator.served_runs.progress import RunProgress
+from dlion_operator.served_runs.refused_callers import RefusedCallers
+from dlion_operator.served_runs.remote_sites import (
+    FederationView,
+    all_workers,
+    counted_replicas,
+    quorum_lost_reason,
+    remote_failed_ranks,
+    remote_members,
+    remote_views,
+    sites_without_run,
+    spec_drift,
+    trusted_reports,
+    unserved_run_view,
+    with_site_pairs,
+)
+from dlion_operator.served_runs.site_run_state import SiteRunState
+from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
+from dlion_operator.served_runs.worker_events import WorkerEvents
+
+_LOG = logging.getLogger(__name__)
+
+LINK_COUNT_INTERVAL_S = 5.0
+"""Interval of counting links: there may be very many."""
+
+
+class SiteRuns:
+    """Implements `dlion_operator.controller.reconcile.ServedRuns`."""
+
+    def __init__(
+        self,
+        server: CoordinatorServer,
+        *,
+        authority: CertificateAuthority,
+        tokens: TokenVerifier,
+        trigger: Callable[[ObjectName], None],
+    ) -> None:
+        """`trigger` is called when a job's phase may have changed."""
+        self._server = server
+        self._authority = authority
+        self._tokens = tokens
+        self._trigger = trigger
+        self._federation: FederationView | None = None
+        self._served: dict[JobKey, SiteRunState] = {}
+        self.refused_callers = RefusedCallers(self._served, trigger)
+        server.on_refused(self.refused_callers.at_coordinator)
+        server.on_keeper_refused(self.refused_callers.at_keeper)
+
+    def federate(self, federation: FederationView) -> None:
+        """Take the reports of other sites into account from now on."""
+        self._federation = federation
+
+    def open(
+        self,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        *,
+        spec_hash: str,
+        age_s: float,
+        failed: frozenset[Rank] = frozenset(),
+        addresses: Addresses | None = None,
+        authority: NamedAuthority | None = None,
+        kept_bundles: Bundles = MappingProxyType({}),
+    ) -> None:
+        key = job.key
+        if key in self._served:
+            self._served[key].addresses = addresses
+            self._update_run(key, job, workers, failed)
+            self._update_trust(key, authority)
+            return
+        self._close_except(key, key.namespace, key.name)
+        own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
+        job_workers = all_workers(workers, own, spec_fingerprint, self._reports_of(job))
+        target_accuracy = job.spec.trainer.stop.target_accuracy
+        served = self._served[key] = SiteRunState(
+            job,
+            spec_fingerprint,
+            workers,
+            job_workers,
+            RunProgress(job),
+            TargetAccuracyMonitor(target_accuracy, [worker.rank for worker in job_workers]),
+            WorkerEvents(job_workers),
+            time.monotonic(),
+            failed,
+            addresses,
+            JobAuthority(own, bundle_pem=kept_bundles.get(own, b"")) if authority else None,
+            kept_bundles,
+        )
+        served.progress.expect(job_workers)
+        self._server.open(
+            job,
+            workers=self._expected_workers(served),
+            spec_hash=spec_hash,
+            authorities=self._signers(served),
+            bundles={} if authority else None,
+            tokens=self._tokens,
+            on_record=lambda record: self._take(key, record),
+            start_time_monotonic_s=time.monotonic() - age_s,
+        )
+        self._update_trust(key, authority)
+        _LOG.info("run %s is served", key)
+        self.update_remote(key)
+
+    def _signers(self, served: SiteRunState) -> dict[SiteName, Signer]:
+        """Return the signers for this site's workers. Empty: TLS is disabled."""
+        if served.job.spec.tls.mode == "Disabled":
+            return {}
+        return {self._authority.site: served.authority or self._authority}
+
+    def _update_trust(self, run: JobKey, named: NamedAuthority | None = None) -> None:
+        """Update the bundles by which workers trust each other, where the job names an authority.
+
+        `named` is the current state of this site's authority; None: unchanged.
+        """
+        served = self._served[run]
+        if served.authority is None:
+            return
+        own, now = self._authority.site, datetime.now(UTC)
+        authority = served.authority.updated_with(named, now) if named else served.authority
+        reported = {site: each.bundle_pem for site, each in self._reports_of(served.job).items()}
+        kept = {**served.kept_bundles, **served.bundles}
+        sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
+        trusted = trusted_bundles(sites, {**reported, own: authority.bundle_pem}, kept, now)
+        served.shared_keys = shared_keys(trusted, own, kept, served.kept_bundles)
+        bundles = {site: each for site, each in trusted.items() if site not in served.shared_keys}
+        if (authority, bundles) != (served.authority, served.bundles):
+            served.authority, served.bundles = authority, bundles
+            self._server.set_run_trust(run, authority, bundles)
+            for site, other in shared_keys(bundles, own, {}).items():
+                message = "run %s: %s is trusted in this run only: its authority has %s's key"
+                _LOG.warning(message, run, site, other)
+
+    def _is_trusted(self, site: SiteName) -> bool:
+        """Whether another site is trusted. Authorities of its runs depend on its own one."""
+        return self._federation is not None and self._federation.has_bundle(site)
+
+    def replace_authority(self, authority: CertificateAuthority) -> None:
+        """Sign with this authority. Pods of older runs still trust the previous one, which has the
+        same key."""
+        self._authority = authority
+        self._server.replace_authority(authority)
+
+    def _update_run(
+        self,
+        run: JobKey,
+        job: Job,
+        workers: tuple[WorkerIdentity, ...],
+        failed: frozenset[Rank],
+    ) -> None:
+        """Apply a manifest that may have changed during the run."""
+        served = self._served[run]
+        is_other = served.job != job
+        if is_other:
+            served.job, served.spec_fingerprint = job, SpecFingerprint.of(job)
+        served.wanted, served.failed = workers, failed
+        self._rescale(run)
+        if is_other:
+            self.update_remote(run)  # members that were rejected may now match the manifest
+        else:
+            self._check_target_accuracy(run)
+
+    def _rescale(self, run: JobKey) -> None:
+        served = self._served[run]
+        reports = self._reports_of(served.job)
+        job_workers = all_workers(
+            served.wanted, self._authority.site, served.spec_fingerprint, reports
+        )
+        if served.workers != job_workers:
+            served.workers = job_workers
+            served.progress.expect(job_workers)
+            served.events.expect(job_workers)
+        self._server.expect(run, self._expected_workers(served))
+
+    def _expected_workers(self, served: SiteRunState) -> tuple[WorkerIdentity, ...]:
+        """The workers that others wait for: all but those that failed permanently at any site."""
+        failed = served.failed | remote_failed_ranks(self._reports_of(served.job))
+        return tuple(worker for worker in served.workers if worker.rank not in failed)
+
+    def update_remote(self, run: JobKey) -> None:
+        """Apply new reports of other sites on that run."""
+        served = self._served.get(run)
+        if served is None:
+            return
+        self._rescale(run)
+        self._update_trust(run)
+        reports, membership = self._reports_of(served.job), self._server.membership(run)
+        self._server.update_remote_members(
+            run,
+            remote_members(self._authority.site, served.spec_fingerprint, reports, membership),
+        )
+        is_over = served.is_over or served.progress.stop_reason
+        if not is_over and (reason := quorum_lost_reason(served.job, reports)):
+            self.stop(run, reason)
+        self._check_target_accuracy(run)
+        self._trigger(ObjectName(run.namespace, run.name))
+
+    def _check_target_accuracy(self, run: JobKey) -> None:
+        """Stop the run once the counted replicas, which may have changed, are accurate enough."""
+        served = self._served[run]
+        if served.job.spec.trainer.stop.target_accuracy is None or served.is_over:
+            return
+        reports, membership = self._reports_of(served.job), self._server.membership(run)
+        absent = frozenset[SiteName]()  # other sites that are known not to have this run
+        if (federation := self._federation) is not None:
+            own = self._authority.site
+            absent = sites_without_run(served.job, own, reports, federation.reachability)
+        counted = counted_replicas(
+            served.workers, served.spec_fingerprint, reports, membership, absent
+        )
+        served.target.expect(set(counted) - self._ended_ranks(served))
+        admitted = {member.identity.rank for member in membership.members}
+        others = {
+            rank: accuracy
+            for report in reports.values()
+            for rank, accuracy in report.workers.accuracies.items()
+            if rank in admitted
+        }
+        reason = served.target.take_others(others)
+        if reason and not served.progress.stop_reason:
+            self.stop(run, reason)
+
+    def _ended_ranks(self, served: SiteRunState) -> frozenset[Rank]:
+        if not served.is_over:
+            return served.failed
+        return frozenset(w.rank for w in served.workers if w.site == self._authority.site)
+
+    def reports(self) -> dict[JobKey, RunReport]:
+        """What this site reports to the others."""
+        return {run: self._report(run, served) for run, served in self._served.items()}
+
+    def _report(self, run: JobKey, served: SiteRunState) -> RunReport:
+        own, progress = self._authority.site, served.progress
+        members = [m for m in self._server.membership(run).members if m.identity.site == own]
+        ranks = {member.identity.rank for member in members}
+        accuracies = {rank: a for rank, a in served.target.accuracies.items() if rank in ranks}
+        reachable = advertised_members(members, served.addresses)
+        has_heard_all = time.monotonic() - served.opened_s >= ALL_HEARD_AFTER_S
+        workers = ReportedWorkers(
+            tuple(worker for worker in served.workers if worker.site == own),
+            reachable,
+            settled=has_heard_all and len(reachable) == len(members),
+            accuracies=accuracies,
+            left=self._ended_ranks(served),
+        )
+        rate = progress.samples_per_s()
+        rate = rate if math.isfinite(rate) else 0.0
+        links = self._links_to(run, served)
+        figures = TrainingFigures(progress.training, progress.iteration(), rate, links)
+        bundle_pem = served.authority.bundle_pem if served.authority else b""
+        return RunReport(served.spec_fingerprint, workers, figures, bundle_pem)
+
+    def _links_to(self, run: JobKey, served: SiteRunState) -> tuple[LinksTo, ...]:
+        """Links from this site's workers to other sites, at most a few seconds old."""
+        now_s = time.monotonic()
+        if now_s - served.linked_s >= LINK_COUNT_INTERVAL_S:
+            membership = self._server.membership(run)
+            served.links = served.progress.links_to(self._authority.site, membership)
+            served.linked_s = now_s
+        return served.links
+
+    def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
+        """The reports of other sites on that run, limited to what each may report."""
+        if self._federation is None:
+            return {}
+        return trusted_reports(job, self._authority.site, self._federation.reports(job.key))
+
+    def stop(self, run: JobKey, reason: str) -> None:
+        if (served := self._served.get(run)) is not None and not served.stop_reason:
+            served.stop_reason = reason
+            self._server.stop(run, reason)
+
+    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
+        if run in self._served:
+            self._served[run].is_over = True
+            self._server.finish(run, reason, succeeded=succeeded)
+
+    def close(self, namespace: str, name: str) -> None:
+        self._close_except(None, namespace, name)
+
+    def view(self, run: JobKey) -> RunView | None:
+        served = self._served.get(run)
+        if served is None:
+            return None
+        membership = self._server.membership(run)
+        ready = Counter(member.identity.site for member in membership.ready())
+        now_s = time.monotonic()
+        served.last_present_s |= {member.identity.name: now_s for member in membership.ready()}
+        view = RunView(
+            open_s=now_s - served.opened_s,
+            ready=ready,
+            report_age_s={
+                name: now_s - last_present_s
+                for name, last_present_s in served.last_present_s.items()
+            },
+            training=served.progress.training,
+            all_joined_s=served.gathered_for_s(now_s, ready.total()),
+            stop_reason=served.progress.stop_reason or served.stop_reason,
+            trainer_status=served.progress.trainer_status(format_time(datetime.now(UTC))),
+            steps_per_second=served.progress.steps_per_second(),
+            links=served.progress.links(membership),
+            iteration=served.progress.iteration(),
+            samples_per_s=served.progress.samples_per_s(),
+            linked=served.progress.linked(membership),
+            bundles=served.bundles,
+        )
+        own, federation = self._authority.site, self._federation
+        if federation is None:
+            return view
+        reports = federation.reports(run)
+        return replace(
+            view,
+            links=with_site_pairs(
+                served.job, own, view.links, self._links_to(run, served), reports
+            ),
+            remote=remote_views(
+                served.job, own, served.spec_fingerprint, federation, served.shared_keys
+            ),
+            drift=spec_drift(served.job, own, served.spec_fingerprint, reports),
+        )
+
+    def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        if self._federation is None:
+            return EMPTY_RUN_VIEW
+        others = [site for site in sites if site != self._authority.site]
+        return unserved_run_view(run, others, self._federation)
+
+    def events(self, run: JobKey) -> tuple[JobEvent, ...]:
+        served = self._served.get(run)
+        return () if served is None else served.events.pop_due(time.monotonic())
+
+    def authority_pem(self) -> str:
+        return self._server.authority_pem.decode()
+
+    def refusals(self) -> Mapping[str, int]:
+        """Refused calls by reason."""
+        return {str(reason): count for reason, count in self._server.refusals().items()}
+
+    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
+        """By run and reason."""
+        return self._server.keeper_refusals()
+
+    def calls(self) -> Mapping[str, int]:
+        return self._server.calls()
+
+    def _close_except(self, kept: JobKey | None, namespace: str, name: str) -> None:
+        for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:
+            if key != kept:
+                del self._served[key]
+                self._server.close(key)
+                _LOG.info("run %s is no longer served", key)
+
+    def _take(self, key: JobKey, record: ProgressRecord) -> None:
+        served = self._served.get(key)
+        if served is None:
+            return
+        served.progress.take(record)
+        served.events.take(record)
+        if isinstance(record, EvaluationRecord):
+            served.target.take(record)
+            self._check_target_accuracy(key)
+        if isinstance(record, EventRecord):
+            self._trigger(ObjectName(key.namespace, key.name))
