@@ -1,13 +1,13 @@
 """A job of workers with CPU limits of 4:2:1, from `kubectl apply` to the model.
 
 Proves: three groups with hard limits train together from images of this tree; their shares of the
-batch follow what each gets (in `make slow`: its limit); `kubectl wait` sees the end; the fetched model, judged by Keras alone on
-images that the job was not trained on, knows them, and says the same as SavedModel and as
-TensorFlow Lite, loaded by TensorFlow alone; deleting leaves nothing; kstatus, Flux and Argo
-CD say of it what docs/conditions.md says. It is `cipher` on CIFAR-10 where ../shared/data/cifar10
-is at hand and the nodes are the testbed's, else `digits`, a model so small that what a step costs
-whatever its batch weighs: there shares only keep the limits' order. Prints what `kubectl get dlj`
-shows, the shares and the time to each worker's first step.
+batch follow what each gets (in `make slow`: its limit); `kubectl wait` sees the end; the fetched
+model, judged by Keras alone on images that the job was not trained on, knows them, and says the
+same as SavedModel and as TensorFlow Lite, loaded by TensorFlow alone; deleting leaves nothing;
+kstatus, Flux and Argo CD say of it what docs/conditions.md says. It is `cipher` on CIFAR-10 where
+../shared/data/cifar10 is at hand and the nodes are the testbed's, else `digits`, a model so small
+that what a step costs whatever its batch weighs: there shares only keep the limits' order. Prints
+what `kubectl get dlj` shows, the shares and the time to each worker's first step.
 Left out: quotas that change, several sites.
 """
 
