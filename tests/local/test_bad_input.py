@@ -46,9 +46,9 @@ def after_a_while():
     return np.float32(np.nan if count > 20 else 1)
 """
 NAN_AT_ONE_PEER = """
-from dlion_worker.policies import sending
+from dlion_worker.policies import gradient_selectors
 
-whole = sending.encode_whole
+whole = gradient_selectors.encode_whole
 
 
 def poisoned(gradient_D, codec):
@@ -60,7 +60,7 @@ _load = load_data
 
 def load_data(split, site, worker_index):
     if worker_index == 2:
-        sending.encode_whole = poisoned
+        gradient_selectors.encode_whole = poisoned
     return _load(split, site, worker_index)
 """
 

@@ -439,7 +439,7 @@ async def test_a_site_that_does_not_serve_a_run_sees_how_it_is_elsewhere(
     await told(at_b, 1)
 
     def there() -> RunView:
-        return a.runs.elsewhere(RUN, [A, B])
+        return a.runs.remote_view(RUN, [A, B])
 
     await until(lambda: there().ready == {B: 1})
     assert set(there().remote) == {B}

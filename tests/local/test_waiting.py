@@ -67,7 +67,7 @@ class Wait:
     def go_on(self, seconds: float) -> None:
         for _ in range(round(seconds * 2)):
             self.now_s += 0.5
-            self._waiting.tell(3)
+            self._waiting.report(3)
 
     def told(self) -> list[str]:
         events = [each for each in self.records if isinstance(each, EventRecord)]
