@@ -1,6 +1,7 @@
-"""The number of examples of a property test: `make unit` a quarter, `make slow` ten times as many.
+"""The number of examples that a property test draws.
 
-`DLION_TEST_EXAMPLES` is the factor. Without it every test draws the number that it gives.
+`DLION_TEST_EXAMPLES` is a factor: `make unit` sets a quarter. Without it every test draws the
+number that it gives.
 """
 
 from __future__ import annotations
