@@ -1,7 +1,7 @@
 """Facts: a trainer that ends at its start, by a code or by a signal, is told of each time at once:
 in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait.
 
-Left out: the reading of logs (tests/unit/local/test_restarts.py), the back-off
+Left out: the reading of logs (tests/unit/local/test_restart_watcher.py), the back-off
 (tests/unit/supervisor).
 """
 

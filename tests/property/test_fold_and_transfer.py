@@ -4,7 +4,7 @@ Proved on machines as `build` makes them: one of a side folds several steps afte
 while periods of knowledge transfer end; nobody merges weights of before its fold with weights of
 after one, and how long the folding weights were on their way does not move where the sides meet.
 Without the word that a fold is under way a worker merges once more what it is about to fold.
-Left out: folding and transfer by themselves (test_folding.py, test_knowledge_transfer.py).
+Left out: folding and transfer by themselves (test_partition_merge.py, test_knowledge_transfer.py).
 """
 
 from __future__ import annotations

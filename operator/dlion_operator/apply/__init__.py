@@ -1,1 +1,1 @@
-"""The only writers of children, status and events."""
+"""The only writers of children and events; the patch of a status."""

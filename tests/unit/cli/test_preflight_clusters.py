@@ -6,7 +6,7 @@ do not stand) is said there with what to do; what may not be read is unknown and
 clocks are bounded as near as the `Date` of answers tells, and held against each other; a job is
 held against each site's cluster.
 
-Leaves out: what a job asks for in detail (test_site_room.py), the chart's own objects
+Leaves out: what a job asks for in detail (test_site_capacity.py), the chart's own objects
 (tests/chart), a real API server (tests/cluster/test_cli.py).
 """
 

@@ -1,6 +1,6 @@
 """Who is waited for in each mode, as numbered timelines of one worker and its peers 1, 2, 3.
 
-Left out: what is done with gradients meanwhile (test_machine.py), random schedules
+Left out: what is done with gradients meanwhile (test_gradient_exchange.py), random schedules
 (tests/property).
 """
 

@@ -1,7 +1,7 @@
 """Facts: a peer's sidecar is heard on a connection that stands only for as long as its certificate
 holds and its site is believed; with a newer one it is heard again. Real TLS over loopback.
 
-Left out: what capacities say (test_peer_words.py), how they are asked for (tests/local).
+Left out: what capacities say (test_capacity_messages.py), how they are asked for (tests/local).
 """
 
 from __future__ import annotations

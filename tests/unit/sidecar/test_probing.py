@@ -2,7 +2,7 @@
 again keeps it neither from its looks at what is known nor from its end.
 
 The sidecar and its director are real; the caller is a peer that hangs. Left out: which link is due
-(test_groups.py), real peers (tests/local/test_sidecar.py).
+(test_grouping.py), real peers (tests/local/test_sidecar.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one worker's machine does with steps, messages and members, as short timelines.
 
 Weights of contributions, who gets what, late and early contributions, members that come and go,
-nonsense from peers, checkpoints. Left out: arithmetic of Max N (test_sending.py), knowledge
-transfer (test_knowledge_transfer.py), random schedules (tests/property).
+nonsense from peers, checkpoints. Left out: arithmetic of Max N (test_gradient_selectors.py),
+knowledge transfer (test_knowledge_transfer.py), random schedules (tests/property).
 """
 
 from __future__ import annotations
