@@ -226,7 +226,7 @@ def measure_link(
 ) -> float:
     """Let the operator measure the bandwidth to the other site, in bytes per second.
 
-    Raises: DataError if the response is invalid; and as `ClusterClient.parse_any_documents`.
+    Raises: DataError if the response is invalid; and as `ClusterClient.read_text`.
     """
     service = f"{operator.deployment['metadata']['name']}:metrics"
     path = api_path(
