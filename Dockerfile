@@ -85,9 +85,9 @@ RUN --mount=type=bind,from=installer,source=/,target=/installer \
 FROM worker-packages AS kernels
 ENV NUMBA_CPU_NAME=generic NUMBA_CACHE_DIR=/opt/kernels
 COPY api/dlion_api/ /opt/dlion/lib/python3.11/site-packages/dlion_api/
-COPY worker/dlion_worker/__init__.py worker/dlion_worker/compiling.py /opt/dlion/lib/python3.11/site-packages/dlion_worker/
-COPY worker/dlion_worker/codecs/ /opt/dlion/lib/python3.11/site-packages/dlion_worker/codecs/
-RUN python -c 'import dlion_worker.codecs'
+COPY worker/dlion_core/__init__.py /opt/dlion/lib/python3.11/site-packages/dlion_core/
+COPY worker/dlion_core/codecs/ /opt/dlion/lib/python3.11/site-packages/dlion_core/codecs/
+RUN python -c 'import dlion_core.codecs'
 
 
 FROM python AS operator-sources
@@ -99,6 +99,8 @@ RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
 
 FROM python AS worker-sources
 COPY api/dlion_api/ /sources/dlion_api/
+COPY worker/dlion_core/ /sources/dlion_core/
+COPY worker/dlion_results/ /sources/dlion_results/
 COPY worker/dlion_worker/ /sources/dlion_worker/
 RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
       -s /sources -p /opt/dlion/lib/python3.11/site-packages /sources

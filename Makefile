@@ -20,7 +20,7 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml
 	$(BIN)/pip install --quiet --require-hashes -r requirements-uv.lock
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-	$(BIN)/python -c 'import dlion_worker.codecs'  # compiles its kernels
+	$(BIN)/python -c 'import dlion_core.codecs'  # compiles its kernels
 	@touch $(READY)
 
 quickstart: setup ## Train the main example on this machine, with DLion's exchange and without any

@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 from local_runs import Document, commit, started
 
-from dlion_worker.environments import load_environment
-from dlion_worker.results.report.page import write_report
-from dlion_worker.results.report.picture import write_picture
+from dlion_environments import load_environment
+from dlion_results.report.page import write_report
+from dlion_results.report.picture import write_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 ALONE = "best worker alone"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from selection import add, commit, least_ms, some_gradient
 
-from dlion_worker.codecs import (
+from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
     IndexCodec,
@@ -28,14 +28,14 @@ from dlion_worker.codecs import (
     encode_selected,
     encode_whole,
 )
-from dlion_worker.codecs.positions import Positions
+from dlion_core.codecs.positions import Positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from dlion_worker.codecs.payload import Payload
+    from dlion_core.codecs.payload import Payload
 
 DENSITIES = (0.001, 0.01, 0.1, 0.5)
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.links import framing
+from dlion_core.links.events import LinkUp, StateSnapshot
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkUp, PeerExchange, PeerExchangeConfig, StateSnapshot, framing
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
 
 JOB = JobKey("default", "benchmark", "1")
 SITES = (SiteName("plant-a"), SiteName("plant-b"))

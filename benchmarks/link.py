@@ -30,7 +30,7 @@ import local_runs
 import numpy as np
 from local_runs import LocalRun, Record
 
-from dlion_worker.local.enter import enter_network
+from dlion_local.emulation.network.enter import enter_network
 
 BYTES_PER_MBIT = 125_000
 FIRST_MBIT, LATER_MBIT = 20, 5

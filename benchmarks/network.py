@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_worker.environments import BYTES_PER_MBIT, Environment, load_environment
-from dlion_worker.local.emulation import EmulatedEnvironment
-from dlion_worker.local.measurement import Comparison, Quantity, TransferMeasurement
+from dlion_environments import BYTES_PER_MBIT, Environment, load_environment
+from dlion_local.emulation.emulation import EmulatedEnvironment
+from dlion_local.emulation.measurement import Comparison, Quantity, TransferMeasurement
 
 BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import (
+from dlion_core.codecs import (
     GradientPart,
     SelectedEntries,
     ValueCodec,
@@ -26,9 +26,9 @@ from dlion_worker.codecs import (
     encode_whole,
     max_kept_entries,
 )
-from dlion_worker.policies.gradient_selectors import MaxN
-from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.magnitudes import Magnitudes
+from dlion_core.policies.gradient.gradient_selectors import MaxN
+from dlion_core.policies.gradient.magnitudes import Magnitudes
+from dlion_core.policies.interface import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

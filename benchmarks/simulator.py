@@ -36,15 +36,15 @@ import yaml
 from local_runs import commit
 
 from dlion_cli.inputs.manifests import apply_set, load_manifest
-from dlion_worker.environments.model import Environment, EnvironmentMachine
-from dlion_worker.results.description import describe
-from dlion_worker.results.folder import ResultFolder
+from dlion_environments.model import Environment, EnvironmentMachine
+from dlion_results.run_folder.description import describe
+from dlion_results.run_folder.folder import ResultFolder
 from dlion_worker.training import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_worker.environments import Plan
+    from dlion_environments import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 BAR_RATIO, BAR_RATIO_WORKERS = 2.5, 6
@@ -161,7 +161,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
-    from dlion_worker.simulation.run import Simulation  # TensorFlow reads the environment once
+    from dlion_simulator.run import Simulation
     from dlion_worker.training.model import FlatModel
 
     steps: list[tuple[Any, Any, Any]] = []
@@ -221,13 +221,13 @@ def _profiled(run: Callable[[], Any], path: Path | None) -> Any:
 
 
 def _watch_all(watch: Stopwatch) -> None:
-    from dlion_worker import policies
-    from dlion_worker.sidecar.resource_controller import ResourceController
-    from dlion_worker.simulation import final_models, links, network, run, trace
-    from dlion_worker.trainer.replica import LocalReplica
-    from dlion_worker.trainer.reporting import Reporter
+    from dlion_core import policies
+    from dlion_core.lifecycle.reporting import Reporter
+    from dlion_core.resource_control.resource_controller import ResourceController
+    from dlion_simulator import final_models, links, network, run, trace
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.evaluation import Evaluator
+    from dlion_worker.training.replica import LocalReplica
 
     built = policies.build_for
 

@@ -30,9 +30,9 @@ import local_runs
 
 from dlion_api.names import Rank
 from dlion_cli.inputs.manifests import apply_set
-from dlion_worker.results.events import read_events
-from dlion_worker.results.folder import EVENTS
-from dlion_worker.results.replay_comparison import RunFigures, replay_figures
+from dlion_results.replay_comparison import RunFigures, replay_figures
+from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.folder import EVENTS
 
 QUOTAS = (0.6, 0.45, 0.25, 0.2)
 MBIT_PER_S = (50, 35, 20, 20)

@@ -16,18 +16,6 @@ SOURCE_ROOTS = ("api", "operator", "worker", "cli")
 FILE_LIMIT = 400
 FUNCTION_LIMIT = 50
 MODULE_LIMIT = 15
-MODULES_STILL_ALLOWED = {
-    "api/dlion_api": 18,
-    "worker/dlion_worker/exchange": 16,
-    "worker/dlion_worker/local": 26,
-    "worker/dlion_worker/policies": 53,
-    "worker/dlion_worker/results": 17,
-    "worker/dlion_worker/sidecar": 19,
-    "worker/dlion_worker/simulation": 17,
-    "worker/dlion_worker/trainer": 31,
-    "worker/dlion_worker/training/datasets": 16,
-}
-"""Folders over the limit that are still to be split. A count may fall, never rise."""
 NAMELESS = frozenset({"utils", "helpers", "common", "manager", "base", "misc"})
 
 
@@ -59,11 +47,8 @@ def _of_folders(root: Path, sources: list[Path]) -> list[str]:
     )
     violations = []
     for folder, count in sorted(counts.items()):
-        allowed = MODULES_STILL_ALLOWED.get(folder, MODULE_LIMIT)
-        if count > allowed:
-            violations.append(f"{folder}: {count} modules, limit {allowed}")
-        elif folder in MODULES_STILL_ALLOWED and count < allowed:
-            violations.append(f"{folder}: only {count} modules: lower MODULES_STILL_ALLOWED")
+        if count > MODULE_LIMIT:
+            violations.append(f"{folder}: {count} modules, limit {MODULE_LIMIT}")
     return violations
 
 

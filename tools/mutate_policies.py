@@ -2,7 +2,7 @@
 
     python tools/mutate_policies.py [POLICY ...]
 
-Changes one line in a copy of `dlion_worker` and runs its tests, which must pass without the change
+Changes one line in a copy of `worker/` and runs its tests, which must pass without the change
 and fail with it. The exit code is 1 if a change is not detected, if the tests fail without it, or
 if the line is missing. After rewriting a policy, update its line here.
 """
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "dlion_worker"
 TESTS_FAILED, TIMEOUT_S = 1, 300
 
 
@@ -35,241 +34,241 @@ class Mutation:
 
 CENTRAL_LINES: dict[str, Mutation] = {
     "clustered": Mutation(
-        "policies/clusters.py",
+        "dlion_core/topology/clusters.py",
         "if rate > level:",
         "if rate < level:",
         "tests/property/test_clusters.py",
     ),
     "clustered, hysteresis": Mutation(
-        "policies/regrouping.py",
+        "dlion_core/topology/regrouping.py",
         "if wanted is None or (self._times < PATIENCE and not is_first):",
         "if wanted is None:",
         "tests/property/test_clusters.py",
     ),
     "clustered, agreement": Mutation(
-        "sidecar/grouping.py",
+        "dlion_core/topology/grouping.py",
         "if grouping <= self.held:",
         "if grouping.version < self.held.version:",
         "tests/property/test_clusters.py",
     ),
     "folding": Mutation(
-        "policies/partition_merge.py",
+        "dlion_core/policies/partitions/partition_merge.py",
         "self._samples.merge(theirs, then, self._min_samples)",
         "pass",
         "tests/property/test_partition_merge.py",
     ),
     "full": Mutation(
-        "policies/aggregation.py",
+        "dlion_core/policies/aggregation.py",
         "weight = np.float32(contribution.local_batch_size / divisor)",
         "weight = np.float32(1 / divisor)",
         "tests/unit/policies/test_gradient_exchange.py",
     ),
     "dlion": Mutation(
-        "policies/magnitudes.py",
+        "dlion_core/policies/gradient/magnitudes.py",
         "cut_L = self._cuts(np.float32(threshold))",
         "cut_L = self._cuts(np.float32(threshold / 2))",
         "tests/property/test_selection.py",
     ),
     "dlion, prioritization": Mutation(
-        "policies/gradient_policies.py",
+        "dlion_core/policies/gradient/gradient_policies.py",
         "if not exchange.prioritization:",
         "if False:",
         "tests/unit/policies/test_gradient_exchange.py",
     ),
     "selective, prioritization": Mutation(
-        "policies/gradient_policies.py",
+        "dlion_core/policies/gradient/gradient_policies.py",
         "exchange.floor_percent if exchange.prioritization else None",
         "exchange.floor_percent",
         "tests/unit/policies/test_gradient_exchange.py",
     ),
     "dlion-published": Mutation(
-        "policies/aggregation.py",
+        "dlion_core/policies/aggregation.py",
         "return len(local_batch_sizes) * local_batch_sizes[own]",
         "return sum(local_batch_sizes.values())",
         "tests/unit/policies/test_gradient_exchange.py",
     ),
     "selective propagation": Mutation(
-        "policies/selective_propagation.py",
+        "dlion_core/policies/gradient/selective_propagation.py",
         "key=lambda peer: (-score(peer), self._turn(peer))",
         "key=lambda peer: (score(peer), self._turn(peer))",
         "tests/property/test_selective.py",
     ),
     "knowledge transfer, merging": Mutation(
-        "trainer/replica.py",
+        "dlion_worker/training/replica.py",
         "weights_D *= np.float32(1.0 - fraction)",
         "weights_D *= np.float32(fraction)",
         "tests/unit/trainer/test_replica.py",
     ),
     "folding, moments": Mutation(
-        "training/optimizer.py",
+        "dlion_worker/training/optimizer.py",
         "moves = factor / (1 - factor)",
         "moves = factor",
         "tests/unit/training/test_optimizer.py",
     ),
     "folding, with whom": Mutation(
-        "policies/partition_merge.py",
+        "dlion_core/policies/partitions/partition_merge.py",
         "peer = min(missed, key=lambda one: self._vectors[one].lost)",
         "peer = missed[0]",
         "tests/property/test_partition_merge.py",
     ),
     "folding, of one moment": Mutation(
-        "policies/partition_merge.py",
+        "dlion_core/policies/partitions/partition_merge.py",
         "pull.snapshot_after(message.iteration)",
         "pull.snapshot_after(0)",
         "tests/property/test_partition_merge.py",
     ),
     "knowledge transfer": Mutation(
-        "policies/knowledge_transfer.py",
+        "dlion_core/policies/knowledge_transfer.py",
         "best = min(loss_by_rank",
         "best = max(loss_by_rank",
         "tests/unit/policies/test_knowledge_transfer.py",
     ),
     "weighted batches": Mutation(
-        "policies/batching.py",
+        "dlion_core/resource_control/batching.py",
         "rest * (value / peak) / total",
         "rest / len(capacity)",
         "tests/property/test_batching.py",
     ),
     "none": Mutation(
-        "policies/gradient_policies.py",
+        "dlion_core/policies/gradient/gradient_policies.py",
         "gradient_machine(context, NoExchange())",
         "gradient_machine(context, WholeGradient(context.coding))",
         "tests/unit/policies/test_gradient_exchange.py",
     ),
     "even batches": Mutation(
-        "sidecar/resource_controller.py",
+        "dlion_core/resource_control/resource_controller.py",
         'weighted=job.spec.batching.policy != "even"',
         "weighted=True",
         "tests/unit/sidecar/test_resource_controller.py",
     ),
     "growing batch": Mutation(
-        "policies/batching.py",
+        "dlion_core/resource_control/batching.py",
         "wanted = math.ceil(self._size * growth.factor)",
         "wanted = self._size + growth.initial",
         "tests/property/test_batching.py",
     ),
     "bounded staleness": Mutation(
-        "policies/synchronization.py",
+        "dlion_core/policies/synchronization.py",
         "Rule(slack=max_staleness, spare=0, barrier=False)",
         "Rule(slack=None, spare=0, barrier=False)",
         "tests/property/test_machine_schedules.py",
     ),
     "backup workers": Mutation(
-        "policies/synchronization.py",
+        "dlion_core/policies/synchronization.py",
         "Rule(slack=0, spare=backup_workers, barrier=True)",
         "Rule(slack=0, spare=0, barrier=True)",
         "tests/property/test_machine_schedules.py",
     ),
     "bipartite": Mutation(
-        "policies/topology.py",
+        "dlion_core/topology/topology.py",
         "(even, odds[(at + step) % side])",
         "(even, odds[step % side])",
         "tests/property/test_topology.py",
     ),
     "stochastic rounding": Mutation(
-        "codecs/quantized.py",
+        "dlion_core/codecs/quantized.py",
         "np.floor(ratio + chance)",
         "np.floor(ratio)",
         "tests/property/test_quantized.py",
     ),
     "polyline": Mutation(
-        "codecs/polyline.py",
+        "dlion_core/codecs/polyline.py",
         "rest = _zigzag(rounded - before)\n        before = rounded\n        groups += 1",
         "rest = _zigzag(rounded)\n        before = rounded\n        groups += 1",
         "tests/property/test_polyline.py",
     ),
     "topk": Mutation(
-        "policies/topk.py",
+        "dlion_core/policies/gradient/topk.py",
         "self._shared.value_D += gradient_D",
         "self._shared.value_D[:] = gradient_D",
         "tests/property/test_topk.py",
     ),
     "ako": Mutation(
-        "policies/ako.py",
+        "dlion_core/policies/gradient/ako.py",
         "self._turn = (self._turn + 1) % self._partitions",
         "self._turn = 0",
         "tests/property/test_ako.py",
     ),
     "gaia": Mutation(
-        "policies/gaia.py",
+        "dlion_core/policies/weights/gaia.py",
         "(np.abs(accumulated_D) > bound_D)",
         "(np.abs(accumulated_D) < bound_D)",
         "tests/property/test_gaia.py",
     ),
     "hop": Mutation(
-        "policies/hop.py",
+        "dlion_core/policies/weights/hop.py",
         "np.float32(counts[rank] / total) * weights_of[rank][1]",
         "np.float32(1 / len(weights_of)) * weights_of[rank][1]",
         "tests/property/test_hop.py",
     ),
     "adpsgd": Mutation(
-        "policies/adpsgd.py",
+        "dlion_core/policies/weights/adpsgd.py",
         "(ours_D + theirs_D) * np.float32(0.5)",
         "(ours_D + theirs_D) * np.float32(0.25)",
         "tests/property/test_adpsgd.py",
     ),
     "async": Mutation(
-        "policies/asynchronous.py",
+        "dlion_core/policies/gradient/asynchronous.py",
         "gradient_D += self._lambda * gradient_D * gradient_D * moved_D",
         "gradient_D -= self._lambda * gradient_D * gradient_D * moved_D",
         "tests/property/test_async.py",
     ),
     "d2": Mutation(
-        "policies/d2.py",
+        "dlion_core/policies/weights/d2.py",
         "self._half_D += self._correction_D",
         "self._half_D -= self._correction_D",
         "tests/property/test_d2.py",
     ),
     "d2, restart": Mutation(
-        "policies/d2.py",
+        "dlion_core/policies/weights/d2.py",
         "self._restarts.add(restart)",
         "self._restarts.discard(restart)",
         "tests/property/test_d2_restarts.py",
     ),
     "adacomp": Mutation(
-        "policies/adacomp.py",
+        "dlion_core/policies/gradient/adacomp.py",
         "gradient_D /= np.maximum(since_D, np.uint32(1)).astype(np.float32)",
         "gradient_D /= np.float32(1)",
         "tests/property/test_adacomp.py",
     ),
     "dgc": Mutation(
-        "policies/dgc.py",
+        "dlion_core/policies/gradient/dgc.py",
         "self._velocity_D[is_sent_D] = 0",
         "self._velocity_D[~is_sent_D] = 0",
         "tests/property/test_dgc.py",
     ),
     "eventgrad": Mutation(
-        "policies/eventgrad.py",
+        "dlion_core/policies/weights/eventgrad.py",
         "fired_L: VariableMask = change_L >= self.threshold_L",
         "fired_L: VariableMask = change_L < self.threshold_L",
         "tests/property/test_eventgrad.py",
     ),
     "goodput": Mutation(
-        "policies/goodput.py",
+        "dlion_core/resource_control/goodput.py",
         "(scale + initial) / (scale + batch)",
         "(scale + batch) / (scale + initial)",
         "tests/property/test_goodput.py",
     ),
     "twostep": Mutation(
-        "policies/twostep.py",
+        "dlion_core/policies/gradient/twostep.py",
         "self.threshold[peer] = max(lowest, self._parameters.threshold)",
         "self.threshold[peer] = min(lowest, self._parameters.threshold)",
         "tests/property/test_twostep.py",
     ),
     "fedat": Mutation(
-        "policies/fedat.py",
+        "dlion_core/policies/weights/fedat.py",
         "for count in reversed(counts)]",
         "for count in counts]",
         "tests/property/test_fedat.py",
     ),
     "hierarchical": Mutation(
-        "policies/site_means.py",
+        "dlion_core/policies/hierarchical/site_means.py",
         "np.float32(share.samples / samples))\n    return samples, mean_D",
         "np.float32(1 / len(shares)))\n    return samples, mean_D",
         "tests/property/test_hierarchical.py",
     ),
     "localsgd": Mutation(
-        "policies/localsgd.py",
+        "dlion_core/policies/weights/localsgd.py",
         "delta_D = anchor_D - mean_D",
         "delta_D = mean_D - anchor_D",
         "tests/property/test_localsgd.py",
@@ -287,7 +286,7 @@ def main() -> int:
     survived = []
     with tempfile.TemporaryDirectory(prefix="dlion-mutate-") as temporary:
         copy = Path(temporary)
-        shutil.copytree(ROOT / "worker" / PACKAGE, copy / PACKAGE, symlinks=True)
+        shutil.copytree(ROOT / "worker", copy, symlinks=True, dirs_exist_ok=True)
         unchanged: dict[str, str] = {}
         for name in names:
             verdict = evaluate(copy, CENTRAL_LINES[name], unchanged)
@@ -304,7 +303,7 @@ def evaluate(copy: Path, mutation: Mutation, unchanged: dict[str, str]) -> str:
 
     `unchanged` caches the problem of each test file without a change (empty if it passes).
     """
-    path = copy / PACKAGE / mutation.module
+    path = copy / mutation.module
     text = path.read_text()
     if text.count(mutation.before) != 1:
         return f"NOT RUN: the line occurs {text.count(mutation.before)} times, not once"

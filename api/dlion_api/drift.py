@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord
 
 _MAX_SKETCHES = 16
 """Sketches kept per replica. A replica older than all of another's is left out."""

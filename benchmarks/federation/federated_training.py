@@ -18,9 +18,9 @@ from federated_sites import Document, FederatedSites, wait_until
 from status_watch import StatusWatch, watched
 
 from dlion_api.names import Rank
-from dlion_api.progress import ProgressRecord
-from dlion_worker.results.events import read_events
-from dlion_worker.results.folder import EVENTS
+from dlion_api.protocol.progress import ProgressRecord
+from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.folder import EVENTS
 
 START_S = 240.0
 """From `dlion submit` to training at all sites, on a busy machine."""

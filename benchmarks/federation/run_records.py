@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from dlion_api.drift import DriftMeter
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord, StepRecord
 
 
 def on_one_clock(

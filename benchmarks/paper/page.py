@@ -21,8 +21,8 @@ from bars import (
 )
 from published import BASELINES, FORMS, WEIGHTED, WITHDRAWN, Comparison
 
-from dlion_worker.results.comparison import Goal
-from dlion_worker.results.report.comparison_picture import write_comparison
+from dlion_results.comparison import Goal
+from dlion_results.report.comparison_picture import write_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

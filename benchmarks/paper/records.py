@@ -18,8 +18,8 @@ from published import HERE, Comparison, environment
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
-from dlion_worker.environments import load_environment
-from dlion_worker.results.comparison import VariantRow, VariantRun
+from dlion_environments import load_environment
+from dlion_results.comparison import VariantRow, VariantRun
 
 FIGURES = HERE / "figures"
 """Holds a folder for each edition."""

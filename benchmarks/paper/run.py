@@ -38,7 +38,7 @@ from reduced_edition import NETWORKS, Reduction
 
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.commands.local.compare import COMPARISON, compare
-from dlion_worker.results.comparison import VariantRow
+from dlion_results.comparison import VariantRow
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from local_runs import commit

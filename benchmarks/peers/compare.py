@@ -34,9 +34,9 @@ import local_runs  # noqa: E402 - the benchmarks' shared module stands one folde
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.spec import load_job  # noqa: E402
-from dlion_worker.environments import load_environment  # noqa: E402
-from dlion_worker.local.namespaces import NamespaceNetwork  # noqa: E402
-from dlion_worker.results.curves import first_crossing_s  # noqa: E402
+from dlion_environments import load_environment  # noqa: E402
+from dlion_local.emulation.network.namespaces import NamespaceNetwork  # noqa: E402
+from dlion_results.summary.curves import first_crossing_s  # noqa: E402
 
 MBIT_PER_S = (50, 35, 20, 20)
 GLOBAL_BATCH, LEARNING_RATE, MOMENTUM = 192, 0.02, 0.9
@@ -132,7 +132,7 @@ def mirrored(folder: Path, data: Path, *, shaped: bool, steps: int, target: floa
 def _started(
     folder: Path, job: Path, network: NamespaceNetwork, rank: Rank, cluster: str
 ) -> subprocess.Popen[bytes]:
-    enter = ["-m", "dlion_worker.local.enter", *network.enter_arguments(rank), "--"]
+    enter = ["-m", "dlion_local.emulation.network.enter", *network.enter_arguments(rank), "--"]
     worker = [str(HERE / "mirrored.py"), str(job), "--rank", str(rank), "--cluster", cluster]
     out = ["--out", str(folder / f"steps-{rank}.jsonl")]
     with (folder / f"worker-{rank}.log").open("wb") as log:

@@ -48,11 +48,14 @@ class Clocks:
 
 
 def _install() -> None:
-    from dlion_worker.codecs.payload import GradientPart
-    from dlion_worker.exchange import exchange, framing, send_queue
-    from dlion_worker.policies import aggregation, gradient_exchange, gradient_selectors, magnitudes
-    from dlion_worker.trainer import loop, replica, reporting
-    from dlion_worker.training import model
+    from dlion_core.codecs.payload import GradientPart
+    from dlion_core.lifecycle import reporting
+    from dlion_core.links import framing, send_queue
+    from dlion_core.policies import aggregation
+    from dlion_core.policies.gradient import gradient_exchange, gradient_selectors, magnitudes
+    from dlion_worker.trainer import loop
+    from dlion_worker.training import model, replica
+    from dlion_worker.transport import peer_exchange as exchange
 
     clocks = Clocks()
     clocks.wrap(model.FlatModel, "step", "gradient (its Python thread)")

@@ -18,7 +18,7 @@ from cryptography import x509
 from cluster_pods import Access, ClusterPods
 from dlion_api.names import Rank
 from dlion_worker.coordination import request_certificate
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 from local_run import job_document
 from operator_process import OperatorProcess, free_ports
 from podless_jobs import workers

@@ -37,10 +37,10 @@ from cryptography.x509 import CertificateSigningRequestBuilder, Name
 import route_kinds
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.spec import load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from manifest_table import smallest
 from operator_process import OperatorProcess, free_ports
 from several_contexts import SeveralContexts

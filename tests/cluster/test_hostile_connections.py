@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.refusals import PeerRefusal
 from hostile_calls import acknowledged, share, sign
 from hostile_cases import CASES, DIALLED, IN_TLS, SERVED, Case, table
 from hostile_diallers import mistaken_operator, mistaken_workers

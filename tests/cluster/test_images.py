@@ -42,8 +42,14 @@ MOST_BYTES = {
 WRITABLE = ("/tmp", "/run/dlion", "/var/lib/dlion")
 ROOTS = {
     Target.OPERATOR: ["dlion_api", "dlion_operator"],
-    Target.SIDECAR: ["dlion_api", "dlion_worker.pod", "dlion_worker.sidecar"],
-    Target.WORKER: ["dlion_api", "dlion_worker"],
+    Target.SIDECAR: [
+        "dlion_api",
+        "dlion_core.resource_control",
+        "dlion_core.topology",
+        "dlion_worker.pod",
+        "dlion_worker.sidecar",
+    ],
+    Target.WORKER: ["dlion_api", "dlion_core", "dlion_results", "dlion_worker"],
 }
 PROGRAMS = [
     (Target.OPERATOR, ["--help"], "--config"),
@@ -82,7 +88,7 @@ for root in sys.argv[1:]:
     package = importlib.import_module(root)
     found = pkgutil.walk_packages(getattr(package, "__path__", []), root + ".", onerror=print)
     for module in found:
-        if module.name.startswith("dlion_worker.results.report"):
+        if module.name.startswith("dlion_results.report"):
             continue  # drawn by the command line, outside of clusters
         try:
             importlib.import_module(module.name)
@@ -97,7 +103,7 @@ import json, time
 began = time.monotonic()
 import tensorflow as tf
 import_s = time.monotonic() - began
-from dlion_worker.codecs import kernels
+from dlion_core.codecs import kernels
 from dlion_worker.training.datasets.named_datasets import digits
 dispatchers = [kernels.peak_bits, kernels.count, kernels.gather_blocks, kernels.add_blocks]
 x, y = digits()
@@ -118,7 +124,7 @@ print(json.dumps({
 WAITING = """
 import os, sys
 from dlion_api.names import Rank
-from dlion_api.worker_config import WorkerConfig
+from dlion_api.protocol.worker_config import WorkerConfig
 open("/tmp/token", "w").write("none")
 WorkerConfig(
     job_document=%(document)r, rank=Rank(0), coordinator_address="127.0.0.1:9",

@@ -30,7 +30,7 @@ from cluster_pods import Access, ClusterPods
 from dlion_api.cluster_names import AUTHORITIES_ANNOTATION, EXCHANGE_PORT
 from dlion_api.names import Rank
 from dlion_worker.coordination import request_certificate
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 from given_authorities import GivenAuthority
 from local_run import job_document
 from operator_process import OperatorProcess

@@ -18,7 +18,7 @@ SOURCES = [
     path
     for package in (
         "api/dlion_api",
-        "worker/dlion_worker",
+        "worker",
         "operator/dlion_operator",
         "cli/dlion_cli",
     )

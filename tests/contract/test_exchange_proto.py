@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlion_api.wire import exchange_pb2
-from dlion_worker.policies.interface import MessageKind
+from dlion_core.policies.interface import MessageKind
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "api" / "proto" / "dlion_api" / "wire" / "exchange.proto"
@@ -37,7 +37,7 @@ def gives_a_version(call: ast.Call) -> bool:
 def kinds_with_a_version() -> Iterator[str]:
     """Kinds of the messages that are made with one; of a kind in a variable, all that its function
     names."""
-    for path in (ROOT / "worker" / "dlion_worker").rglob("*.py"):
+    for path in (ROOT / "worker").rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(function, ast.FunctionDef):
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dlion_api.refusals import PeerRefusal, RefusalReason
+from dlion_api.protocol.refusals import PeerRefusal, RefusalReason
 from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
 from hostile_cases import CASES, table
 

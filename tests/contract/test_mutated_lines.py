@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dlion_worker.policies.catalogue import BUILT_IN
+from dlion_core.policies.catalogue import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def test_every_policy_has_one() -> None:
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 def test_the_line_is_there(name: str) -> None:
     mutation = MUTATIONS[name]
-    text = (ROOT / "worker" / "dlion_worker" / mutation.module).read_text()
+    text = (ROOT / "worker" / mutation.module).read_text()
     assert text.count(mutation.before) == 1
     assert (ROOT / mutation.tests).is_file()
 
@@ -55,13 +55,13 @@ def test_the_line_is_there(name: str) -> None:
     ],
 )
 def test_only_tests_that_pass_before_can_catch(test: str, verdict: str, tmp_path: Path) -> None:
-    package = tmp_path / TOOL.PACKAGE
+    package = tmp_path / "planted"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "here.py").write_text("VALUE = 1\n")
     tests = tmp_path / "test_here.py"
-    tests.write_text(f"from {TOOL.PACKAGE} import here\n\n\ndef test_it():\n    {test}\n")
-    mutation = TOOL.Mutation("here.py", "VALUE = 1", "VALUE = 2", str(tests))
+    tests.write_text(f"from planted import here\n\n\ndef test_it():\n    {test}\n")
+    mutation = TOOL.Mutation("planted/here.py", "VALUE = 1", "VALUE = 2", str(tests))
     unchanged: dict[str, str] = {}
     assert TOOL.evaluate(tmp_path, mutation, unchanged) == verdict
     assert list(unchanged) == [str(tests)]

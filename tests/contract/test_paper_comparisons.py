@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dlion_worker.environments import Environment, load_environment
+from dlion_environments import Environment, load_environment
 from dlion_worker.training.programs.builtin import cipher, cnn17, mobilenet
 
 PAPER = Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
@@ -316,7 +316,7 @@ def test_rates_chosen_for_one_environment_hold_for_the_next(
 
 def a_piece(published: ModuleType, records: ModuleType) -> Any:
     """Two columns of two seeds in one environment."""
-    from dlion_worker.results.comparison import VariantRow, VariantRun, diverged
+    from dlion_results.comparison import VariantRow, VariantRun, diverged
 
     systems = published.comparisons()[0]
     one = VariantRun(1, 12.5, None, 0.25, 0.5, 0.75, 0.125, 1e9, 0.5, 7, (1.0, 2.0), (None, 0.25))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dlion_api.document.shapes import ListShape, ScalarShape, shape_of
-from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.parameters import NoParameters
+from dlion_core.policies.catalogue import BUILT_IN
+from dlion_core.policies.parameters import NoParameters
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 OWN = {"dlion", "dlion-published", "full", "none"}  # docs/exchange.md has them

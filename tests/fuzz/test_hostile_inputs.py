@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Hello
-from dlion_worker.exchange.framing import StreamReceiver
-from dlion_worker.exchange.state_transfer import StateAssembler
+from dlion_core.links.framing import StreamReceiver
+from dlion_core.links.state_transfer import StateAssembler
 from hostile.attacking import Target, run
 from hostile.targets import TARGETS
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import sys
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import PeerExchange, PeerExchangeConfig, StateSnapshot
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from dlion_api.progress import StepRecord
+from dlion_api.protocol.progress import StepRecord
 from local_run import LocalRun, blobs, hashes, job_document
 
 pytestmark = pytest.mark.patient
@@ -46,7 +46,7 @@ def after_a_while():
     return np.float32(np.nan if count > 20 else 1)
 """
 NAN_AT_ONE_PEER = """
-from dlion_worker.policies import gradient_selectors
+from dlion_core.policies import gradient_selectors
 
 whole = gradient_selectors.encode_whole
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from tests.support.simulations import Case, Simulated, four_workers, simulate_all
 
-from dlion_api.progress import DirectiveRecord, LinkRecord
+from dlion_api.protocol.progress import DirectiveRecord, LinkRecord
 from local_run import LocalRun, blobs, job_document
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord
-from dlion_worker.local.auxiliary_processes import (
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_local.emulation.emulation import LINKS_MEASURED_ONCE_NOTE
+from dlion_local.runner.auxiliary_processes import (
     FIRST_WAIT_S,
     HEALTHY_S,
     MAX_RESTARTS,
@@ -28,8 +29,7 @@ from dlion_worker.local.auxiliary_processes import (
     AuxiliaryProcess,
     AuxiliaryProcesses,
 )
-from dlion_worker.local.emulation import LINKS_MEASURED_ONCE_NOTE
-from dlion_worker.local.processes import ProcessGroup
+from dlion_local.runner.processes import ProcessGroup
 from local_run import LocalRun, job_document
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -25,13 +25,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.membership import Membership, MemberState
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, ProgressRecord
-from dlion_api.refusals import REASON_KEY, RefusalReason
+from dlion_api.protocol.membership import Membership, MemberState
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.refusals import REASON_KEY, RefusalReason
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
-from dlion_api.worker_config import WorkerConfig
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination import CoordinationClient, next_incarnation

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.spec import load_job
 from dlion_cli.local_runs.local_coordinator import LocalCoordinator
-from dlion_worker.environments import unlimited_plan
-from dlion_worker.local.outcome import RunOutcome
-from dlion_worker.local.runner import LocalRunner
+from dlion_environments import unlimited_plan
+from dlion_local.runner.outcome import RunOutcome
+from dlion_local.runner.runner import LocalRunner
 from local_run import LONG_S, blobs, job_document
 
 pytestmark = pytest.mark.patient

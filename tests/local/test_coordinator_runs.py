@@ -22,15 +22,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EventRecord, ProgressRecord
-from dlion_api.records import record_from_json, record_to_json
-from dlion_api.refusals import REASON_KEY, RefusalReason
+from dlion_api.protocol.membership import MemberState
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.records import record_from_json, record_to_json
+from dlion_api.protocol.refusals import REASON_KEY, RefusalReason
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES
 from dlion_operator.pki.authority import CertificateAuthority, Tokens

@@ -29,12 +29,12 @@ from cryptography.x509 import CertificateSigningRequestBuilder, Name
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, SiteName, WorkerIdentity
-from dlion_api.progress import EvaluationRecord
-from dlion_api.records import record_to_json
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import coordination_pb2_grpc
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import state as state_module
@@ -44,7 +44,7 @@ from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.site_runs import SiteRuns
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from federated import FederatedSite, federated_sites, until
 from given_authorities import GivenAuthority
 

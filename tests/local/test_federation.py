@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import CertificateSigningRequestBuilder, Name
 
 from dlion_api.names import OperatorIdentity, SiteName
-from dlion_api.refusals import REASON_KEY
+from dlion_api.protocol.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.controller.metrics import FederationMetrics
 from dlion_operator.federation import client as dialling_module

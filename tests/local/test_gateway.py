@@ -17,17 +17,17 @@ import pytest
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import UnavailableError
-from dlion_api.measurements import Capacity, CapacitySource
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.measurements import Capacity, CapacitySource
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
+from dlion_core.links.events import LinkUp
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.children import worker_routes
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.exchange import LinkUp
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from haproxy import PROGRAM, gateways, leads

@@ -63,7 +63,7 @@ def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path) 
     job = job_document(2, trainer={"stop": {"maxSteps": 1_000_000}})
     with LocalRun(tmp_path, job, "--environment", str(path), "--unprivileged") as run:
         run.wait_for_step(3)
-        (relay,) = pids(run, "dlion_worker.local.relay")
+        (relay,) = pids(run, "dlion_local.emulation.network.relay")
         os.kill(relay, signal.SIGKILL)
         assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
     assert run.events("EnvironmentFailed")

@@ -32,7 +32,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dlion_api.exit_codes import ExitCode
-from dlion_api.progress import DirectiveRecord, EvaluationRecord
+from dlion_api.protocol.progress import DirectiveRecord, EvaluationRecord
 from local_run import LocalRun, job_document
 
 pytestmark = pytest.mark.timeout(600)

@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dlion_worker.local.namespaces import namespaces_unavailable
-from dlion_worker.local.quotas import control_groups_unavailable
+from dlion_local.emulation.compute.quotas import control_groups_unavailable
+from dlion_local.emulation.network.namespaces import namespaces_unavailable
 from local_run import LocalRun, blobs, job_document
 
 WITHIN_S = 5.0

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from dlion_core.links.events import LinkUp
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.exchange import LinkUp
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce
 
 

@@ -29,12 +29,14 @@ import pytest
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import keeping_pb2 as wire
 from dlion_api.wire import keeping_pb2_grpc
 from dlion_api.wire.coordination_pb2 import Worker
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
 from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
@@ -45,16 +47,14 @@ from dlion_worker.artifact_server.rejections import UploadRejections
 from dlion_worker.artifact_server.service import ArtifactService
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.trainer.__main__ import exit_code_of
-from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
-from dlion_worker.trainer.stopping import JobProgress
 from local_run import job_document
 
 if TYPE_CHECKING:
-    from dlion_api.worker_config import WorkerConfig
-    from dlion_worker.trainer.checkpointing import Checkpointer
+    from dlion_api.protocol.worker_config import WorkerConfig
+    from dlion_worker.training.checkpointing import Checkpointer
 
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
 OWN = "state/w0/checkpoint.npz"
@@ -445,7 +445,11 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
         checkpointer=lambda _path: cast("Checkpointer", None),
         progress=JobProgress(),
         reporter=Reporter(
-            rank=Rank(0), incarnation=1, start_monotonic_s=time.monotonic(), send=told.extend
+            rank=Rank(0),
+            incarnation=1,
+            start_monotonic_s=time.monotonic(),
+            send=told.extend,
+            clock_s=time.monotonic,
         ),
         model_upload_timeout_s=20 if keeper_does != "is away" else 0.5,
     )  # fmt: skip

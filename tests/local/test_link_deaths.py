@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity
 
 A = identity(0)

@@ -19,26 +19,20 @@ import grpc
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_api.membership import Membership
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.refusals import PeerRefusal
+from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
+from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import (
-    LinkDown,
-    LinkUp,
-    QueueRule,
-    Refused,
-    StateRequest,
-    StateSnapshot,
-    exchange,
-    server,
-)
-from dlion_worker.exchange.links import MAX_VIOLATIONS, PeerLink
-from dlion_worker.exchange.server import MAX_CALLS_PER_CONNECTION
-from dlion_worker.exchange.service import MAX_STREAMS_PER_CERTIFICATE, SERVICE, IncomingStream
-from dlion_worker.exchange.state_server import MAX_PULLS_PER_PEER
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.transport import peer_exchange as exchange
+from dlion_worker.transport import server
+from dlion_worker.transport.peer_links import MAX_VIOLATIONS, PeerLink
+from dlion_worker.transport.server import MAX_CALLS_PER_CONNECTION
+from dlion_worker.transport.service import MAX_STREAMS_PER_CERTIFICATE, SERVICE, IncomingStream
+from dlion_worker.transport.state_server import MAX_PULLS_PER_PEER
 from linked_workers import (
     JOB,
     PLANT_A,
@@ -408,7 +402,7 @@ def test_what_is_sent_on_a_link_that_is_down_is_lost_and_counted(start: Start) -
 
 def slow_down(worker: Worker, monkeypatch: pytest.MonkeyPatch, gate: asyncio.Event) -> None:
     """Makes that worker's receiving side take nothing until the gate opens."""
-    from dlion_worker.exchange.service import IncomingStream
+    from dlion_worker.transport.service import IncomingStream
 
     take = IncomingStream._handle_frame
 
@@ -464,7 +458,7 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = start(A), start(B)
-    from dlion_worker.exchange.send_queue import SendQueue
+    from dlion_core.links.send_queue import SendQueue
 
     leave = SendQueue._record_frame
 

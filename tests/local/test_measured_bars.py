@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_worker.local.namespaces import namespaces_unavailable
+from dlion_local.emulation.network.namespaces import namespaces_unavailable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -19,12 +19,12 @@ import pytest
 from attempts import first_that_holds
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_worker.environments import Environment, Plan, unlimited_plan
-from dlion_worker.local.backends import CpuBackend, LinkBackend
-from dlion_worker.local.emulation import LINKS_MEASURED_ONCE_NOTE, EmulatedEnvironment
-from dlion_worker.local.measurement import Quantity
-from dlion_worker.local.namespaces import namespaces_unavailable
-from dlion_worker.local.quotas import control_groups_unavailable
+from dlion_environments import Environment, Plan, unlimited_plan
+from dlion_local.emulation.backends import CpuBackend, LinkBackend
+from dlion_local.emulation.compute.quotas import control_groups_unavailable
+from dlion_local.emulation.emulation import LINKS_MEASURED_ONCE_NOTE, EmulatedEnvironment
+from dlion_local.emulation.measurement import Quantity
+from dlion_local.emulation.network.namespaces import namespaces_unavailable
 
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
 PRIVILEGED = [

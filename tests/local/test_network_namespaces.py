@@ -20,16 +20,16 @@ import pytest
 
 from attempts import first_that_holds
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_worker.environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
-from dlion_worker.local.in_namespace import in_namespace, run_batch
-from dlion_worker.local.measurement import measure_transfers
-from dlion_worker.local.namespaces import (
+from dlion_environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
+from dlion_local.emulation.compute.resource_owner import ResourceOwner
+from dlion_local.emulation.measurement import measure_transfers
+from dlion_local.emulation.network.in_namespace import in_namespace, run_batch
+from dlion_local.emulation.network.namespaces import (
     CONGESTION_CONTROLS,
     NamespaceNetwork,
     namespaces_unavailable,
     remove_stale,
 )
-from dlion_worker.local.resource_owner import ResourceOwner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -175,7 +175,7 @@ def test_a_command_runs_inside_with_a_congestion_control_that_reacts_to_loss(
 ) -> None:
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "dlion_worker.local.enter"],
+            *[sys.executable, "-m", "dlion_local.emulation.network.enter"],
             *[*network.enter_arguments(Rank(1)), "--"],
             *["cat", "/proc/sys/net/ipv4/tcp_congestion_control", "/proc/net/dev"],
         ],

@@ -23,10 +23,10 @@ import pytest
 from attempts import first_that_holds
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_worker.environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
-from dlion_worker.local.measurement import measure_transfers
-from dlion_worker.local.quotas import process_cpu_s
-from dlion_worker.local.relay_network import RelayNetwork
+from dlion_environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
+from dlion_local.emulation.compute.quotas import process_cpu_s
+from dlion_local.emulation.measurement import measure_transfers
+from dlion_local.emulation.network.relay_network import RelayNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -214,9 +214,9 @@ def test_a_relay_that_has_gone_is_noticed(network: RelayNetwork) -> None:
 def test_a_relay_ends_with_a_killed_runner(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from dlion_worker.local.line_process import LineProcess\n"
+        "from dlion_local.emulation.line_process import LineProcess\n"
         "Path('relay.json').write_text('{\"conditions\": [], \"links\": []}')\n"
-        "relay = LineProcess('dlion_worker.local.relay', '--config', 'relay.json',"
+        "relay = LineProcess('dlion_local.emulation.network.relay', '--config', 'relay.json',"
         " errors_path=Path('log'))\n"
         "relay.read(); print(relay.pid, flush=True); time.sleep(60)\n"
     )

@@ -13,9 +13,9 @@ import time
 import numpy as np
 import pytest
 
+from dlion_core.links.events import LinkUp
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.exchange import LinkUp
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import builtin
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlion_worker.local.processes import ProcessGroup
+from dlion_local.runner.processes import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,7 +87,7 @@ def test_children_are_out_of_the_terminals_reach(group: ProcessGroup) -> None:
 
 RUNNER = """
 import sys, threading
-from dlion_worker.local.processes import ProcessGroup
+from dlion_local.runner.processes import ProcessGroup
 
 group = ProcessGroup(sys.argv[1])
 command = ["sh", "-c", "trap '' TERM HUP INT; echo on; while :; do sleep 0.05; done"]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dlion_api.progress import EventRecord, LinkRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord
 from local_run import LocalRun, blobs, job_document
 
 SITE_A, SITE_B = (0, 1), 2

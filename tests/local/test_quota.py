@@ -19,8 +19,8 @@ import pytest
 
 from attempts import first_that_holds
 from dlion_api.names import Rank
-from dlion_worker.local.duty_cycled_cpu import DutyCycledCpu
-from dlion_worker.local.quotas import (
+from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
+from dlion_local.emulation.compute.quotas import (
     ControlGroupCpu,
     control_groups_unavailable,
     process_cpu_s,
@@ -29,7 +29,7 @@ from dlion_worker.local.quotas import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlion_worker.local.emulation import CpuLimiter
+    from dlion_local.emulation.emulation import CpuLimiter
 
 RANK = Rank(0)
 BURN = "while True: sum(range(10000))"
@@ -62,7 +62,13 @@ class Supervisor:
     """A process that starts a burning child again whenever it ends."""
 
     def __init__(self, cpu: CpuLimiter) -> None:
-        enter = [sys.executable, "-m", "dlion_worker.local.enter", *cpu.enter_arguments(RANK), "--"]
+        enter = [
+            sys.executable,
+            "-m",
+            "dlion_local.emulation.network.enter",
+            *cpu.enter_arguments(RANK),
+            "--",
+        ]
         self._process = subprocess.Popen(
             [*enter, sys.executable, "-c", SUPERVISE], stdout=subprocess.PIPE, text=True
         )

@@ -24,17 +24,18 @@ import pytest
 from cryptography import x509
 
 from dlion_api.names import Rank, SiteName
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
+from dlion_core.links.events import LinkCounters, LinkDown, LinkUp, Refused
+from dlion_core.links.framing import PROTOCOL
+from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import LinkCounters, LinkDown, LinkUp, Refused, reauthentication
-from dlion_worker.exchange.client import PeerConnector, open_channel
-from dlion_worker.exchange.framing import PROTOCOL
-from dlion_worker.exchange.links import LocalPeer, PeerLink
-from dlion_worker.exchange.send_queue import QueueRule
-from dlion_worker.exchange.service import SERVICE, IncomingStream
-from dlion_worker.policies.interface import Message, MessageArrived, MessageKind
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.transport import reauthentication
+from dlion_worker.transport.client import PeerConnector, open_channel
+from dlion_worker.transport.peer_links import LocalPeer, PeerLink
+from dlion_worker.transport.service import SERVICE, IncomingStream
 from linked_workers import (
     JOB,
     PLANT_A,

@@ -20,15 +20,18 @@ import pytest
 from cryptography import x509
 
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
-from dlion_api.worker_config import WorkerConfig
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.coordination import CoordinationClient
-from dlion_worker.credential_store import load_credentials, store_credentials
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.trainer import certificate_renewal as renewing_module
-from dlion_worker.trainer.certificate_renewal import CertificateRenewer, initial_credentials
+from dlion_worker.security.credential_store import load_credentials, store_credentials
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.trainer.background import certificate_renewal as renewing_module
+from dlion_worker.trainer.background.certificate_renewal import (
+    CertificateRenewer,
+    initial_credentials,
+)
 from dlion_worker.trainer.signal_handler import Interrupted
 from linked_workers import until
 from local_run import job_document

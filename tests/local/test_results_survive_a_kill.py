@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from dlion_api.progress import EventRecord
-from dlion_worker.results.events import BadLine, read_events
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.summary import Ending
+from dlion_api.protocol.progress import EventRecord
+from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description
 
 pytestmark = pytest.mark.patient
@@ -29,8 +29,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 sys.path.insert(0, {support!r})
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
-from dlion_worker.results.folder import ResultFolder
+from dlion_api.protocol.progress import EventRecord
+from dlion_results.run_folder.folder import ResultFolder
 from synthetic_run import Story, description
 
 folder = ResultFolder.create(

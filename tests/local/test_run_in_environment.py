@@ -19,15 +19,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlion_api.progress import EvaluationRecord
-from dlion_worker.local.namespaces import namespaces_unavailable
-from dlion_worker.local.quotas import control_groups_unavailable
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_local.emulation.compute.quotas import control_groups_unavailable
+from dlion_local.emulation.network.namespaces import namespaces_unavailable
 from local_run import LocalRun, blobs, job_document
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 QUICK_START = ("--environment", "quickstart", "--unprivileged")
 MINUTE_S = 60.0
-UNPRIVILEGED_MEANS = {"dlion_worker.local.relay", "dlion_worker.local.duty_cycle"}
+UNPRIVILEGED_MEANS = {
+    "dlion_local.emulation.network.relay",
+    "dlion_local.emulation.compute.duty_cycle",
+}
 WITHIN_S = 5.0
 
 ENVIRONMENT = {

@@ -28,17 +28,17 @@ import pytest
 
 from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.measurements import CpuAllowance, Directive, LinkDelivery, Peers, StepTiming
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import CpuAllowance, Directive, LinkDelivery, Peers, StepTiming
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
-from dlion_api.worker_config import WorkerConfig
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination.signing import request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
 
 LONG_S = 30.0
 MEMORY_LIMIT_MB = 80.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.progress import LinkRecord
+from dlion_api.protocol.progress import LinkRecord
 from local_run import LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient

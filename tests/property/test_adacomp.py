@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient
-from dlion_worker.policies.adacomp import TouchCounters
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, decode_gradient
+from dlion_core.policies.gradient.adacomp import TouchCounters
+from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
     Event,

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import encode_weights
-from dlion_worker.policies.adpsgd import pairing_candidates
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import encode_weights
+from dlion_core.policies.interface import (
     Layout,
     MemberJoined,
     MemberLeft,
@@ -27,6 +26,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     RejectMessage,
 )
+from dlion_core.policies.weights.adpsgd import pairing_candidates
 from example_counts import examples
 from weights_cluster import (
     WeightsCluster,

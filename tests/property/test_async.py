@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, encode_whole
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, encode_whole
+from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
     Layout,

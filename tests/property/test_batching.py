@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_api.spec import GlobalBatchSize
-from dlion_worker.policies.batching import BatchShares, GlobalBatchController, shares
+from dlion_core.resource_control.batching import BatchShares, GlobalBatchController, shares
 
 capacities = st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=12).map(
     lambda values: {Rank(rank): value for rank, value in enumerate(values)}

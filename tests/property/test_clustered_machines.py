@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import graph_policies
-from dlion_api.measurements import Grouping
 from dlion_api.names import Rank
-from dlion_worker.policies.clusters import graph_of_groups
-from dlion_worker.policies.interface import (
+from dlion_api.protocol.measurements import Grouping
+from dlion_core.policies.interface import (
     Event,
     Instruction,
     Layout,
@@ -26,6 +25,7 @@ from dlion_worker.policies.interface import (
     MemberLeft,
     TopologyChanged,
 )
+from dlion_core.topology.clusters import graph_of_groups
 from graph_policies import lockstep, mixing_matrix
 from weights_cluster import WeightsCluster, run_at_random, weights_spec
 

@@ -24,13 +24,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_api.measurements import Grouping
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Grouping
 from dlion_api.spec import load_job
-from dlion_worker.policies import clusters
-from dlion_worker.policies.clusters import SEPARATION, find_groups, graph_of_groups, misfit
-from dlion_worker.policies.regrouping import LOOK_S, MIN_GAIN, PATIENCE, Regrouping
-from dlion_worker.sidecar.grouping import GroupingState
+from dlion_core.topology import clusters
+from dlion_core.topology.clusters import SEPARATION, find_groups, graph_of_groups, misfit
+from dlion_core.topology.grouping import GroupingState
+from dlion_core.topology.regrouping import LOOK_S, MIN_GAIN, PATIENCE, Regrouping
 from example_counts import examples
 from local_run import job_document
 

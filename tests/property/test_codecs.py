@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as arrays
 
 import naive_codecs
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import (
+from dlion_core.codecs import (
     Coding,
     IndexCodec,
     SelectedEntries,
@@ -32,8 +32,8 @@ from dlion_worker.codecs import (
     max_range_length,
     range_bytes,
 )
-from dlion_worker.codecs.positions import Positions
-from dlion_worker.codecs.values import (
+from dlion_core.codecs.positions import Positions
+from dlion_core.codecs.values import (
     EXPONENT_LIMIT,
     check_float16,
     from_float16,

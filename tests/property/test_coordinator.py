@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_operator.coordinator.events import (
     Accept,

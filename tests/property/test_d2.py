@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.policies.d2 import mixing_row
-from dlion_worker.policies.interface import (
+from dlion_core.policies.interface import (
     Layout,
     Message,
     MessageArrived,
     MessageKind,
     RejectMessage,
 )
+from dlion_core.policies.weights.d2 import mixing_row
 from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.policies.interface import (
+from dlion_core.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,

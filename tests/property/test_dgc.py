@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.codecs import ValueCodec, decode_gradient
-from dlion_worker.policies import build
-from dlion_worker.policies.catalogue import parameters_of
-from dlion_worker.policies.dgc import DeepCompression
-from dlion_worker.policies.gradient_selectors import OutgoingPayloads
-from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.parameters import DgcParameters
+from dlion_core.codecs import ValueCodec, decode_gradient
+from dlion_core.policies import build
+from dlion_core.policies.catalogue import parameters_of
+from dlion_core.policies.gradient.dgc import DeepCompression
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.interface import Layout
+from dlion_core.policies.parameters import DgcParameters
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, Cluster, linear_gradient, spec
 

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.policies.entries import largest_indices, magnitude_bits, nth_largest
+from dlion_core.policies.gradient.entries import largest_indices, magnitude_bits, nth_largest
 from example_counts import examples
 
 VALUES = [0.0, -0.0, 1.0, -1.0, 2.0, -3.0, 0.5, 1e-40, float(np.float32(3e38))]

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, encode_whole
-from dlion_worker.policies.eventgrad import NormTrigger, VariableCodec
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, encode_whole
+from dlion_core.policies.interface import (
     Layout,
     MemberJoined,
     Message,
@@ -29,7 +28,8 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-from dlion_worker.policies.weight_parameters import EventgradParameters
+from dlion_core.policies.weights.eventgrad import NormTrigger, VariableCodec
+from dlion_core.policies.weights.weight_parameters import EventgradParameters
 from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (

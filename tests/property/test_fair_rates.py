@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.simulation.network import _max_min_fair_rates
+from dlion_simulator.network import _max_min_fair_rates
 
 
 @st.composite

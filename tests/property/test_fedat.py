@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.codecs.polyline import decode_polyline, encode_polyline
-from dlion_worker.policies.fedat import tier_weights
-from dlion_worker.policies.interface import (
+from dlion_core.codecs.polyline import decode_polyline, encode_polyline
+from dlion_core.policies.interface import (
     Event,
     Instruction,
     MemberJoined,
@@ -36,6 +35,7 @@ from dlion_worker.policies.interface import (
     SendMessage,
     UpdateApplied,
 )
+from dlion_core.policies.weights.fedat import tier_weights
 from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.drift import agree, differences
 from dlion_operator.federation.events import RefuseStream, StatementReceived, StreamOpened

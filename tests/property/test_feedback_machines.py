@@ -14,8 +14,8 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
     Event,

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import encode_weights
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import encode_weights
+from dlion_core.policies.interface import (
     AverageWeights,
     Instruction,
     LocalStepDone,
@@ -30,7 +30,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     SendWeights,
 )
-from dlion_worker.policies.knowledge_transfer import SETTLING_STEPS
+from dlion_core.policies.knowledge_transfer import SETTLING_STEPS
 from example_counts import examples
 from policy_cluster import Replica, spec
 from weights_cluster import WeightsCluster

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_worker.policies.gaia import is_significant
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
+from dlion_core.policies.interface import (
     Layout,
     MemberJoined,
     Message,
@@ -29,6 +28,7 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
+from dlion_core.policies.weights.gaia import is_significant
 from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive_codecs
-from dlion_worker.codecs.gap_codes import (
+from dlion_core.codecs.gap_codes import (
     SKIP,
     GapSizes,
     gaps_from_rice,
@@ -23,7 +23,7 @@ from dlion_worker.codecs.gap_codes import (
     rice_bytes,
     varint_bytes,
 )
-from dlion_worker.codecs.positions import Positions, positions_bytes
+from dlion_core.codecs.positions import Positions, positions_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
-from dlion_api.measurements import (
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import (
     BatchChoice,
     Capacity,
     CapacitySource,
@@ -30,19 +31,18 @@ from dlion_api.measurements import (
     Peers,
     StepTiming,
 )
-from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import Rank
-from dlion_api.sidecar_protocol import decode, encode
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.sidecar_protocol import decode, encode
 from dlion_api.spec import GlobalBatchSize, Job, load_job
-from dlion_worker.policies.goodput import (
+from dlion_core.lifecycle.gradient_norms import NormMeter, squared_norm
+from dlion_core.resource_control.goodput import (
     GoodputController,
     NoiseEstimator,
     best_batch,
     candidates,
     noise_scale,
 )
-from dlion_worker.sidecar.resource_controller import ResourceController
-from dlion_worker.trainer.gradient_norms import NormMeter, squared_norm
+from dlion_core.resource_control.resource_controller import ResourceController
 from example_counts import examples
 
 DIMENSIONS = 40

@@ -21,8 +21,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
+from dlion_core.policies.hierarchical.site_means import SampledGradient, combine
+from dlion_core.policies.hierarchical.site_messages import MEAN, PART, RESULT
+from dlion_core.policies.interface import (
     Layout,
     MemberJoined,
     Message,
@@ -31,8 +33,6 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-from dlion_worker.policies.site_means import SampledGradient, combine
-from dlion_worker.policies.site_messages import MEAN, PART, RESULT
 from example_counts import examples
 from policy_cluster import linear_gradient
 from sites_cluster import SitesCluster

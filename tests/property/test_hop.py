@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import encode_weights
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import encode_weights
+from dlion_core.policies.interface import (
     Layout,
     MemberJoined,
     MemberLeft,

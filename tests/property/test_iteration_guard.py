@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, encode_whole
-from dlion_worker.policies import build
-from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, encode_whole
+from dlion_core.policies import build
+from dlion_core.policies.catalogue import BUILT_IN
+from dlion_core.policies.hierarchical.site_messages import RESULT
+from dlion_core.policies.interface import (
     Layout,
     LocalStepDone,
     MemberJoined,
@@ -26,8 +27,7 @@ from dlion_worker.policies.interface import (
     PolicyMachine,
     RejectMessage,
 )
-from dlion_worker.policies.iteration_guard import MAX_LEAD, IterationGuard
-from dlion_worker.policies.site_messages import RESULT
+from dlion_core.policies.iteration_guard import MAX_LEAD, IterationGuard
 from example_counts import examples
 from sites_cluster import SitesCluster
 from weights_cluster import weights_spec

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.policies.interface import AverageWeights
+from dlion_core.policies.interface import AverageWeights
 from example_counts import examples
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster, run_at_random

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import (
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import (
     Directive,
     Grouping,
     RefusalCount,
@@ -20,8 +21,7 @@ from dlion_api.measurements import (
     StepTiming,
     StreamRefusals,
 )
-from dlion_api.names import Rank
-from dlion_api.sidecar_protocol import decode, encode
+from dlion_api.protocol.sidecar_protocol import decode, encode
 
 counts = st.integers(0, 2**40)
 seconds = st.floats(0, 1e9)

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,
     BudgetsChanged,

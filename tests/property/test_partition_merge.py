@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import encode_weights
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import encode_weights
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     Layout,
     LocalStepDone,
     MemberJoined,
@@ -34,9 +34,9 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-from dlion_worker.policies.partition_merge import MAX_VECTORS_PER_STEP, PartitionMerge
-from dlion_worker.policies.pending_pulls import LOOSE_ANSWER_TIMEOUT_STEPS
-from dlion_worker.policies.version_vector import (
+from dlion_core.policies.partitions.partition_merge import MAX_VECTORS_PER_STEP, PartitionMerge
+from dlion_core.policies.partitions.pending_pulls import LOOSE_ANSWER_TIMEOUT_STEPS
+from dlion_core.policies.partitions.version_vector import (
     MAX_WORKER_SAMPLES,
     decode_version_vector,
     encode_version_vector,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import PolicyMachine
+    from dlion_core.policies.interface import PolicyMachine
     from policy_cluster import Replica
 
 SLACK = {"asynchronous": None, "bounded": 3, "synchronous": 0}

@@ -15,12 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import NotFiniteError
-from dlion_worker.codecs.polyline import (
-    MAX_DECIMALS,
-    decode_polyline,
-    encode_polyline,
-)
+from dlion_core.codecs import NotFiniteError
+from dlion_core.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

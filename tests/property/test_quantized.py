@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import naive_codecs
-from dlion_worker.codecs.quantized import (
+from dlion_core.codecs.quantized import (
     BLOCK,
     blocks_of,
     check_bfloat16,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank, SiteName
-from dlion_worker.policies.interface import (
+from dlion_core.policies.interface import (
     MemberJoined,
     MemberLeft,
     Message,
@@ -32,7 +32,7 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-from dlion_worker.policies.quorum import (
+from dlion_core.policies.partitions.quorum import (
     LinkStateAdvertisement,
     SiteQuorum,
     decode_link_states,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, coded_bytes, decode_gradient
-from dlion_worker.policies.gradient_selectors import MaxN
-from dlion_worker.policies.interface import Layout
-from dlion_worker.policies.magnitudes import Magnitudes
+from dlion_core.codecs import ValueCodec, coded_bytes, decode_gradient
+from dlion_core.policies.gradient.gradient_selectors import MaxN
+from dlion_core.policies.gradient.magnitudes import Magnitudes
+from dlion_core.policies.interface import Layout
 
 Gradient = NDArray[np.float32]
 

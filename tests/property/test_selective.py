@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient
-from dlion_worker.policies.interface import Layout, MessageKind, SendMessage
-from dlion_worker.policies.selective_propagation import SelectiveMaxN
+from dlion_core.codecs import ValueCodec, decode_gradient
+from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
+from dlion_core.policies.interface import Layout, MessageKind, SendMessage
 from example_counts import examples
 from policy_cluster import Cluster, spec
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_gradient, max_kept_entries
-from dlion_worker.policies.catalogue import parameters_of
-from dlion_worker.policies.gradient_selectors import OutgoingPayloads
-from dlion_worker.policies.topk import TopK
+from dlion_core.codecs import ValueCodec, decode_gradient, max_kept_entries
+from dlion_core.policies.catalogue import parameters_of
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.topk import TopK
 from example_counts import examples
 from policy_cluster import Cluster, spec
 

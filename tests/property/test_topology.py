@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec, load_job
-from dlion_worker.policies.topology import (
+from dlion_core.topology.topology import (
     graph_of,
     lazy_mixing_row,
     min_neighbours,

@@ -19,8 +19,8 @@ import pytest
 import graph_policies
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     Event,
     Instruction,
     Layout,
@@ -31,7 +31,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     RejectMessage,
 )
-from dlion_worker.policies.topology import graph_of
+from dlion_core.topology.topology import graph_of
 from graph_policies import lockstep, mixing_matrix
 from weights_cluster import WeightsCluster, run_at_random, weights_spec
 

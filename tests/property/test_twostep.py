@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.codecs import (
+from dlion_core.codecs import (
     HEADER_BYTES,
     ValueCodec,
     coded_bytes,
@@ -29,9 +29,10 @@ from dlion_worker.codecs import (
     encode_weights,
     encode_whole,
 )
-from dlion_worker.policies import build
-from dlion_worker.policies.catalogue import parameters_of
-from dlion_worker.policies.interface import (
+from dlion_core.policies import build
+from dlion_core.policies.catalogue import parameters_of
+from dlion_core.policies.gradient.twostep import LinkReleases
+from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,
     BudgetsChanged,
@@ -44,14 +45,13 @@ from dlion_worker.policies.interface import (
     SendWeights,
     UpdateApplied,
 )
-from dlion_worker.policies.parameters import TwostepParameters
-from dlion_worker.policies.twostep import LinkReleases
+from dlion_core.policies.parameters import TwostepParameters
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, spec
 from weighing_cluster import View, WeighingCluster, own_step, run_at_random, spoken
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.interface import Flat, PolicyMachine
+    from dlion_core.policies.interface import Flat, PolicyMachine
 
 ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
 SIZE = 200

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import KeeperIdentity, Rank, WorkerIdentity
-from dlion_api.pod_config import PodConfig
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_api.protocol.pod_config import PodConfig
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from pod_run import PodRun
 from trained_jobs import eventually
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import (
     ReportedWorkers,

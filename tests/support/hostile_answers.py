@@ -16,7 +16,7 @@ from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.coordination import request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from hostile_calls import Act
 from hostile_proofs import Prove
 from hostile_scene import (

@@ -17,17 +17,17 @@ import grpc
 
 from cluster_pods import Access
 from dlion_api.names import KeeperIdentity, OperatorIdentity
-from dlion_api.trust import JOINING
+from dlion_api.protocol.trust import JOINING
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc, measuring_pb2
 from dlion_api.wire import keeping_pb2 as keeping
 from dlion_api.wire.exchange_pb2 import Frame, Hello
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_core.links.framing import PROTOCOL
 from dlion_operator.federation.messages import greeting
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.artifact_server.service import SERVICE as KEEPING
 from dlion_worker.coordination.pod_proof import make_pod_proof
-from dlion_worker.credentials import WorkerKey
-from dlion_worker.exchange.framing import PROTOCOL
+from dlion_worker.security.credentials import WorkerKey
 from hostile_proofs import (
     MADE_UP_POD,
     OF_WORKER,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from dlion_api.names import SiteName
-from dlion_api.refusals import MAX_CSR_BYTES
+from dlion_api.protocol.refusals import MAX_CSR_BYTES
 from dlion_api.wire import coordination_pb2
+from dlion_core.links.framing import MAX_FRAME_BYTES, PROTOCOL
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting
 from dlion_worker.artifact_client.paths import checkpoint_path
-from dlion_worker.exchange.framing import MAX_FRAME_BYTES, PROTOCOL
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
 from hostile_answers import (
     dialled,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from dlion_api.measurements import Capacity, CapacitySource
-from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.measurements import Capacity, CapacitySource
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.refusals import PeerRefusal
+from dlion_core.links.events import Refused
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import Refused
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from federated import FederatedSite
 from hostile_proofs import EARLY, EXPIRED, SERVER_ONLY, Prove, foreign

@@ -21,7 +21,7 @@ from dlion_api.names import KeeperIdentity, SiteName
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.certificate_issuer import Issuer, pem
 from dlion_operator.pki.pod_tokens import expected_labels
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 from hostile_scene import (
     A,
     B,

@@ -26,11 +26,11 @@ from cryptography.hazmat.primitives import serialization
 
 from cluster_pods import ClusterPods
 from dlion_api import cluster_names as names
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import REASON_KEY
+from dlion_api.protocol.membership import Member, MemberState
+from dlion_api.protocol.refusals import REASON_KEY
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.federation.reports import (
     ReportedWorkers,
     RunReport,
@@ -39,7 +39,7 @@ from dlion_operator.federation.reports import (
 )
 from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority
 from dlion_operator.pki.certificate_issuer import Issuer
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 from federated import FederatedSite
 from local_run import job_document
 from operator_process import OperatorProcess, free_ports

@@ -7,17 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.links.events import ExchangeEvent, StateRequest, StateSnapshot
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange import (
-    ExchangeEvent,
-    PeerExchange,
-    PeerExchangeConfig,
-    StateRequest,
-    StateSnapshot,
-)
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
 
 JOB = JobKey("default", "cifar10", "1")
 PLANT_A = SiteName("plant-a")

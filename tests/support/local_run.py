@@ -22,9 +22,9 @@ from typing import Any, Self
 import yaml
 
 from dlion_api.errors import UnavailableError
-from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
-from dlion_worker.local.quotas import find_controller
-from dlion_worker.results.events import read_events
+from dlion_api.protocol.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_local.emulation.compute.quotas import find_controller
+from dlion_results.run_folder.events import read_events
 
 _MARK = "DLION_TEST_RUN"
 LONG_S = 100.0 * float(os.environ.get("DLION_TEST_PATIENCE", "1"))

@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 
 from dlion_api.errors import UnavailableError
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
-from dlion_api.progress import StepRecord
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import StepRecord
 from dlion_api.spec import Job, load_job
-from dlion_worker import policies
-from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_worker.policies.interface import Layout, Message, MessageArrived
+from dlion_core import policies
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
+from dlion_core.policies.interface import Layout, Message, MessageArrived
 from dlion_worker.trainer.admission import Admission
-from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.inbox import EventInbox
+from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
-from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.signal_handler import Interrupted
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.checkpointing import Checkpointer
 
 SIZE = 6
 
@@ -235,7 +235,7 @@ class Node:
         self._entered = False
         model = Model(rank, random.Random(rank + incarnation), nap_s, self._vanish_if_killed)
         self.replica, self.stream = Replica(model), Stream()
-        self.inbox = EventInbox(self._send)
+        self.inbox = WaitingInbox(self._send)
         self.progress = JobProgress()
         self._ranks = [worker.rank for worker in job.workers()]
         self.machine = self._new_machine(job)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_worker.codecs import AnyCoding, Coding, IndexCodec, ValueCodec, coding_of, encode_whole
-from dlion_worker.codecs.payload import cheapest_positions
-from dlion_worker.codecs.positions import BLOCK, SKIP, Positions, positions_bytes
-from dlion_worker.codecs.values import EXPONENT_LIMIT
+from dlion_core.codecs import AnyCoding, Coding, IndexCodec, ValueCodec, coding_of, encode_whole
+from dlion_core.codecs.payload import cheapest_positions
+from dlion_core.codecs.positions import BLOCK, SKIP, Positions, positions_bytes
+from dlion_core.codecs.values import EXPONENT_LIMIT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import KeeperIdentity, WorkerIdentity
-from dlion_api.pod_config import PodConfig
+from dlion_api.protocol.pod_config import PodConfig
 from fault_proxy import FaultProxy, waited
 from operator_process import OperatorProcess, free_ports
 from pod_run import PodRun

@@ -22,13 +22,13 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.pod_config import PodConfig
-from dlion_api.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.pod_config import PodConfig
+from dlion_api.protocol.progress import EventRecord, ProgressRecord, StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_worker.results.events import read_events
+from dlion_results.run_folder.events import read_events
 
 LONG_S = 240.0
 

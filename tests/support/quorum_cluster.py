@@ -15,29 +15,29 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_worker.policies import build
-from dlion_worker.policies.catalogue import has_barrier
-from dlion_worker.policies.interface import LocalStepDone, Message, MessageArrived
-from dlion_worker.simulation.admission import VirtualAdmission
-from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.trainer.event_dispatcher import EventDispatcher
-from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.inbox import EventInbox
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.gradient_norms import NormMeter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
+from dlion_core.policies import build
+from dlion_core.policies.catalogue import has_barrier
+from dlion_core.policies.interface import LocalStepDone, Message, MessageArrived
+from dlion_simulator.admission import VirtualAdmission
+from dlion_simulator.clock import VirtualClock
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from quorum_parts import LAYOUT, Replica, job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from dlion_worker.exchange import ExchangeEvent
+    from dlion_core.links.events import ExchangeEvent
 
 STEP_S, DELAY_S = 0.2, 0.05
 """A step and a message take up to so long."""
 
 
 class Node:
-    """One worker; as `simulation.worker` in what matters here."""
+    """One worker; as `worker` in what matters here."""
 
     def __init__(self, cluster: QuorumCluster, rank: Rank, incarnation: int) -> None:
         self.cluster, self.rank, self.incarnation = cluster, rank, incarnation
@@ -61,7 +61,7 @@ class Node:
             due=lambda after_s: cluster.clock.after(after_s, self._look),
         )  # fmt: skip
         self.quorum_gate = self.dispatcher.quorum_gate
-        self.inbox = EventInbox(self.send)
+        self.inbox = WaitingInbox(self.send)
         self.admission: VirtualAdmission | None = None
         self.lives: dict[Rank, int] = {}
         """Of each link that it believes to be up, which of its lives."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.spec import Job, load_job
-from dlion_worker.exchange import StateSnapshot
-from dlion_worker.policies.interface import Layout
+from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

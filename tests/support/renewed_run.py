@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dlion_api import cluster_names as names
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord, ProgressRecord, StepRecord
 from dlion_api.reasons import EventReason
-from dlion_worker.results.faults import IterationLoss, iteration_losses
+from dlion_results.summary.faults import IterationLoss, iteration_losses
 from federated_pods import NAMES, SitePods, two_sites
 from local_run import hashes, job_document
 

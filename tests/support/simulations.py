@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dlion_api.drift import DriftMeter
-from dlion_api.records import record_from_json
+from dlion_api.protocol.records import record_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import MemberJoined, MemberLeft
+from dlion_core.policies import build
+from dlion_core.policies.interface import MemberJoined, MemberLeft
 from weights_cluster import WeightsCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Event, Instruction, Layout, PolicyMachine, Value
+    from dlion_core.policies.interface import Event, Instruction, Layout, PolicyMachine, Value
     from policy_cluster import Replica
 
 

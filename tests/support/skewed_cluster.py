@@ -10,9 +10,9 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_worker.policies.interface import Event, Instruction, MemberJoined, MemberLeft, Value
-from dlion_worker.policies.iteration_guard import IterationGuard
-from dlion_worker.policies.topology import graph_of
+from dlion_core.policies.interface import Event, Instruction, MemberJoined, MemberLeft, Value
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.topology.topology import graph_of
 from weights_cluster import WeightsCluster, weights_spec
 
 WORKERS = 6

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_api.progress import (
+from dlion_api.protocol.progress import (
     DirectiveRecord,
     EvaluationRecord,
     EventRecord,
@@ -23,7 +23,7 @@ from dlion_api.progress import (
     StepRecord,
 )
 from dlion_api.spec import load_job
-from dlion_worker.results.description import RunDescription, describe
+from dlion_results.run_folder.description import RunDescription, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import encode_weights
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import encode_weights
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     AddUpdate,
     ApplyGradient,
     Flat,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Value
+    from dlion_core.policies.interface import Value
 
 
 @dataclass

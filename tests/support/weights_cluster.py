@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_worker.exchange.framing import lane_of
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import (
+from dlion_core.links.framing import lane_of
+from dlion_core.policies import build
+from dlion_core.policies.interface import (
     AddUpdate,
     ApplyGradient,
     Instruction,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_api.spec import Spec
-    from dlion_worker.policies.interface import Layout, PolicyMachine
+    from dlion_core.policies.interface import Layout, PolicyMachine
 
 MOMENTUM = np.float32(0.9)
 

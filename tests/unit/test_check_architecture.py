@@ -49,10 +49,6 @@ def test_this_repository_has_no_violation() -> None:
             {"api/p/a.py": "class Store: ...\n", "cli/p/b.py": "class Store: ...\n"},
             "api/p/a.py:1: class Store is also defined in cli/p/b.py:1",
         ),
-        (
-            {"api/dlion_api/a.py": ""},
-            "api/dlion_api: only 1 modules: lower MODULES_STILL_ALLOWED",
-        ),
     ],
 )
 def test_a_planted_violation_is_reported(

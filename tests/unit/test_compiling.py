@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlion_worker.codecs import kernels
+from dlion_core.codecs import kernels
 
 TINY = """
 from numba import types
-from dlion_worker.compiling import compiled
+from dlion_core.codecs.compiling import compiled
 
 @compiled(types.int64(types.int64))
 def doubled(number):

@@ -1,6 +1,5 @@
-"""The worker's processes: trainer, sidecar, supervisor, keeper, evaluator, and the local runner.
+"""A worker's processes: trainer, sidecar, supervisor, keeper and evaluator. No Kubernetes.
 
-No Kubernetes. `training` uses TensorFlow; `policies` and `codecs` are state machines and arithmetic
-without I/O; `exchange` is gRPC between peers; `sidecar` measures; `trainer` joins them.
-`environments`, `local` (namespaces, quotas, relays) and `results` serve runs on one machine.
+`training` uses TensorFlow, `transport` is gRPC between peers, `sidecar` measures, and `trainer`
+joins them with the decisions of `dlion_core`.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
-from dlion_api.refusals import REASON_KEY, PeerRefusal
+from dlion_api.protocol.refusals import REASON_KEY, PeerRefusal
 
 CLOSED_FOR_S = 10.0
 """How long closed handshakes count as temporary. A peer that is ending also closes them, and so

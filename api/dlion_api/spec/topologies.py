@@ -1,6 +1,6 @@
 """Rules of `Spec`: which topologies of `spec.exchange` are possible with a job's workers.
 
-`dlion_worker.policies.topology` builds the graphs and relies on these rules.
+`dlion_core.topology.topology` builds the graphs and relies on these rules.
 """
 
 from __future__ import annotations

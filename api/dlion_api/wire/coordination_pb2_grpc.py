@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinationStub:
-    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.protocol.refusals.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class CoordinationStub:
 
 
 class CoordinationServicer:
-    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.protocol.refusals.
     """
 
     def Sign(self, request, context):
@@ -121,7 +121,7 @@ def add_CoordinationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordination:
-    """A refused call has its reason in the trailing metadata: dlion_api.refusals.
+    """A refused call has its reason in the trailing metadata: dlion_api.protocol.refusals.
     """
 
     @staticmethod

@@ -16,10 +16,10 @@ from typing import Final
 import yaml
 
 from dlion_api.errors import Problem, SpecError
-from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
-from dlion_worker.results.judgement import EndReason
-from dlion_worker.results.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
-from dlion_worker.results.storage import storage_error
+from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
+from dlion_results.run_folder.storage import storage_error
+from dlion_results.summary.judgement import EndReason
 
 COMPARISON: Final = "comparison.json"
 PICTURE: Final = "comparison.svg"

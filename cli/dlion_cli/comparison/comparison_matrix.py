@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dlion_worker.results.comparison import Goal
+from dlion_results.comparison import Goal
 
 MAX_NAME_BYTES: Final = 200
 """Limit of folder names; file systems allow 255."""

@@ -24,9 +24,9 @@ from dlion_cli.comparison.comparison_matrix import (
 from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_cli.inputs.required_files import require_files
 from dlion_cli.inputs.unreached import warn_unreached
-from dlion_worker.environments import Environment, load_environment
-from dlion_worker.policies.catalogue import find, names
-from dlion_worker.results.comparison import Goal
+from dlion_core.policies.catalogue import find, names
+from dlion_environments import Environment, load_environment
+from dlion_results.comparison import Goal
 
 IDEAL: Final = "ideal"
 

@@ -27,8 +27,8 @@ from dlion_cli.comparison.comparison_folder import (
 )
 from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.comparison.run_identity import identity
-from dlion_worker.environments import load_environment, single_machine_document
-from dlion_worker.results.comparison import VariantRow, VariantRun, diverged, is_better, variant_run
+from dlion_environments import load_environment, single_machine_document
+from dlion_results.comparison import VariantRow, VariantRun, diverged, is_better, variant_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +106,7 @@ class ComparisonRunner:
                 raise
 
     def _run_one(self, planned: PlannedRun, matrix: Matrix) -> VariantRun:
-        from dlion_worker.results.report.runs import load_run
+        from dlion_results.report.runs import load_run
 
         folder = self._out / planned.folder
         command = self.command(planned, matrix, folder)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from dlion_cli.comparison.comparison_matrix import Matrix
 from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent
-from dlion_worker.results.comparison import RelativeResult, Spread, VariantRow
+from dlion_results.comparison import RelativeResult, Spread, VariantRow
 
 
 def comparison_table(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import Exchange, load_job
-from dlion_worker.policies.catalogue import find, parameters_of
-from dlion_worker.yaml_text import (
+from dlion_core.policies.catalogue import find, parameters_of
+from dlion_environments.yaml_text import (
     MAX_BYTES,
     YamlDocument,
     parse_any_documents,

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final
 
-from dlion_worker.policies.catalogue import BUILT_IN, GROUP
+from dlion_core.policies.catalogue import BUILT_IN, GROUP
 
 _CODE: Final = frozenset({".py", ".so", ".pyd"})
 

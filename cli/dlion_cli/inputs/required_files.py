@@ -12,7 +12,7 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.spec import Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_cli.inputs.manifests import STDIN
-from dlion_worker.results.folder import stored_program_root
+from dlion_results.run_folder.folder import stored_program_root
 
 
 def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:

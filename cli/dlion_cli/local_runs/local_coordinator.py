@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EvaluationRecord, ProgressRecord
+from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
@@ -15,7 +15,7 @@ from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 
 
 class LocalCoordinator:
-    """The coordinator interface that `dlion_worker.local.runner` requires."""
+    """The coordinator interface that `dlion_local.runner.runner` requires."""
 
     def __init__(
         self,

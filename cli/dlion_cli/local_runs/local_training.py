@@ -15,20 +15,19 @@ from rich.console import Console
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_cli.views.live_view import LiveView
-from dlion_worker.environments import Plan
-from dlion_worker.local.deferred_signals import DeferredSignals
-from dlion_worker.local.measurement import Comparison
-from dlion_worker.local.outcome import RunOutcome
-from dlion_worker.local.runner import LocalRunner
-from dlion_worker.results.environment import EnvironmentReport, environment_report
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.judgement import EndReason, judge_run
-from dlion_worker.results.models import SiteModel, read_models
+from dlion_environments import Plan
+from dlion_local.runner.deferred_signals import DeferredSignals
+from dlion_local.runner.outcome import RunOutcome
+from dlion_local.runner.runner import LocalRunner
+from dlion_results.run_folder.environment import Comparison, EnvironmentReport, environment_report
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.models import SiteModel, read_models
+from dlion_results.summary.judgement import EndReason, judge_run
 
 
 @dataclass

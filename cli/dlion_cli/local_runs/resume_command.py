@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_cli.inputs.manifests import STDIN
-from dlion_worker.results.folder import JOB
-from dlion_worker.results.resume_checks import CHECKPOINTS
+from dlion_results.run_folder.folder import JOB
+from dlion_results.run_folder.resume_checks import CHECKPOINTS
 
 
 @dataclass(frozen=True)

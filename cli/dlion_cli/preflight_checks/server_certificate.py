@@ -14,7 +14,7 @@ from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
-from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.terminal.formatting import format_duration, printable
 

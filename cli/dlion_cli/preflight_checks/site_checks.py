@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlion_api.document import schema
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_api.spec import Job
-from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_cluster import ClockBounds, OperatorSnapshot, SiteCluster
 from dlion_cli.preflight_checks.site_trust import trust_check

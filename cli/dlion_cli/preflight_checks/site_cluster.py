@@ -19,7 +19,7 @@ from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster.client import api_path
-from dlion_worker.yaml_text import parse_any_documents
+from dlion_environments.yaml_text import parse_any_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

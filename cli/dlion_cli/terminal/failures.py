@@ -17,7 +17,7 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.results.storage import StorageError
+from dlion_results.run_folder.storage import StorageError
 
 _CODES: Final = (
     (SpecError, ExitCode.SPEC),

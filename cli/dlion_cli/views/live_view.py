@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dlion_worker.results.description import RunDescription
+    from dlion_results.run_folder.description import RunDescription
 
 REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0

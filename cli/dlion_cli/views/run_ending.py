@@ -11,10 +11,10 @@ import click
 from dlion_api.errors import DLionError
 from dlion_cli.terminal.failures import exit_code_of
 from dlion_cli.terminal.interruption import Interruption, OutOfTimeError
-from dlion_worker.local.deferred_signals import DeferredSignals
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.judgement import EndReason
-from dlion_worker.results.summary import Ending, Json
+from dlion_local.runner.deferred_signals import DeferredSignals
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.summary import Ending, Json
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,6 @@ def _report(folder: ResultFolder, summary: Json) -> Path | None:
     """Write the report, unless the run has no steps to show."""
     if not summary["steps"]:
         return None
-    from dlion_worker.results.report.page import write_report  # imports Matplotlib
+    from dlion_results.report.page import write_report
 
     return write_report([folder.path], folder.report_path)

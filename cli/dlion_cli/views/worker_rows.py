@@ -1,6 +1,6 @@
 """Recent rates and the state of each worker, for the live view.
 
-`dlion_worker.results.tally` computes figures of a whole run.
+`dlion_results.summary.tally` computes figures of a whole run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlion_api.names import Rank
-from dlion_api.progress import (
+from dlion_api.protocol.progress import (
     EvaluationRecord,
     EventRecord,
     LinkRecord,

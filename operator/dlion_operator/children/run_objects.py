@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlion_api import cluster_names as names
-from dlion_api.pod_config import PodConfig
+from dlion_api.protocol.pod_config import PodConfig
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_operator.children.pods import Document, metadata_of
 from dlion_operator.model.settings import Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlion_api.membership import Member
 from dlion_api.names import KeeperIdentity, WorkerIdentity
-from dlion_api.progress import ProgressRecord
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.membership import Member
+from dlion_api.protocol.progress import ProgressRecord
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_operator.pki.token_bindings import Bearer, Proof
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
+from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.records import record_from_json
-from dlion_api.refusals import (
+from dlion_api.protocol.records import record_from_json
+from dlion_api.protocol.refusals import (
     MAX_CSR_BYTES,
     MAX_PROOF_BYTES,
     MAX_RECORDS_PER_REPORT,
@@ -20,7 +20,7 @@ from dlion_api.refusals import (
     MAX_TOKEN_BYTES,
     PeerRefusal,
 )
-from dlion_api.trust import FOLLOWING, JOINING
+from dlion_api.protocol.trust import FOLLOWING, JOINING
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
     CertificateRequested,
@@ -35,7 +35,7 @@ from dlion_operator.pki.token_bindings import Proof
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlion_api.membership import Membership
+    from dlion_api.protocol.membership import Membership
     from dlion_operator.coordinator.feed import RecordBatch
     from dlion_operator.pki.token_bindings import Bearer
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.errors import ContractError
-from dlion_api.trust import proof_statement
+from dlion_api.protocol.trust import proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_operator.pki.token_bindings import Proof
 

@@ -12,11 +12,11 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.reasons import EventReason
-from dlion_api.records import record_to_json
-from dlion_api.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
     Deliver,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
-    from dlion_api.progress import ProgressRecord
+    from dlion_api.protocol.progress import ProgressRecord
     from dlion_operator.coordinator.state import CoordinatorState
     from dlion_operator.pki.token_bindings import Bearer
 

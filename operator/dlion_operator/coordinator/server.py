@@ -14,9 +14,9 @@ import grpc
 from cryptography import x509
 
 from dlion_api.errors import UnavailableError
-from dlion_api.refusals import MAX_REPORT_BYTES, RefusalReason
-from dlion_api.trust import renewal_after
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
+from dlion_api.protocol.refusals import MAX_REPORT_BYTES, RefusalReason
+from dlion_api.protocol.trust import renewal_after
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
@@ -25,9 +25,9 @@ from dlion_operator.coordinator.state import CoordinatorState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from dlion_api.membership import Member, Membership
     from dlion_api.names import JobKey, SiteName, WorkerIdentity
-    from dlion_api.progress import ProgressRecord
+    from dlion_api.protocol.membership import Member, Membership
+    from dlion_api.protocol.progress import ProgressRecord
     from dlion_api.spec import Job
     from dlion_operator.coordinator.events import RefuseCall
     from dlion_operator.pki.authority import CertificateAuthority

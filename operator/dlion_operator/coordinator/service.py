@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError
-from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
+from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.coordinator.messages import Request, checked_size

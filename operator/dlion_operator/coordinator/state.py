@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import KeeperIdentity
-from dlion_api.progress import ProgressRecord, StepRecord
-from dlion_api.refusals import RefusalReason
-from dlion_api.trust import FOLLOWING, JOINING
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import ProgressRecord, StepRecord
+from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.trust import FOLLOWING, JOINING
 from dlion_operator.coordinator.events import (
     Accept,
     CertificateRequested,

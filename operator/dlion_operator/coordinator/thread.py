@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from dlion_api.membership import Membership
     from dlion_api.names import JobKey
-    from dlion_api.refusals import RefusalReason
+    from dlion_api.protocol.membership import Membership
+    from dlion_api.protocol.refusals import RefusalReason
     from dlion_operator.coordinator.server import CoordinatorServer
 
 

@@ -16,7 +16,7 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
-from dlion_api.trust import renewal_after
+from dlion_api.protocol.trust import renewal_after
 from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CERTIFICATE_BYTES = 16384

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import MAX_TEXT_BYTES
+from dlion_api.protocol.membership import Member, MemberState
+from dlion_api.protocol.refusals import MAX_TEXT_BYTES
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     INT32_MAX,

@@ -19,7 +19,7 @@ import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, SiteName
-from dlion_api.refusals import REASON_KEY
+from dlion_api.protocol.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.credentials import Credentials
 from dlion_operator.federation.events import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_operator.federation.events import (
     Event,
     FederationRefusalReason,

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
 from dlion_api.names import DNS_LABEL, JobKey, KeeperIdentity, SiteName, WorkerIdentity
-from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 
 LIFE = timedelta(hours=24)
 MAX_REQUEST_BYTES = 8192

@@ -21,7 +21,7 @@ import jwt
 from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
-from dlion_api.refusals import MAX_TOKEN_BYTES
+from dlion_api.protocol.refusals import MAX_TOKEN_BYTES
 from dlion_operator.pki.token_bindings import Bearer
 
 _LOG = logging.getLogger(__name__)

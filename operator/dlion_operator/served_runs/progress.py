@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from dlion_api.drift import DriftMeter
-from dlion_api.membership import Membership
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.progress import (
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus

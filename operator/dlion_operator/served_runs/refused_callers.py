@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from dlion_api.names import JobKey
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job
 from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.federation.events import FederationRefusalReason, RefuseStream

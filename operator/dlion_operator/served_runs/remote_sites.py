@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus

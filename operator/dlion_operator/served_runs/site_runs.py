@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from dlion_api.endings import stop_rule_met
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord
 
 
 class TargetAccuracyMonitor:

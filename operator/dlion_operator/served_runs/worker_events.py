@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.progress import EventRecord, LinkRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_operator.plan.decisions import JobEvent
 

@@ -22,7 +22,7 @@ import numpy as np
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots, write_snapshot
-from dlion_worker.trainer.snapshot import load_checkpoint, save_checkpoint
+from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 from hostile import bending
 
 HEADERS = (

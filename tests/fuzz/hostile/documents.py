@@ -17,9 +17,9 @@ import yaml
 from dlion_api.errors import SpecError
 from dlion_api.spec import Job, load_job
 from dlion_cli.inputs.manifests import apply_set
-from dlion_worker.environments import load_environment
-from dlion_worker.environments.model import Environment
-from dlion_worker.yaml_text import parse_any_documents
+from dlion_environments import load_environment
+from dlion_environments.model import Environment
+from dlion_environments.yaml_text import parse_any_documents
 from hostile import bending
 
 ROOT = Path(__file__).parents[3]

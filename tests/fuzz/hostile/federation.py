@@ -17,8 +17,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.events import (
     Event,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
-from dlion_worker.exchange.client import _acknowledgement
-from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import StreamReceiver, allowed_bytes, split_payload
-from dlion_worker.exchange.send_queue import QueueRule, SendQueue
-from dlion_worker.exchange.state_transfer import StateAssembler, state_chunks
-from dlion_worker.policies.interface import Message, MessageKind
+from dlion_core.links.events import StateSnapshot
+from dlion_core.links.framing import StreamReceiver, allowed_bytes, split_payload
+from dlion_core.links.send_queue import QueueRule, SendQueue
+from dlion_core.links.state_transfer import StateAssembler, state_chunks
+from dlion_core.policies.interface import Message, MessageKind
+from dlion_worker.transport.client import _acknowledgement
 from hostile import bending
 
 LIMIT = 20_000

@@ -18,8 +18,8 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker import policies
-from dlion_worker.codecs import (
+from dlion_core import policies
+from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
     IndexCodec,
@@ -31,9 +31,11 @@ from dlion_worker.codecs import (
     encode_range,
     encode_whole,
 )
-from dlion_worker.codecs.positions import Positions
-from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.interface import (
+from dlion_core.codecs.positions import Positions
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,
     Layout,
@@ -47,10 +49,8 @@ from dlion_worker.policies.interface import (
     PolicyMachine,
     RejectMessage,
 )
-from dlion_worker.policies.version_vector import encode_version_vector
-from dlion_worker.trainer import join_barrier
-from dlion_worker.trainer.inbox import EventInbox
-from dlion_worker.trainer.snapshot import TrainingState, pack, unpack
+from dlion_core.policies.partitions.version_vector import encode_version_vector
+from dlion_worker.training.snapshot import TrainingState, pack, unpack
 from hostile import bending
 from naive_codecs import encode_positions, encode_sparse, payload_of
 
@@ -214,7 +214,7 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
         _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
     )
     sent: list[Message] = []
-    inbox = EventInbox(lambda _, message: sent.append(message))
+    inbox = EventInbox(lambda _, message: sent.append(message), clock_s=lambda: 0.0)
     inbox.put(LinkUp(PEER, 1, 0))
     started = chance.random() < 0.7
     if started:

@@ -23,13 +23,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
-from dlion_api import measurements, progress, records, sidecar_protocol
 from dlion_api.errors import ContractError
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.trust import JOINING, proof_statement
+from dlion_api.protocol import measurements, progress, records, sidecar_protocol
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
+from dlion_core.topology.clusters import graph_of_groups, grouping_problem
 from dlion_operator.coordinator.events import Accept, JoinRequested, PresentedToken, RefuseCall
 from dlion_operator.coordinator.messages import (
     checked_size,
@@ -41,10 +42,9 @@ from dlion_operator.coordinator.messages import (
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.token_bindings import Bearer
+from dlion_results.run_folder.events import read_events
 from dlion_worker.coordination import client, saved_state
-from dlion_worker.credentials import WorkerKey
-from dlion_worker.policies.clusters import graph_of_groups, grouping_problem
-from dlion_worker.results.events import read_events
+from dlion_worker.security.credentials import WorkerKey
 from dlion_worker.sidecar import capacity_messages
 from hostile import bending
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import yaml
 
-from dlion_api.records import record_to_json
+from dlion_api.protocol.records import record_to_json
 from dlion_api.spec import load_job
-from dlion_worker.results.environment import (
+from dlion_results.report.page import render
+from dlion_results.report.runs import LoadedRun, load_run
+from dlion_results.run_folder.environment import (
     EnvironmentFigure,
     EnvironmentReport,
     environment_document,
 )
-from dlion_worker.results.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
-from dlion_worker.results.report.page import render
-from dlion_worker.results.report.runs import LoadedRun, load_run
+from dlion_results.run_folder.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
 from hostile import bending
 from hostile.documents import ROOT, bent_text
 from hostile.records import PROGRESS, bent_json

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import TYPE_CHECKING
 
-from dlion_worker.local.in_namespace import in_namespace, run_tool
+from dlion_local.emulation.network.in_namespace import in_namespace, run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.quotas import SYS_CGROUP
+from dlion_local.emulation.compute.quotas import SYS_CGROUP
 from testbed.layout import control_group
 
 _TRACKED = ("freezer", "pids")

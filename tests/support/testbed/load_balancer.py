@@ -11,7 +11,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlion_worker.local.in_namespace import run_batch
+from dlion_local.emulation.network.in_namespace import run_batch
 
 if TYPE_CHECKING:
     from testbed.sites import Site

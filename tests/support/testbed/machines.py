@@ -183,7 +183,7 @@ class Machine:
 
     def _enter(self, flags: Sequence[str]) -> list[str]:
         groups = [flag for path in self.groups.system for flag in ("--cgroup", str(path))]
-        return [sys.executable, "-m", "dlion_worker.local.enter", *groups, *flags, "--"]
+        return [sys.executable, "-m", "dlion_local.emulation.network.enter", *groups, *flags, "--"]
 
     def _spawn(
         self,

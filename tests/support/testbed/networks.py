@@ -1,10 +1,11 @@
 """The wires of a testbed: network namespaces, bridges, routes, and what the links carry.
 
 A *hub* namespace holds a bridge; every site's router (the namespace its control plane lives in) has
-`eth0` on it, shaped by the htb trees of `dlion run` (`dlion_worker.local.traffic_shaping`): where
-it leaves the site, and where it leaves the hub towards the site. Inside a site a second bridge
-joins the nodes, unshaped. One veth pair leads to the machine itself, also unshaped, and past every
-cut: the tests still see a site that is cut off from the others."""
+`eth0` on it, shaped by the htb trees of `dlion run`
+(`dlion_local.emulation.network.traffic_shaping`): where it leaves the site, and where it leaves the
+hub towards the site. Inside a site a second bridge joins the nodes, unshaped. One veth pair leads
+to the machine itself, also unshaped, and past every cut: the tests still see a site that is cut off
+from the others."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
-from dlion_worker.environments.plan import Pipe
-from dlion_worker.local.in_namespace import in_namespace, run_batch, run_tool
-from dlion_worker.local.namespaces import (
+from dlion_environments.plan import Pipe
+from dlion_local.emulation.network.in_namespace import in_namespace, run_batch, run_tool
+from dlion_local.emulation.network.namespaces import (
     CONGESTION_CONTROLS,
     prepare_namespace,
     routed_networks,
 )
-from dlion_worker.local.traffic_shaping import UNLIMITED_BYTES_PER_S, ShapedInterface, gso_bytes
+from dlion_local.emulation.network.traffic_shaping import (
+    UNLIMITED_BYTES_PER_S,
+    ShapedInterface,
+    gso_bytes,
+)
 
 if TYPE_CHECKING:
     from testbed.layout import Layout, NodeLayout, SiteLayout

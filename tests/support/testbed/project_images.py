@@ -43,10 +43,11 @@ class Target(StrEnum):
     WORKER = "worker"
 
 
+_WORKER_SOURCES = ("worker/dlion_core", "worker/dlion_results", "worker/dlion_worker")
 _SOURCES = {
-    Target.OPERATOR: "operator/dlion_operator",
-    Target.SIDECAR: "worker/dlion_worker",
-    Target.WORKER: "worker/dlion_worker",
+    Target.OPERATOR: ("operator/dlion_operator",),
+    Target.SIDECAR: _WORKER_SOURCES,
+    Target.WORKER: _WORKER_SOURCES,
 }
 
 
@@ -116,7 +117,7 @@ def _build(image: ProjectImage) -> None:
 
 def _inputs(target: Target) -> list[Path]:
     found: list[Path] = []
-    for name in (*_SHARED, _SOURCES[target]):
+    for name in (*_SHARED, *_SOURCES[target]):
         path = ROOT / name
         found += [path] if path.is_file() else path.rglob("*")
     return sorted(p for p in found if p.is_file() and "__pycache__" not in p.parts)

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.in_namespace import run_batch
+from dlion_local.emulation.network.in_namespace import run_batch
 from testbed.groups import groups_of, kill_all, processes_in, remove_all
 from testbed.layout import host_interface, prefix
 

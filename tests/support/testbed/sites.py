@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.resource_owner import ResourceOwner
+from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from testbed import removal
 from testbed.addons import VIRTUAL, core_dns, virtual_node
 from testbed.binaries import Binaries, build

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.resource_owner import ResourceOwner
+from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from testbed.layout import Layout, checked_name
 from testbed.networks import Rates
 

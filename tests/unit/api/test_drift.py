@@ -12,7 +12,7 @@ import pytest
 
 from dlion_api.drift import DriftMeter, drift
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord
 
 
 def naive_drift(weights):

@@ -20,7 +20,7 @@ from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableErro
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import COMMANDS, main
 from dlion_cli.terminal.failures import exit_code_of, message_of
-from dlion_worker.results.storage import storage_error
+from dlion_results.run_folder.storage import storage_error
 
 ROOT = Path(__file__).parents[3]
 DIGITS = str(ROOT / "examples" / "digits.yaml")

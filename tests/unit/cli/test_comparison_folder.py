@@ -20,7 +20,7 @@ from dlion_cli.comparison.comparison_folder import (
     lock_folder,
     reject_foreign_files,
 )
-from dlion_worker.results.lock import FolderLock
+from dlion_results.run_folder.lock import FolderLock
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
 SEED = Path("quickstart/full/lr-0.05/seed-1")
@@ -200,7 +200,7 @@ def test_a_run_that_still_goes_on_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_in_the_folder_that_was_begun(tmp_path: Path) -> None:
-    from dlion_worker.results import folder
+    from dlion_results.run_folder import folder
 
     begin_run(tmp_path / SEED, "asked")
     folder._check(tmp_path / SEED, resume=False)

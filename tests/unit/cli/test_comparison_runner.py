@@ -15,7 +15,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 from dlion_cli.commands.local.compare import compare
 from dlion_cli.comparison.comparison_matrix import Matrix, Variant, separate_families
-from dlion_worker.results.comparison import diverged
+from dlion_results.comparison import diverged
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
 
@@ -260,7 +260,7 @@ def test_the_help_says_which_median_it_is(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_figures_go_through_json() -> None:
-    from dlion_worker.results.comparison import VariantRow
+    from dlion_results.comparison import VariantRow
 
     row = VariantRow("homo-b", "dlion", 0.1, (diverged(1), diverged(2)))
     document = json.loads(json.dumps(row.document()))

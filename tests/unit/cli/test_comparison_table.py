@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dlion_cli.comparison.comparison_matrix import Matrix, Variant
 from dlion_cli.comparison.comparison_table import comparison_table
-from dlion_worker.results.comparison import VariantRow, VariantRun
+from dlion_results.comparison import VariantRow, VariantRun
 
 
 def figures(seed: int, time_s: float | None, accuracy: float) -> VariantRun:

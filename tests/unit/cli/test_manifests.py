@@ -30,8 +30,8 @@ from dlion_cli.inputs.manifests import (
     read_documents,
     reject_cluster_authority,
 )
-from dlion_worker.environments import load_environment
-from dlion_worker.yaml_text import MAX_BYTES, parse_any_documents
+from dlion_environments import load_environment
+from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents
 from example_counts import examples
 from local_run import job_document
 

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
-from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_cli.__main__ import main
 from dlion_cli.inputs.bundles import read_bundle
 from dlion_cli.inputs.listed_sites import TrustedSite

@@ -101,7 +101,7 @@ def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: 
 
 
 POLICY = """
-from dlion_worker.policies.catalogue import Policy
+from dlion_core.policies.catalogue import Policy
 
 POLICY = Policy("A trial.", "nowhere:build")
 """

@@ -11,7 +11,7 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_worker.results import folder
+from dlion_results.run_folder import folder
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.yaml"
 FULL = folder.StorageError(errno.ENOSPC, "cannot write environment.yaml", "environment.yaml")

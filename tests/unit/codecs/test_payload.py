@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_worker.codecs import (
+from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
     IndexCodec,
@@ -25,7 +25,7 @@ from dlion_worker.codecs import (
     encode_weights,
     encode_whole,
 )
-from dlion_worker.codecs.positions import Positions
+from dlion_core.codecs.positions import Positions
 from naive_codecs import encode_sparse
 
 SIZE = 100_000

@@ -12,9 +12,9 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
-from dlion_api.records import record_to_json
-from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_worker.coordination.record_queue import RecordQueue
 
 RANK = Rank(0)

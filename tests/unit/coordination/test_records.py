@@ -17,7 +17,7 @@ import pytest
 
 from dlion_api.errors import ContractError, SpecError
 from dlion_api.names import Rank
-from dlion_api.progress import (
+from dlion_api.protocol.progress import (
     DirectiveRecord,
     EvaluationRecord,
     EventRecord,
@@ -25,8 +25,8 @@ from dlion_api.progress import (
     ProgressRecord,
     StepRecord,
 )
-from dlion_api.records import KINDS, MAX_RECORD_BYTES, record_from_json, record_to_json
-from dlion_api.worker_config import WorkerConfig
+from dlion_api.protocol.records import KINDS, MAX_RECORD_BYTES, record_from_json, record_to_json
+from dlion_api.protocol.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.saved_state import (
     INCARNATION_FILE,

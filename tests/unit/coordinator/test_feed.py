@@ -11,7 +11,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
+from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_operator.coordinator.feed import RECORD_OVERHEAD_BYTES, RecordBatch, RecordFeed, RunEnd
 
 ENTRY_BYTES = RECORD_OVERHEAD_BYTES + 2

@@ -14,20 +14,20 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey
-from dlion_api.refusals import MAX_PROOF_BYTES
-from dlion_api.trust import FOLLOWING, JOINING
+from dlion_api.protocol.refusals import MAX_PROOF_BYTES
+from dlion_api.protocol.trust import FOLLOWING, JOINING
 from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
 from dlion_operator.coordinator.messages import checked_size
 from dlion_operator.coordinator.pod_proofs import checked_proof
 from dlion_operator.pki.token_bindings import Proof
 from dlion_worker.coordination.pod_proof import make_pod_proof
-from dlion_worker.credential_store import (
+from dlion_worker.security.credential_store import (
     PROOF_COUNT_FILE,
     PROOF_KEY_FILE,
     load_or_create_proof_key,
     next_proof_count,
 )
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 
 JOB = JobKey("default", "digits", "1")
 RUN = str(JOB)

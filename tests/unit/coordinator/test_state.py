@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EventRecord, StepRecord
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.membership import MemberState
+from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_operator.coordinator.events import (
     Accept,
     CertificateRequested,

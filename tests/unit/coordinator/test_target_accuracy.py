@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 
 

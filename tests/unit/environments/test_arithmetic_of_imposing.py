@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_worker.local.duty_cycle import CYCLE_S, CpuBudget
-from dlion_worker.local.measurement import QuotaUsage, TransferMeasurement
-from dlion_worker.local.pacing import BURST_S, Pacer
-from dlion_worker.local.traffic_shaping import gso_bytes, queue_bytes
+from dlion_local.emulation.compute.duty_cycle import CYCLE_S, CpuBudget
+from dlion_local.emulation.measurement import QuotaUsage, TransferMeasurement
+from dlion_local.emulation.network.pacing import BURST_S, Pacer
+from dlion_local.emulation.network.traffic_shaping import gso_bytes, queue_bytes
 from example_counts import examples
 
 

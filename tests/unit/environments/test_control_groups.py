@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_worker.local.quotas import CpuController, find_controller, remove_stale
-from dlion_worker.local.resource_owner import ResourceOwner
+from dlion_local.emulation.compute.quotas import CpuController, find_controller, remove_stale
+from dlion_local.emulation.compute.resource_owner import ResourceOwner
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import yaml
 
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_worker.environments import Environment, environment_names, load_environment
+from dlion_environments import Environment, environment_names, load_environment
 
 ROOT = Path(__file__).parents[3]
 KEPT = [*ROOT.glob("environments/*.yaml"), *ROOT.glob("benchmarks/paper/environments/*.yaml")]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_worker.environments import Environment, load_environment
-from dlion_worker.environments.validation import time_orders
+from dlion_environments import Environment, load_environment
+from dlion_environments.validation import time_orders
 from example_counts import examples
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_api.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_operator.pki.authority import CertificateAuthority, StoredAuthority, Tokens
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from linked_workers import JOB, PLANT_A, PLANT_B, credentials, identity
 
 ME = identity(0)

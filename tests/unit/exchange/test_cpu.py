@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
-from dlion_worker.exchange.cpu import ExchangeCpuMeter
+from dlion_worker.transport.cpu import ExchangeCpuMeter
 
 
 def burn(cpu_s: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.exchange.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS, ArrivalDeadline
+from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS, ArrivalDeadline
 
 
 def after(gaps: list[float]) -> tuple[ArrivalDeadline, float]:

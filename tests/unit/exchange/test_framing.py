@@ -17,7 +17,7 @@ from isal.isal_zlib import crc32
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Frame, Header, Hello
-from dlion_worker.exchange.framing import (
+from dlion_core.links.framing import (
     MAX_CHUNK_BYTES,
     MAX_FRAME_BYTES,
     MAX_LINK_STATE_BYTES,
@@ -28,7 +28,7 @@ from dlion_worker.exchange.framing import (
     chunk_bytes,
     split_payload,
 )
-from dlion_worker.policies.interface import Message, MessageKind
+from dlion_core.policies.interface import Message, MessageKind
 
 LIMIT = 100_000
 

@@ -10,8 +10,8 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.wire.exchange_pb2 import Frame, Hello
-from dlion_worker.exchange.links import LinkContext, LocalPeer, PeerLink
-from dlion_worker.exchange.send_queue import QueueRule
+from dlion_core.links.send_queue import QueueRule
+from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
 HERE, NEW, FAR = "10.0.0.1:7440", "10.0.0.9:7440", "192.0.2.7:30000"

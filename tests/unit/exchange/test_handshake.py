@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.exchange.events import LinkDown, LinkUp
-from dlion_worker.exchange.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
 
 
 def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:

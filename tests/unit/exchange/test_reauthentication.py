@@ -12,15 +12,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dlion_api.refusals import CallerError, PeerRefusal
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.exchange.reauthentication import (
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.transport.reauthentication import (
     REAUTHENTICATION_TIMEOUT_S,
     Reauthentication,
     TrustVerdict,
 )
-from dlion_worker.peer_certificate import PeerCertificate
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
 SIGNED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from dlion_api.refusals import REASON_KEY, PeerRefusal
+from dlion_api.protocol.refusals import REASON_KEY, PeerRefusal
 from dlion_worker.call_errors import CLOSED_FOR_S, ClosedHandshakes, refusal_of
 
 CLOSED = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:192.0.2.7:1: "

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
-from dlion_worker.exchange.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamReceiver
-from dlion_worker.exchange.send_queue import (
+from dlion_core.links.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamReceiver
+from dlion_core.links.send_queue import (
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
     SIMILAR_FRACTION,
@@ -24,7 +24,7 @@ from dlion_worker.exchange.send_queue import (
     SendQueue,
     equalize_similar,
 )
-from dlion_worker.policies.interface import Message, MessageKind
+from dlion_core.policies.interface import Message, MessageKind
 
 KIB = 1024
 

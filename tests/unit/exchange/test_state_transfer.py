@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import StateChunk
-from dlion_worker.exchange.events import StateSnapshot
-from dlion_worker.exchange.framing import MAX_CHUNK_BYTES
-from dlion_worker.exchange.state_transfer import StateAssembler, state_chunks
+from dlion_core.links.events import StateSnapshot
+from dlion_core.links.framing import MAX_CHUNK_BYTES
+from dlion_core.links.state_transfer import StateAssembler, state_chunks
 
 LIMIT = 4 * MAX_CHUNK_BYTES
 

@@ -21,7 +21,7 @@ from cryptography import x509
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import (
+from dlion_worker.security.credentials import (
     UnknownAuthorityError,
     WorkerCredentials,
     WorkerKey,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dlion_api.membership import MemberState
 from dlion_api.names import JobKey, SiteName
+from dlion_api.protocol.membership import MemberState
 from dlion_operator.federation.events import (
     FederationRefusalReason,
     RefuseStream,

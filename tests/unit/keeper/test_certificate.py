@@ -15,7 +15,7 @@ from dlion_api.spec import load_job
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.artifact_server.certificate import NAMED_RENEWAL_S, KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from local_run import job_document
 
 SITE = SiteName("plant-a")

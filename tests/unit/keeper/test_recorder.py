@@ -17,13 +17,13 @@ import pytest
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.records import record_to_json
 from dlion_api.reasons import EventReason
-from dlion_api.records import record_to_json
 from dlion_api.spec import Job, load_job
+from dlion_results.run_folder.events import read_events
 from dlion_worker.artifact_server import recorder as module
 from dlion_worker.artifact_server.recorder import Recorder
-from dlion_worker.results.events import read_events
 from local_run import job_document
 
 

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from dlion_worker.local.deferred_signals import SIGNALS, DeferredSignals
+from dlion_local.runner.deferred_signals import SIGNALS, DeferredSignals
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_worker.local import kernel_compilation
+from dlion_local.runner import kernel_compilation
 
 
 def package(folder: Path, body: str) -> Path:

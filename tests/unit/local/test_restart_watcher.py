@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from dlion_api.names import Rank
-from dlion_worker.local.restart_watcher import RestartWatcher
+from dlion_local.runner.restart_watcher import RestartWatcher
 
 
 class Told:

@@ -14,8 +14,8 @@ import pytest
 
 from dlion_api.document import parse
 from dlion_api.spec import Job, load_job
-from dlion_worker.environments import Environment, unlimited_plan
-from dlion_worker.local.shared_evaluator import SharedEvaluator
+from dlion_environments import Environment, unlimited_plan
+from dlion_local.runner.shared_evaluator import SharedEvaluator
 
 NPZ = {"format": "npz"}
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from dlion_api import cluster_names as names
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec import load_job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.events import JoinRequested, PresentedToken

@@ -25,7 +25,7 @@ from dlion_operator.pki.job_authority import (
     NamedAuthority,
     issuer_of,
 )
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from given_authorities import GivenAuthority, ec_key
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 

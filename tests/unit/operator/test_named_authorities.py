@@ -32,7 +32,7 @@ from dlion_operator.plan.decisions import Apply, Create, OpenRun
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.remote_sites import NO_REMOTE_AUTHORITY
 from dlion_operator.served_runs.site_runs import SiteRuns
-from dlion_worker.credentials import WorkerKey
+from dlion_worker.security.credentials import WorkerKey
 from given_authorities import GivenAuthority
 from operator_world import World, dlion_job, ready_reason, truths
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank, SiteName
-from dlion_api.progress import EvaluationRecord, LinkRecord, StepRecord
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import EvaluationRecord, LinkRecord, StepRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.federation.reports import LinksTo
 from dlion_operator.served_runs.progress import RunProgress

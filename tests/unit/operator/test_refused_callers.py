@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from dlion_api.names import JobKey
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator.events import RefuseCall
 from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlion_api.names import Rank, SiteName
-from dlion_api.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.pki.authority import CertificateAuthority, Tokens

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.progress import EventRecord, LinkRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord
 from dlion_operator.served_runs.worker_events import MAX_PAUSE_S, WorkerEvents
 
 WORKERS = [WorkerIdentity(Rank(rank), SiteName("plant-a"), "small", rank) for rank in range(2)]

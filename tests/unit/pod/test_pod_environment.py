@@ -15,8 +15,8 @@ import pytest
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import SpecError
-from dlion_api.pod_config import PodConfig
-from dlion_api.worker_config import WorkerConfig
+from dlion_api.protocol.pod_config import PodConfig
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_worker.pod.pod_environment import Pod
 
 ENVIRONMENT = {

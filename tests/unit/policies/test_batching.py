@@ -9,7 +9,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import GlobalBatchSize
-from dlion_worker.policies.batching import BatchShares, GlobalBatchController, shares
+from dlion_core.resource_control.batching import BatchShares, GlobalBatchController, shares
 
 
 def sizes(growth: GlobalBatchSize, samples: int, iterations: range) -> list[int]:

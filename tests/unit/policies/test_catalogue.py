@@ -12,8 +12,8 @@ import pytest
 from dlion_api.document import setting
 from dlion_api.errors import SpecError
 from dlion_api.spec import load_job
-from dlion_worker.policies import catalogue
-from dlion_worker.policies.catalogue import Policy
+from dlion_core.policies import catalogue
+from dlion_core.policies.catalogue import Policy
 from local_run import job_document
 
 
@@ -58,7 +58,7 @@ def test_an_installed_package_adds_a_policy_with_parameters_of_its_own() -> None
     ("policy", "parameters", "words"),
     [
         ("nonsense", {}, "allowed: adacomp"),
-        ("broken", {}, "is no dlion_worker.policies.catalogue.Policy"),
+        ("broken", {}, "is no dlion_core.policies.catalogue.Policy"),
         ("mine", {"share": 2}, "spec.exchange.parameters.share"),
         ("mine", {"sahre": 0.1}, "spec.exchange.parameters.sahre"),
         ("mine", {"share": "much"}, "spec.exchange.parameters.share"),

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec
-from dlion_worker.codecs.positions import Positions
-from dlion_worker.policies.catalogue import BUILT_IN
-from dlion_worker.policies.interface import Layout, Message, MessageKind, SendMessage
+from dlion_core.codecs import ValueCodec
+from dlion_core.codecs.positions import Positions
+from dlion_core.policies.catalogue import BUILT_IN
+from dlion_core.policies.interface import Layout, Message, MessageKind, SendMessage
 from policy_cluster import spec
 from weighing_cluster import WeighingCluster
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.codecs import HEADER_BYTES, ValueCodec, coded_bytes, decode_gradient
-from dlion_worker.policies.gradient_selectors import MaxN, WholeGradient
-from dlion_worker.policies.interface import Layout
+from dlion_core.codecs import HEADER_BYTES, ValueCodec, coded_bytes, decode_gradient
+from dlion_core.policies.gradient.gradient_selectors import MaxN, WholeGradient
+from dlion_core.policies.interface import Layout
 
 ONE, TWO, THREE = Rank(1), Rank(2), Rank(3)
 LAYOUT = Layout(("kernel", "bias"), (3000, 1000))

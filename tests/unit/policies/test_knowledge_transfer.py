@@ -10,8 +10,8 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
-from dlion_worker.policies.interface import (
+from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
+from dlion_core.policies.interface import (
     AverageWeights,
     Instruction,
     Message,
@@ -19,7 +19,7 @@ from dlion_worker.policies.interface import (
     SendMessage,
     SendWeights,
 )
-from dlion_worker.policies.knowledge_transfer import (
+from dlion_core.policies.knowledge_transfer import (
     DirectKnowledgeTransfer,
     PeerProgress,
     TransferRule,

@@ -19,19 +19,19 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_worker import policies
-from dlion_worker.codecs import NotFiniteError
-from dlion_worker.policies import catalogue
-from dlion_worker.policies.interface import Layout, LocalStepDone, MemberJoined
+from dlion_core import policies
+from dlion_core.codecs import NotFiniteError
+from dlion_core.policies import catalogue
+from dlion_core.policies.interface import Layout, LocalStepDone, MemberJoined
 from local_run import job_document
 
 NUMBERS = itertools.count()
 LAYOUT = Layout(("kernel",), (8,))
 SOURCE = """
-from dlion_worker.codecs import GradientPart, NotFiniteError
-from dlion_worker.policies.factory import gradient_machine
-from dlion_worker.policies.catalogue import Policy
-from dlion_worker.policies.gradient_selectors import OutgoingPayloads
+from dlion_core.codecs import GradientPart, NotFiniteError
+from dlion_core.policies.factory import gradient_machine
+from dlion_core.policies.catalogue import Policy
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 
 
 class Mine:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import timeit
 
 from dlion_api.names import Rank
-from dlion_worker.policies.interface import Message, MessageKind
-from dlion_worker.policies.site_means import SampledGradient
-from dlion_worker.policies.site_messages import (
+from dlion_core.policies.hierarchical.site_means import SampledGradient
+from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
     PART,
     ReceivedContributions,
     SiteMessage,
     mean_source,
 )
+from dlion_core.policies.interface import Message, MessageKind
 
 
 def told(what: int, iteration: int, samples: int = 1) -> SiteMessage:

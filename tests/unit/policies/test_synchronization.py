@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.policies.synchronization import (
+from dlion_core.policies.synchronization import (
     TRANSITIONS,
     Synchronizer,
     SyncPhase,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlion_worker.results.comparison import (
+from dlion_results.comparison import (
     Goal,
     VariantRow,
     VariantRun,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from dlion_worker.results.comparison import CURVE_POINTS, Goal, VariantRow, VariantRun, diverged
-from dlion_worker.results.report.comparison_picture import comparison_picture
+from dlion_results.comparison import CURVE_POINTS, Goal, VariantRow, VariantRun, diverged
+from dlion_results.report.comparison_picture import comparison_picture
 
 GOAL = Goal(target_accuracy=0.5, at_s=120.0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlion_worker.results.curves import (
+from dlion_results.summary.curves import (
     Curve,
     at_times,
     first_crossing_s,

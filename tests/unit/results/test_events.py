@@ -1,6 +1,6 @@
 """Proves: reading events skips a torn last line in silence, names other bad lines, and goes on.
 
-Leaves out: the form of a record (tests of `dlion_api.records`).
+Leaves out: the form of a record (tests of `dlion_api.protocol.records`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
-from dlion_api.records import record_to_json
-from dlion_worker.results.events import MAX_LINE_BYTES, BadLine, read_events
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_results.run_folder.events import MAX_LINE_BYTES, BadLine, read_events
 
 EVENTS = [EventRecord(float(i), Rank(0), i, "Reason", f"number {i}") for i in range(4)]
 LINES = [record_to_json(event).encode() + b"\n" for event in EVENTS]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlion_api.names import Rank
-from dlion_api.progress import StepRecord
-from dlion_worker.results.faults import iteration_losses, lost_by_waiting
+from dlion_api.protocol.progress import StepRecord
+from dlion_results.summary.faults import iteration_losses, lost_by_waiting
 
 
 def steps(rank, walls, *, iterations=None, incarnation=1, start_s=0.0):

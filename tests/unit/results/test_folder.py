@@ -26,16 +26,16 @@ import yaml
 from dlion_api.errors import DataError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord
 from dlion_api.spec import load_job
 from dlion_cli.terminal.failures import exit_code_of
-from dlion_worker.results.description import describe
-from dlion_worker.results.environment import EnvironmentFigure, EnvironmentReport
-from dlion_worker.results.events import read_events
-from dlion_worker.results.folder import ResultFolder, default_folder
-from dlion_worker.results.lock import FolderLock
-from dlion_worker.results.storage import AppendedFile, StorageError, write_whole, writing
-from dlion_worker.results.summary import Ending
+from dlion_results.run_folder.description import describe
+from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
+from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.folder import ResultFolder, default_folder
+from dlion_results.run_folder.lock import FolderLock
+from dlion_results.run_folder.storage import AppendedFile, StorageError, write_whole, writing
+from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -163,7 +163,7 @@ def test_a_folder_whose_beginning_is_interrupted_is_taken_back(tmp_path, monkeyp
     def interrupted(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dlion_worker.results.folder.AppendedFile", interrupted)
+    monkeypatch.setattr("dlion_results.run_folder.folder.AppendedFile", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ResultFolder.create(tmp_path / "new" / "run", description(STORY), now=NOW)
     assert not list(tmp_path.iterdir())
@@ -297,7 +297,7 @@ def test_of_two_runs_that_begin_in_one_folder_the_second_is_refused(tmp_path):
 def test_the_lock_of_a_killed_run_is_free(tmp_path):
     program = (
         "import sys, time; from pathlib import Path;"
-        "from dlion_worker.results.lock import FolderLock;"
+        "from dlion_results.run_folder.lock import FolderLock;"
         "lock = FolderLock(Path(sys.argv[1])); print(flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.exit_codes import ExitCode
-from dlion_worker.results.judgement import EndReason, judge_run
-from dlion_worker.results.models import SiteModel
+from dlion_results.run_folder.models import SiteModel
+from dlion_results.summary.judgement import EndReason, judge_run
 
 MET = "maxSteps 60 reached"
 

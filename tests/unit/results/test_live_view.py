@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, LinkRecord, StepRecord
+from dlion_api.protocol.progress import EventRecord, LinkRecord, StepRecord
 from dlion_cli.views.live_view import LINE_INTERVAL_S, LiveView
 from synthetic_run import Story, description, records
 

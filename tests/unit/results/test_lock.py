@@ -13,9 +13,9 @@ import pytest
 
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.lock import FolderLock
+from dlion_api.protocol.progress import EventRecord
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.lock import FolderLock
 from synthetic_run import Story, description
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

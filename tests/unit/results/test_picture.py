@@ -15,10 +15,10 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.report.picture import picture
-from dlion_worker.results.report.runs import load_runs
-from dlion_worker.results.summary import Ending
+from dlion_results.report.picture import picture
+from dlion_results.report.runs import load_runs
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

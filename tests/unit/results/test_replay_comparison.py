@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, StepRecord
-from dlion_worker.results.events import read_events
-from dlion_worker.results.folder import EVENTS, ResultFolder
-from dlion_worker.results.replay_comparison import RunFigures, compare_figures, replay_figures
-from dlion_worker.results.summary import Ending
+from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_results.replay_comparison import RunFigures, compare_figures, replay_figures
+from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.folder import EVENTS, ResultFolder
+from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ import yaml
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord
 from dlion_cli.__main__ import main
-from dlion_worker.results.environment import (
+from dlion_results.report.page import PICTURE_BYTES, render
+from dlion_results.report.runs import _labels, load_run, load_runs
+from dlion_results.run_folder.environment import (
     EnvironmentFigure,
     EnvironmentReport,
     environment_document,
 )
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.report.page import PICTURE_BYTES, render
-from dlion_worker.results.report.runs import _labels, load_run, load_runs
-from dlion_worker.results.summary import Ending
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -134,7 +134,7 @@ def test_an_environment_nested_without_end_is_left_out(opening, tmp_path):
     (path / "environment.yaml").write_text(opening * 100_000)
     code = (
         "import sys; from pathlib import Path;"
-        "from dlion_worker.results.report.runs import load_run;"
+        "from dlion_results.report.runs import load_run;"
         "sys.exit(load_run(Path(sys.argv[1]), 'deep').environment is not None)"
     )
     done = subprocess.run(

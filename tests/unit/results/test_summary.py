@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
-from dlion_worker.results.summary import LEVELS, Ending, scalability, schema, summarise
-from dlion_worker.results.tally import RunTally
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_results.summary.summary import LEVELS, Ending, scalability, schema, summarise
+from dlion_results.summary.tally import RunTally
 from synthetic_run import Story, description, records
 
 STORY = Story(seconds=120, killed=(4, 50.0, 10.0))

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from dlion_cli.terminal.table import print_result
-from dlion_worker.results.summary import Ending, summarise
-from dlion_worker.results.tally import RunTally
+from dlion_results.summary.summary import Ending, summarise
+from dlion_results.summary.tally import RunTally
 from synthetic_run import Story, description, records
 
 STORY = Story(workers=4, seconds=60, killed=None)

@@ -15,8 +15,8 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from dlion_api.names import Rank
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.tensorboard import TensorBoardLogs
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.tensorboard import TensorBoardLogs
 from synthetic_run import Story, description, records
 
 STORY = Story(workers=2, seconds=30, killed=None)
@@ -129,7 +129,7 @@ def test_after_a_resume_points_stand_where_they_were_made_and_counts_go_on(tmp_p
 
 def test_writing_results_loads_no_tensorflow():
     program = (
-        "import sys; import dlion_worker.results.folder, dlion_worker.results.report.page;"
+        "import sys; import dlion_results.run_folder.folder, dlion_results.report.page;"
         "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

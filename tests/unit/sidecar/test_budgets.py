@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dlion_api.measurements import LinkDelivery
 from dlion_api.names import Rank
-from dlion_worker.sidecar.budgets import MIN_BUDGET_BYTES, LinkBudgets
-from dlion_worker.sidecar.exchange_cost import SHORT_BYTES
+from dlion_api.protocol.measurements import LinkDelivery
+from dlion_core.resource_control.budgets import MIN_BUDGET_BYTES, LinkBudgets
+from dlion_core.resource_control.exchange_cost import SHORT_BYTES
 
 ITERATION_S = 0.4
 SLICES = 200

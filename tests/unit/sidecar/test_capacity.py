@@ -14,8 +14,8 @@ import statistics
 
 import pytest
 
-from dlion_api.measurements import CapacitySource, CpuAllowance, SpeedProbe, StepTiming
-from dlion_worker.sidecar.capacity import CapacityEstimator
+from dlion_api.protocol.measurements import CapacitySource, CpuAllowance, SpeedProbe, StepTiming
+from dlion_core.resource_control.capacity import CapacityEstimator
 from quota_cpu import QuotaCpu
 
 CPU_S_PER_SAMPLE = 0.005

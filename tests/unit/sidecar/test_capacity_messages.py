@@ -12,8 +12,14 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import BatchChoice, Capacity, CapacitySource, GradientNoise, Grouping
 from dlion_api.names import JobKey, Rank
+from dlion_api.protocol.measurements import (
+    BatchChoice,
+    Capacity,
+    CapacitySource,
+    GradientNoise,
+    Grouping,
+)
 from dlion_api.wire import measuring_pb2
 from dlion_worker.sidecar.capacity_messages import from_wire, to_wire
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_api.measurements import StepTiming
-from dlion_worker.sidecar.exchange_cost import ITERATIONS, SHORT_BYTES, ExchangeCost
+from dlion_api.protocol.measurements import StepTiming
+from dlion_core.resource_control.exchange_cost import ITERATIONS, SHORT_BYTES, ExchangeCost
 
 
 def step(compute_cpu_s: float | None, exchange_cpu_s: float, exchanged: int | None) -> StepTiming:

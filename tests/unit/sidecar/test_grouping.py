@@ -15,17 +15,24 @@ from dataclasses import replace
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import Capacity, CapacitySource, Directive, Grouping, Peers, StepTiming
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import (
+    Capacity,
+    CapacitySource,
+    Directive,
+    Grouping,
+    Peers,
+    StepTiming,
+)
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job, load_job
-from dlion_worker.sidecar.grouping import (
+from dlion_core.resource_control.resource_controller import ResourceController
+from dlion_core.topology.grouping import (
     MAX_MEASURABLE_BYTES_PER_S,
     PAIR_PROBE_S,
     PAIR_RETRY_S,
     PairBandwidths,
 )
-from dlion_worker.sidecar.resource_controller import ResourceController
 from local_run import job_document
 
 SITES = {"a": 3, "b": 2}

@@ -11,7 +11,8 @@ import json
 import pytest
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import (
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.measurements import (
     CpuAllowance,
     Directive,
     LinkDelivery,
@@ -19,9 +20,8 @@ from dlion_api.measurements import (
     Peers,
     StepTiming,
 )
-from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.sidecar_protocol import MAX_LINE_BYTES, LocalRecord, decode, encode
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.sidecar_protocol import MAX_LINE_BYTES, LocalRecord, decode, encode
 
 MEMBER = Member(
     WorkerIdentity(Rank(3), SiteName("plant-b"), "gpu", 0), 2, MemberState.LOST, "a:1", "a:2"

@@ -14,13 +14,13 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from dlion_api.measurements import Capacity, CapacitySource
 from dlion_api.names import Rank, SiteName
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.measurements import Capacity, CapacitySource
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import load_job
 from dlion_api.wire import measuring_pb2_grpc
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.credentials import WorkerCredentials, WorkerKey
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar.capacity_messages import to_wire
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
 from local_run import job_document

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dlion_api.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 

@@ -14,12 +14,13 @@ from typing import Any, cast
 import pytest
 
 from dlion_api.errors import UnavailableError
-from dlion_api.measurements import Peers
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Peers
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
-from dlion_api.worker_config import WorkerConfig
-from dlion_worker.sidecar import grouping, process
+from dlion_core.topology import grouping
+from dlion_worker.sidecar import process
 from dlion_worker.sidecar.process import SidecarProcess
 from local_run import job_document
 

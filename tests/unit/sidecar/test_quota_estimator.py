@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_worker.sidecar.quota_estimator import MAX_INTERVALS, QuotaEstimator
+from dlion_core.resource_control.quota_estimator import MAX_INTERVALS, QuotaEstimator
 
 QUOTA = 0.8
 

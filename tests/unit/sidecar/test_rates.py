@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.sidecar.rates import ChangingRate
+from dlion_core.resource_control.rates import ChangingRate
 
 SECONDS, BEFORE, AFTER = 0.4, 20.0, 5.0
 

@@ -7,8 +7,8 @@ peer that does not prove itself does not.
 
 from __future__ import annotations
 
-from dlion_api.measurements import RefusalCount, StreamRefusals
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_worker.once_per_key import MAX_PER_KEY
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
 

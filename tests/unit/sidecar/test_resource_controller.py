@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from dlion_api.measurements import (
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import (
     Capacity,
     CapacitySource,
     CpuAllowance,
@@ -24,10 +25,13 @@ from dlion_api.measurements import (
     SpeedProbe,
     StepTiming,
 )
-from dlion_api.membership import Member, Membership, MemberState
-from dlion_api.names import Rank
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import Job, load_job
-from dlion_worker.sidecar.resource_controller import IDLE_LINK_S, PROBE_RETRY_S, ResourceController
+from dlion_core.resource_control.resource_controller import (
+    IDLE_LINK_S,
+    PROBE_RETRY_S,
+    ResourceController,
+)
 from quota_cpu import QuotaCpu
 
 CPU_S_PER_SAMPLE = 0.01

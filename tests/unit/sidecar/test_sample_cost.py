@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_worker.sidecar.sample_cost import (
+from dlion_core.resource_control.sample_cost import (
     BLENDING_OBSERVATIONS,
     CHANGE_OBSERVATIONS,
     ENOUGH_CPU_S,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dlion_api.errors import DataError
-from dlion_worker.simulation.calibration import (
+from dlion_simulator.calibration.calibration import (
     MIN_COST_S,
     MIN_OBSERVATION_S,
     Observation,

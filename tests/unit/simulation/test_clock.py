@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dlion_worker.simulation.clock import VirtualClock
+from dlion_simulator.clock import VirtualClock
 
 
 def run(clock: VirtualClock) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.environments.plan import Conditions, WorkerConditions
-from dlion_worker.exchange import LinkDown, LinkUp, QueueRule
-from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.connections import (
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.links.send_queue import QueueRule
+from dlion_environments.plan import Conditions, WorkerConditions
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.connections import (
     HANDSHAKE_ROUND_TRIPS,
-    INITIAL_WAIT_S,
+    RECONNECT_WAIT_S,
     REDIAL_S,
     SILENCE_S,
     VirtualConnections,
 )
-from dlion_worker.simulation.links import VirtualLink
-from dlion_worker.simulation.network import VirtualNetwork
+from dlion_simulator.links import VirtualLink
+from dlion_simulator.network import VirtualNetwork
 
 ZERO, ONE, TWO = RANKS = (Rank(0), Rank(1), Rank(2))
 LATENCY_S = 0.02
@@ -122,7 +123,7 @@ def test_a_link_that_is_given_up_is_dialled_at_once_and_both_begin_anew() -> Non
     it = Setting()
     it.connections.disconnect(ONE, ZERO, "full")
     assert not it.links[ZERO, ONE].is_up
-    back_s = INITIAL_WAIT_S + HANDSHAKE_S
+    back_s = RECONNECT_WAIT_S + HANDSHAKE_S
     assert it.run() == [
         (ONE, "down", ZERO, 0.0), (ZERO, "down", ONE, LATENCY_S),
         (ZERO, "up 11", ONE, back_s), (ONE, "up 10", ZERO, back_s),

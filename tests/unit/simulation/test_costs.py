@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_worker.simulation.costs import StepCosts
+from dlion_simulator.costs import StepCosts
 
 
 def test_what_the_exchange_takes_is_of_the_step_and_no_computing() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
-from dlion_worker.exchange import QueueRule
-from dlion_worker.policies.interface import Message, MessageKind
-from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.links import HEADER_BYTES, MAX_QUEUED_MESSAGES, VirtualLink
-from dlion_worker.simulation.network import WIRE_EFFICIENCY, VirtualNetwork
+from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies.interface import Message, MessageKind
+from dlion_environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.links import HEADER_BYTES, MAX_QUEUED_MESSAGES, VirtualLink
+from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
 
 RATE = 1e6
 

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.environments.packet_loss import tcp_bytes_per_s
-from dlion_worker.environments.plan import Conditions, Pipe, WorkerConditions
-from dlion_worker.simulation.clock import VirtualClock
-from dlion_worker.simulation.network import WIRE_EFFICIENCY, VirtualNetwork
+from dlion_environments.packet_loss import tcp_bytes_per_s
+from dlion_environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
 
 RATE = 1e6
 

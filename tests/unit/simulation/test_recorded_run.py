@@ -11,7 +11,7 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.progress import (
+from dlion_api.protocol.progress import (
     DirectiveRecord,
     EventRecord,
     LinkRecord,
@@ -19,9 +19,8 @@ from dlion_api.progress import (
     StepRecord,
 )
 from dlion_api.spec import load_job
-from dlion_worker.environments.plan import Conditions
-from dlion_worker.simulation.network import WIRE_EFFICIENCY
-from dlion_worker.simulation.recorded_run import (
+from dlion_environments.plan import Conditions
+from dlion_simulator.calibration.recorded_run import (
     CHANGE_FRACTION,
     SETTLED_S,
     WINDOW_S,
@@ -29,6 +28,7 @@ from dlion_worker.simulation.recorded_run import (
     RecordedConditions,
     recorded_plan,
 )
+from dlion_simulator.network import WIRE_EFFICIENCY
 from local_run import job_document
 
 BEGAN_S = 10.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of all that goes into the images, for them to be made of."""
-    for name in {*project_images._SHARED, *project_images._SOURCES.values()}:
+    for name in {*project_images._SHARED, *chain(*project_images._SOURCES.values())}:
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -48,6 +49,7 @@ def keys() -> dict[Target, str]:
         ("api/dlion_api/names.py", set(Target)),
         ("operator/dlion_operator/model/settings.py", {Target.OPERATOR}),
         ("worker/dlion_worker/new.py", {Target.SIDECAR, Target.WORKER}),
+        ("worker/dlion_core/new.py", {Target.SIDECAR, Target.WORKER}),
         ("api/dlion_api/__pycache__/names.cpython-311.pyc", set()),
     ],
 )
@@ -75,7 +77,7 @@ def test_all_that_the_dockerfile_copies_goes_into_a_name_and_passes_the_ignore_f
         if line.startswith("COPY ") and "--from" not in line
         for word in line.split()[1:-1]
     }
-    named = (*project_images._SHARED, *project_images._SOURCES.values())
+    named = (*project_images._SHARED, *chain(*project_images._SOURCES.values()))
     allowed = [
         line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
     ]

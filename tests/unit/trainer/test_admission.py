@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
-from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
-from dlion_worker.trainer import join_barrier
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.join_barrier import JoinRole
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
 from dlion_worker.trainer.admission import Admission
-from dlion_worker.trainer.inbox import EventInbox
-from dlion_worker.trainer.join_barrier import JoinRole
 from dlion_worker.trainer.signal_handler import Interrupted
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from loop_cluster import synchronous_job
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
@@ -32,7 +32,7 @@ def out(peer: Rank) -> MessageArrived:
 
 
 def told(
-    inbox: EventInbox, to_come: list[list[Any]], membership: Membership | None = None
+    inbox: WaitingInbox, to_come: list[list[Any]], membership: Membership | None = None
 ) -> tuple[Admission, list[tuple[Rank, Message]]]:
     """One of three on its way in, to whom that comes, a part at a time; what it sends."""
     sent: list[tuple[Rank, Message]] = []
@@ -67,7 +67,7 @@ VANISHES = [
 
 
 def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
-    inbox = EventInbox(lambda peer, message: None)
+    inbox = WaitingInbox(lambda peer, message: None)
     entrance, _ = told(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
     assert entrance.join() is None
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0)]
@@ -76,7 +76,7 @@ def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew
 def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
     """That one's answer was from before: this worker begins with it, and waits for nobody else."""
     inbox, named = (
-        EventInbox(lambda peer, message: None),
+        WaitingInbox(lambda peer, message: None),
         MessageArrived(OTHER, join_barrier.join_request(12)),
     )
     begun = [[LinkUp(ONLY, 1, 0), out(ONLY)], [LinkUp(OTHER, 2, 0), named, out(OTHER)], []]
@@ -90,7 +90,7 @@ def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
     """It had answered that it was out, and has the state since."""
     is_training = MessageArrived(OTHER, join_barrier.join_answer(0, done=12, role=JoinRole.IN))
     entrance, sent = told(
-        EventInbox(lambda peer, message: None), [*VANISHES, [is_training], [], []]
+        WaitingInbox(lambda peer, message: None), [*VANISHES, [is_training], [], []]
     )
     with pytest.raises(Interrupted):
         entrance.join()
@@ -114,7 +114,7 @@ def test_no_iteration_is_named_before_the_links_with_all_who_are_there(state: Me
         ([one, [], []], [] if state is MemberState.READY else [(ONLY, named)]),
         ([[*one, *both], [], []], [(ONLY, named), (OTHER, named)]),
     ):
-        entrance, sent = told(EventInbox(lambda peer, message: None), to_come, membership)
+        entrance, sent = told(WaitingInbox(lambda peer, message: None), to_come, membership)
         with pytest.raises(Interrupted):
             entrance.join()
         assert sent == expected

@@ -18,10 +18,11 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_worker import policies
-from dlion_worker.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_worker.exchange import StateSnapshot
-from dlion_worker.policies.interface import (
+from dlion_core import policies
+from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import (
     ApplyGradient,
     Instruction,
     Layout,
@@ -32,8 +33,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     SendMessage,
 )
-from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_worker.training.checkpointing import Checkpointer
 from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlion_api.errors import DataError
-from dlion_worker.trainer.dataset_watcher import DatasetWatcher, format_file_list, summarize_changes
+from dlion_worker.trainer.background.dataset_watcher import (
+    DatasetWatcher,
+    format_file_list,
+    summarize_changes,
+)
 from dlion_worker.training.datasets import FileChange, FileChangeKind
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dlion_api.endings import EndReport, is_stop_rule
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import load_job
 from dlion_worker.trainer.end_report import end_report, write_end_report
 from local_run import job_document

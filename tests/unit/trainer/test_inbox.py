@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_worker.exchange import LinkDown, LinkUp
-from dlion_worker.policies.interface import (
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.inbox import DEPARTURE_S, StopKind, stop_message
+from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies.interface import (
     MemberJoined,
     MemberLeft,
     Message,
@@ -20,9 +23,7 @@ from dlion_worker.policies.interface import (
     MessageKind,
     TopologyChanged,
 )
-from dlion_worker.trainer import join_barrier
-from dlion_worker.trainer.inbox import DEPARTURE_S, EventInbox, StopKind, stop_message
-from dlion_worker.trainer.join_barrier import JoinAnswer, JoinRole
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
 
 A, B = Rank(1), Rank(2)
 
@@ -33,21 +34,23 @@ def sent() -> list[tuple[Rank, Message]]:
 
 
 @pytest.fixture
-def inbox(sent: list[tuple[Rank, Message]]) -> EventInbox:
-    return EventInbox(lambda peer, message: sent.append((peer, message)))
+def inbox(sent: list[tuple[Rank, Message]]) -> WaitingInbox:
+    return WaitingInbox(lambda peer, message: sent.append((peer, message)))
 
 
 def gradient(sender: Rank, iteration: int) -> MessageArrived:
     return MessageArrived(sender, Message(MessageKind.GRADIENT, iteration, 8, payload=b"x"))
 
 
-def arrive(inbox: EventInbox, *arrivals: object) -> list[object]:
+def arrive(inbox: WaitingInbox, *arrivals: object) -> list[object]:
     for arrival in arrivals:
         inbox.put(arrival)  # type: ignore[arg-type]
     return list(inbox.drain())
 
 
-def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: EventInbox, sent: list) -> None:
+def test_a_new_link_is_asked_who_trains_before_anything_else(
+    inbox: WaitingInbox, sent: list
+) -> None:
     question = MessageArrived(A, join_barrier.join_request(5))
     inbox.iteration = 3
     assert arrive(inbox, LinkUp(A, 1, 0), question) == []
@@ -57,20 +60,20 @@ def test_a_new_link_is_asked_who_trains_before_anything_else(inbox: EventInbox, 
     ]
 
 
-def test_what_came_early_is_handed_over_at_the_start(inbox: EventInbox) -> None:
+def test_what_came_early_is_handed_over_at_the_start(inbox: WaitingInbox) -> None:
     early_messages = [gradient(A, 7), gradient(A, 8)]
     assert arrive(inbox, LinkUp(A, 1, 6), *early_messages) == []
     assert inbox.start(7) == [MemberJoined(A, 7), early_messages[1]]
     assert inbox.start(7) == [MemberJoined(A, 7)], "handed over once"
 
 
-def test_another_latecomers_iteration_is_known_at_the_start(inbox: EventInbox) -> None:
+def test_another_latecomers_iteration_is_known_at_the_start(inbox: WaitingInbox) -> None:
     arrive(inbox, LinkUp(A, 1, 0), MessageArrived(A, join_barrier.join_request(12)))
     progress = MessageArrived(A, Message(MessageKind.PROGRESS, 11))
     assert inbox.start(4) == [MemberJoined(A, 4), progress]
 
 
-def test_after_the_start_links_and_questions_are_events(inbox: EventInbox, sent: list) -> None:
+def test_after_the_start_links_and_questions_are_events(inbox: WaitingInbox, sent: list) -> None:
     inbox.start(0)
     question = MessageArrived(A, join_barrier.join_request(5))
     arrived = [LinkUp(A, 1, 4), question, gradient(A, 5), LinkDown(A, 1, "gone")]
@@ -80,7 +83,7 @@ def test_after_the_start_links_and_questions_are_events(inbox: EventInbox, sent:
     assert sent == []
 
 
-def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: EventInbox) -> None:
+def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: WaitingInbox) -> None:
     answer = MessageArrived(A, join_barrier.join_answer(0, done=9, role=JoinRole.IN))
     arrive(inbox, LinkUp(A, 1, 0), answer, gradient(A, 3), gradient(B, 3))
     assert inbox.answers == {A: JoinAnswer(0, 9, JoinRole.IN)}
@@ -92,13 +95,13 @@ def test_a_lost_link_takes_along_what_its_peer_has_said(inbox: EventInbox) -> No
     assert inbox.link_epochs[A] != first
 
 
-def test_only_a_peers_own_step_counts_as_heard(inbox: EventInbox) -> None:
+def test_only_a_peers_own_step_counts_as_heard(inbox: WaitingInbox) -> None:
     greeting = MessageArrived(B, Message(MessageKind.PROGRESS, 6))
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0), gradient(A, 6), greeting)
     assert inbox.peers_with_step(6) == {A}
 
 
-def test_the_first_to_stop_says_why_and_where(inbox: EventInbox) -> None:
+def test_the_first_to_stop_says_why_and_where(inbox: WaitingInbox) -> None:
     stop = stop_message("maxSteps 9 reached", 9)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     assert (
@@ -114,7 +117,7 @@ def test_the_first_to_stop_says_why_and_where(inbox: EventInbox) -> None:
 
 
 def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves(
-    inbox: EventInbox, monkeypatch: pytest.MonkeyPatch
+    inbox: WaitingInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
@@ -148,7 +151,7 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
         for rank, state in states.items()
     )
     told = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
-    inbox = EventInbox(lambda peer, message: None, lambda: told)
+    inbox = WaitingInbox(lambda peer, message: None, lambda: told)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -156,7 +159,7 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
     assert arrive(inbox, leaving, LinkDown(A, 1, "closing")) == left
 
 
-def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: EventInbox) -> None:
+def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: WaitingInbox) -> None:
     arrive(inbox, LinkUp(A, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -164,13 +167,13 @@ def test_who_leaves_and_comes_back_at_once_is_a_new_member(inbox: EventInbox) ->
     assert arrive(inbox, LinkUp(A, 2, 0)) == [MemberLeft(A), MemberJoined(A, 0)]
 
 
-def test_who_comes_after_the_end_is_told_at_once(inbox: EventInbox, sent: list) -> None:
+def test_who_comes_after_the_end_is_told_at_once(inbox: WaitingInbox, sent: list) -> None:
     inbox.stop_message = stop_message("over", 9)
     arrive(inbox, LinkUp(A, 1, 0))
     assert sent == [(A, inbox.stop_message)]
 
 
-def test_nonsense_is_kept_as_a_refusal(inbox: EventInbox) -> None:
+def test_nonsense_is_kept_as_a_refusal(inbox: WaitingInbox) -> None:
     nonsense = MessageArrived(A, Message(MessageKind.MEET, 1, payload=b"what"))
     assert arrive(inbox, nonsense) == []
     assert [refused.peer for refused in inbox.take_refusals()] == [A]
@@ -178,7 +181,7 @@ def test_nonsense_is_kept_as_a_refusal(inbox: EventInbox) -> None:
 
 
 def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_come(
-    inbox: EventInbox,
+    inbox: WaitingInbox,
 ) -> None:
     first, second, third = (TopologyChanged({A: frozenset({Rank(peer)})}) for peer in (2, 3, 4))
     assert arrive(inbox, first, LinkUp(A, 1, 6), second) == []

@@ -13,12 +13,12 @@ import pytest
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
-from dlion_worker.policies import build
-from dlion_worker.policies.interface import Layout, LocalStepDone, MemberJoined
-from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.instruction_executor import InstructionExecutor
-from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_core.lifecycle.gradient_norms import NormMeter
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies import build
+from dlion_core.policies.interface import Layout, LocalStepDone, MemberJoined
 from local_run import job_document
 from policy_cluster import spec
 from weighing_cluster import View
@@ -26,7 +26,7 @@ from weighing_cluster import View
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_worker.policies.interface import Flat
+    from dlion_core.policies.interface import Flat
 
 LAYOUT = Layout(("w",), (4,))
 RATE = np.float32(1e38)
@@ -57,7 +57,13 @@ def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     instructions = InstructionExecutor(
         machine,
         cast("Any", replica),
-        Reporter(rank=Rank(1), incarnation=1, start_monotonic_s=0.0, send=lambda _records: None),
+        Reporter(
+            rank=Rank(1),
+            incarnation=1,
+            start_monotonic_s=0.0,
+            clock_s=lambda: 0.0,
+            send=lambda _records: None,
+        ),
         JobProgress(),
         send=lambda _peer, _message: None,
         refuse=lambda _peer, reason, _iteration: pytest.fail(reason),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_worker.policies.interface import Message, MessageKind
-from dlion_worker.trainer import join_barrier
-from dlion_worker.trainer.join_barrier import FIRST_MARGIN, JoinAnswer, JoinBarrier, JoinRole
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.join_barrier import FIRST_MARGIN, JoinAnswer, JoinBarrier, JoinRole
+from dlion_core.policies.interface import Message, MessageKind
 
 A, B = Rank(0), Rank(1)
 LIVES = {A: 1, B: 2}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlion_api.names import Rank
-from dlion_api.progress import LinkRecord, ProgressRecord
-from dlion_worker.exchange import LinkCounters
-from dlion_worker.trainer.reporting import Reporter
+from dlion_api.protocol.progress import LinkRecord, ProgressRecord
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.links.events import LinkCounters
 
 QUIET = LinkCounters(
     connected=True,

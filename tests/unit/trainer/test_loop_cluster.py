@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from dlion_api.names import Rank
-from dlion_worker.policies.interface import Message, MessageKind
+from dlion_core.policies.interface import Message, MessageKind
 from dlion_worker.trainer import admission
 from loop_cluster import Network, Node, synchronous_job
 

@@ -18,7 +18,7 @@ import pytest
 from tests.unit.trainer.test_loop_cluster import differing
 
 from dlion_api.names import Rank
-from dlion_worker.trainer import join_barrier
+from dlion_core.lifecycle import join_barrier
 from loop_cluster import Network, Node, synchronous_job
 
 NAP_S, DELAY_S = 0.003, 0.003

@@ -10,12 +10,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dlion_api.measurements import Directive, Grouping
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, Grouping
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.spec import load_job
-from dlion_worker.policies.clusters import graph_of_groups
-from dlion_worker.policies.interface import TopologyChanged
+from dlion_core.policies.interface import TopologyChanged
+from dlion_core.topology.clusters import graph_of_groups
 from dlion_worker.trainer.peer_selection import MIN_PATIENCE_S, PeerSelection
 from local_run import job_document
 

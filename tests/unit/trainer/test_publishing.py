@@ -26,13 +26,13 @@ import tensorflow as tf
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName
 from dlion_api.spec import Job, load_job
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.exchange import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_worker.trainer.publishing import CLOSE_WITHIN_S, Publisher
-from dlion_worker.trainer.replica import LocalReplica
+from dlion_worker.trainer.background.publishing import CLOSE_WITHIN_S, Publisher
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.programs import TrainingProgram, builtin
+from dlion_worker.training.replica import LocalReplica
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials, identity, introduce
 
 WEIGHTS = StateRequest(weights_only=True)

@@ -13,7 +13,9 @@ from typing import Any
 
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
-from dlion_worker.policies.interface import (
+from dlion_core.lifecycle.quorum_gate import REPORT_AFTER_S, QuorumGate
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.interface import (
     Event,
     Instruction,
     MemberJoined,
@@ -24,9 +26,7 @@ from dlion_worker.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-from dlion_worker.policies.quorum import LinkStateAdvertisement, encode_link_states
-from dlion_worker.trainer.quorum_gate import REPORT_AFTER_S, QuorumGate
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_core.policies.partitions.quorum import LinkStateAdvertisement, encode_link_states
 from quorum_cluster import QuorumCluster
 from quorum_parts import job
 

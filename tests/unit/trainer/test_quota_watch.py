@@ -8,9 +8,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from dlion_api.measurements import CpuAllowance
+from dlion_api.protocol.measurements import CpuAllowance
 from dlion_worker.sidecar.node_facts import ProcessCpuLimits
-from dlion_worker.trainer.quota_watch import READ_INTERVAL_S, REPORT_INTERVAL_S, QuotaWatch
+from dlion_worker.trainer.background.quota_watch import (
+    READ_INTERVAL_S,
+    REPORT_INTERVAL_S,
+    QuotaWatch,
+)
 
 
 def control_group(root: Path) -> Path:

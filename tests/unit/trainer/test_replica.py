@@ -16,11 +16,11 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_worker.exchange import StateRequest
-from dlion_worker.trainer.replica import LocalReplica
+from dlion_core.links.events import StateRequest
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.programs import builtin
+from dlion_worker.training.replica import LocalReplica
 
 FRACTION = 0.75
 

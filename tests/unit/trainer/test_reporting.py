@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.spec import Job, load_job
-from dlion_worker.trainer.reporting import Reporter
+from dlion_core.lifecycle.reporting import Reporter
 from dlion_worker.training import datasets, programs
 
 PROGRAM = """
@@ -56,8 +56,11 @@ def _told(folder: Path, dataset: dict[str, Any]) -> list[ProgressRecord]:
     told: list[ProgressRecord] = []
     job = _job(dataset)
     program = programs.load(job.spec.trainer.program, directory=folder)
-    reporter = Reporter(rank=Rank(0), incarnation=1, start_monotonic_s=0, send=told.extend)
-    reporter.data_loaded(datasets.load(job, job.workers()[0], program=program, data_root=folder))
+    reporter = Reporter(
+        rank=Rank(0), incarnation=1, start_monotonic_s=0, clock_s=lambda: 0.0, send=told.extend
+    )
+    data = datasets.load(job, job.workers()[0], program=program, data_root=folder)
+    reporter.near_duplicates(data.near_duplicates_left_out, kept=data.samples)
     return told
 
 

@@ -16,14 +16,14 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
-from dlion_worker.trainer.shutdown import (
+from dlion_worker.training.site_model import (
     CollectedReplica,
     average,
     choose_model,
     ranks_in_saved_model,
     site_leads,
 )
-from dlion_worker.trainer.snapshot import TrainingState
+from dlion_worker.training.snapshot import TrainingState
 from local_run import job_document
 
 JOB = load_job(job_document({"a": 2, "b": 2}))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlion_api.errors import ContractError, DataError
-from dlion_worker.trainer.snapshot import (
+from dlion_worker.training.snapshot import (
     TrainingState,
     load_checkpoint,
     pack,

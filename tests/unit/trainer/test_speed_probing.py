@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlion_api.measurements import SpeedProbe
-from dlion_worker.sidecar.capacity import CapacityEstimator
-from dlion_worker.trainer.quota_watch import QuotaWatch
-from dlion_worker.trainer.speed_probing import (
+from dlion_api.protocol.measurements import SpeedProbe
+from dlion_core.resource_control.capacity import CapacityEstimator
+from dlion_worker.trainer.background.quota_watch import QuotaWatch
+from dlion_worker.trainer.background.speed_probing import (
     FIRST_SAMPLES,
     MAX_PROBE_S,
     SpeedProber,

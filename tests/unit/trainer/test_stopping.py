@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.spec import Stop
-from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress, stop_reason
+from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress, stop_reason
 
 
 def progress(**values: float) -> JobProgress:
@@ -42,6 +42,6 @@ def test_an_epoch_is_a_pass_of_all_workers_over_the_jobs_data() -> None:
 
 
 def test_an_evaluation_is_due_once_an_interval() -> None:
-    schedule = EvaluationSchedule(100, done=2)
+    schedule = EvaluationSchedule(100, done_samples=200)
     due = [schedule.due(progress(job_samples=n)) for n in (250, 299, 301, 399, 650, 660)]
     assert due == [False, False, True, False, True, False]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlion_api.measurements import Directive
+from dlion_api.protocol.measurements import Directive
 from dlion_api.spec import Job, load_job
-from dlion_worker.sidecar_client import SidecarClient
-from dlion_worker.trainer.background_tasks import MAX_TOTAL_WAIT_S, BackgroundTasks
+from dlion_worker.trainer.background.background_tasks import MAX_TOTAL_WAIT_S, BackgroundTasks
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
 from dlion_worker.training.datasets import BatchStream, DataSet
 
 OWN_SAMPLES = 24

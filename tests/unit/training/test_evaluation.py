@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator, sketch, weights_hash
+from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_worker.training.evaluation import Evaluator, sketch, weights_hash
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import builtin
 from example_counts import examples

@@ -25,7 +25,7 @@ import tensorflow as tf
 from dlion_api.document import explain
 from dlion_api.errors import DataError
 from dlion_api.spec import Dataset
-from dlion_worker.training.datasets import folder, keras_cache, named_datasets, npz, open_sources
+from dlion_worker.training.datasets import folder, named_datasets, npz, open_sources
 from dlion_worker.training.datasets.tfrecord import TFRecordSource, record_count
 
 
@@ -235,7 +235,7 @@ def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_keras_data_is_had_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = (np.zeros((4, 28, 28), np.uint8), np.arange(4))
-    free = ["flock", "--nonblock", str(keras_cache.lock_path()), "true"]
+    free = ["flock", "--nonblock", str(named_datasets.lock_path()), "true"]
     held: list[int] = []
 
     def load_data() -> tuple[object, object]:
@@ -252,10 +252,10 @@ def test_keras_lock_is_in_its_folder_where_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    assert keras_cache.lock_path() == tmp_path / "dlion.lock"
+    assert named_datasets.lock_path() == tmp_path / "dlion.lock"
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "none"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of this run alone: others must wait too
-    assert keras_cache.lock_path().parent == Path("/tmp")
+    assert named_datasets.lock_path().parent == Path("/tmp")
 
 
 def test_keras_data_is_read_where_no_lock_can_be_had(
@@ -263,7 +263,7 @@ def test_keras_data_is_read_where_no_lock_can_be_had(
 ) -> None:
     (tmp_path / "dlion.lock").symlink_to(tmp_path / "elsewhere")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    with keras_cache.cache_lock():
+    with named_datasets.cache_lock():
         pass
     assert not (tmp_path / "elsewhere").exists()
 

@@ -17,7 +17,7 @@ from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.wire import coordination_pb2, keeping_pb2, keeping_pb2_grpc
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
 from dlion_worker.artifact_client.paths import max_file_bytes
-from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.security.credentials import WorkerCredentials
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),

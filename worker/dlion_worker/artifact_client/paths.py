@@ -8,7 +8,7 @@ folder's (docs/results.md).
 from __future__ import annotations
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import CallerError, PeerRefusal
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
 
 MAX_CHECKPOINT_BYTES = 8 * 2**30
 MAX_MODEL_BYTES = 4 * 2**30

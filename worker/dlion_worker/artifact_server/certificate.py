@@ -17,7 +17,7 @@ import grpc
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.coordination import request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 
 _LOG = logging.getLogger(__name__)
 

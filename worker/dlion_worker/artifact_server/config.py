@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.names import KeeperIdentity, SiteName
+from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_api.spec import Job
-from dlion_api.worker_config import COORDINATOR_DNS_NAME
 
 
 @dataclass(frozen=True)

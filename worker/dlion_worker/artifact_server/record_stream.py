@@ -12,15 +12,15 @@ from pathlib import Path
 
 import grpc
 
-from dlion_api.trust import FOLLOWING
+from dlion_api.protocol.trust import FOLLOWING
 from dlion_api.wire import coordination_pb2
+from dlion_results.run_folder.storage import StorageError
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.artifact_server.rejections import UploadRejections
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
 from dlion_worker.coordination.pod_proof import make_pod_proof
-from dlion_worker.results.storage import StorageError
 
 _LOG = logging.getLogger(__name__)
 

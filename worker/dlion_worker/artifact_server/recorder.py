@@ -16,14 +16,14 @@ from pathlib import Path
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.records import record_from_json
 from dlion_api.reasons import EventReason
-from dlion_api.records import record_from_json
 from dlion_api.spec import Job
-from dlion_worker.results.description import describe
-from dlion_worker.results.folder import EVENTS, SUMMARY, ResultFolder
-from dlion_worker.results.storage import StorageError, write_whole
-from dlion_worker.results.summary import Ending
+from dlion_results.run_folder.description import describe
+from dlion_results.run_folder.folder import EVENTS, SUMMARY, ResultFolder
+from dlion_results.run_folder.storage import StorageError, write_whole
+from dlion_results.summary.summary import Ending
 
 _LOG = logging.getLogger(__name__)
 

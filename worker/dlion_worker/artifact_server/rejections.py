@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from dlion_api.refusals import MAX_TEXT_BYTES, PeerRefusal
+from dlion_api.protocol.refusals import MAX_TEXT_BYTES, PeerRefusal
 
 
 class UploadRejections:

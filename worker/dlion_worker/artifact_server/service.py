@@ -19,14 +19,14 @@ from google.protobuf.message import DecodeError, Message
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
+from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
 from dlion_worker.artifact_client.paths import AccessDeniedError, max_file_bytes
 from dlion_worker.artifact_server.rejections import UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
 from dlion_worker.artifact_server.workers import SiteWorkerRegistry
-from dlion_worker.credentials import WorkerCredentials
+from dlion_worker.security.credentials import WorkerCredentials
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import logging
 from pathlib import Path
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import Job
+from dlion_results.run_folder.storage import StorageError, write_whole
 from dlion_worker.artifact_client.paths import AccessDeniedError
-from dlion_worker.results.storage import StorageError, write_whole
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
-from dlion_api.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
+from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 
 _OPTIONS: tuple[tuple[str, int | str], ...] = (

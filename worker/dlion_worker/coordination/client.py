@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError, DLionError
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_worker.coordination.channel import Caller, CallFailure, coordination_stub, open_channel
 from dlion_worker.coordination.join_stream import Announcement, JoinStream
 from dlion_worker.coordination.report_sender import ReportSender
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from dlion_api.progress import ProgressRecord
+    from dlion_api.protocol.progress import ProgressRecord
+    from dlion_api.protocol.worker_config import WorkerConfig
     from dlion_api.wire import coordination_pb2
-    from dlion_api.worker_config import WorkerConfig
 
 _LOG = logging.getLogger(__name__)
 
@@ -205,7 +205,8 @@ class CoordinationClient:
         coordinator.
 
         Raises:
-            ContractError: A record cannot be sent (`dlion_api.records`): a defect of the caller.
+            ContractError: A record cannot be sent (`dlion_api.protocol.records`): a defect of the
+            caller.
         """
         with self._clock_lock:
             if self._start_s is None and self._membership is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from dlion_api.errors import ContractError
-from dlion_api.trust import JOINING
+from dlion_api.protocol.trust import JOINING
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from dlion_api.names import JobKey
-from dlion_api.trust import proof_statement
+from dlion_api.protocol.trust import proof_statement
 from dlion_api.wire import coordination_pb2
-from dlion_worker.credential_store import load_or_create_proof_key, next_proof_count
+from dlion_worker.security.credential_store import load_or_create_proof_key, next_proof_count
 
 
 def make_pod_proof(

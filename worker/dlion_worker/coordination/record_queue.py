@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from dlion_api.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 from dlion_api.reasons import EventReason
-from dlion_api.records import record_to_json
-from dlion_api.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
 
 MAX_DROPPABLE_BYTES = 8 * 1024 * 1024
 """Of steps, links and directives: about half an hour of one worker with three peers."""
@@ -73,7 +73,7 @@ class RecordQueue:
         """Add one record.
 
         Raises:
-            ContractError: It contains a value that cannot be sent (`dlion_api.records`).
+            ContractError: It contains a value that cannot be sent (`dlion_api.protocol.records`).
         """
         text = record_to_json(record)
         is_retained = isinstance(record, EvaluationRecord | EventRecord)

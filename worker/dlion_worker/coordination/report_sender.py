@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlion_api.refusals import RefusalReason
+from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
@@ -22,7 +22,7 @@ from dlion_worker.coordination.record_queue import RecordQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dlion_api.progress import ProgressRecord
+    from dlion_api.protocol.progress import ProgressRecord
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ReportSender:
         """Queue records; never wait for the network.
 
         Raises:
-            ContractError: A record cannot be sent (`dlion_api.records`).
+            ContractError: A record cannot be sent (`dlion_api.protocol.records`).
         """
         with self._lock:
             for record in records:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.atomic_file import write_atomically
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Member, Membership, MemberState
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Requests a certificate from the coordinator; the private key stays where it was made.
 
 A trainer, sidecar or keeper calls this at its start and when its certificate is due for renewal.
-`dlion_worker.credentials` makes the keys.
+`dlion_worker.security.credentials` makes the keys.
 """
 
 from __future__ import annotations

@@ -17,14 +17,15 @@ from types import FrameType
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.progress import EvaluationRecord
-from dlion_api.records import record_to_json
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_api.worker_config import WorkerConfig
+from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
 from dlion_worker.evaluator import RECORDS_FILE
 from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots
 from dlion_worker.training import datasets, programs, threads
-from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator
+from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
 
 _LOG = logging.getLogger("dlion_worker.evaluator")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_worker.npz_errors import NPZ_ERRORS, as_array
+from dlion_core.npz_errors import NPZ_ERRORS, as_array
 
 MAX_WAITING = 3
 """Waiting snapshots of one replica. At 4.5 MB each, more could fill a disk."""

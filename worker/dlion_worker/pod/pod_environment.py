@@ -15,9 +15,9 @@ from pathlib import Path
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import SiteName, WorkerIdentity
-from dlion_api.pod_config import PodConfig
+from dlion_api.protocol.pod_config import PodConfig
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_api.worker_config import WorkerConfig
 
 POD_ENVIRONMENT = "environment of the pod"
 

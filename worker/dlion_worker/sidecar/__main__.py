@@ -13,8 +13,8 @@ import sys
 
 from dlion_api.errors import ContractError, Problem, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_api.worker_config import WorkerConfig
 from dlion_worker.sidecar.process import SidecarProcess
 
 _LOG = logging.getLogger("dlion_worker.sidecar")

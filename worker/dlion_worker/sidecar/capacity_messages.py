@@ -6,15 +6,15 @@ import math
 from typing import Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.measurements import (
+from dlion_api.names import JobKey, Rank
+from dlion_api.protocol.measurements import (
     BatchChoice,
     Capacity,
     CapacitySource,
     GradientNoise,
     Grouping,
 )
-from dlion_api.names import JobKey, Rank
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2
 
 MAX_SAMPLES_PER_S = 1e9

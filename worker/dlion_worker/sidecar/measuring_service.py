@@ -16,11 +16,11 @@ import grpc.aio
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_api.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
+from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
-from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.security.peer_certificate import PeerCertificate
 from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, LocalWorker, from_wire, to_wire
 
 _LOG = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlion_api.measurements import Capacity, CpuAllowance, Directive
 from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.protocol.measurements import Capacity, CpuAllowance, Directive
 from dlion_worker.sidecar.node_facts import NodeFacts
 from dlion_worker.sidecar.refusal_counter import RefusalKey
 

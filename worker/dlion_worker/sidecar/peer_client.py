@@ -17,12 +17,12 @@ import grpc
 import grpc.aio
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.membership import Member
 from dlion_api.names import JobKey, Rank, WorkerIdentity
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.membership import Member
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
-from dlion_worker.credentials import UnknownAuthorityError, WorkerCredentials
+from dlion_worker.security.credentials import UnknownAuthorityError, WorkerCredentials
 from dlion_worker.sidecar.capacity_messages import (
     PROBE_CHUNK_BYTES,
     PROBE_CHUNK_COUNT,

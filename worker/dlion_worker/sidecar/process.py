@@ -13,25 +13,25 @@ from wsgiref.simple_server import WSGIServer
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.measurements import (
+from dlion_api.protocol.measurements import (
     Capacity,
     Directive,
     MeasuringEndpoint,
     Peers,
     StreamRefusals,
 )
-from dlion_api.sidecar_protocol import SidecarRecord, TrainerRecord
+from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
+from dlion_api.protocol.trust import trust_fingerprint
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job
-from dlion_api.trust import trust_fingerprint
-from dlion_api.worker_config import WorkerConfig
+from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
-from dlion_worker.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics, serve_metrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
-from dlion_worker.sidecar.resource_controller import ResourceController
 from dlion_worker.sidecar.trainer_socket import TrainerSocket
 
 _LOG = logging.getLogger(__name__)

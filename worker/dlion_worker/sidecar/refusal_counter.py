@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from dlion_api.measurements import MeasuringRefused, StreamRefusals
-from dlion_api.refusals import PeerRefusal
+from dlion_api.protocol.measurements import MeasuringRefused, StreamRefusals
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_worker.once_per_key import OncePerKey
 
 MAX_MESSAGE_CHARACTERS = 500

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlion_api.errors import ContractError, Problem, SpecError
-from dlion_api.measurements import MeasuringEndpoint, MeasuringRefused
-from dlion_api.sidecar_protocol import (
+from dlion_api.protocol.measurements import MeasuringEndpoint, MeasuringRefused
+from dlion_api.protocol.sidecar_protocol import (
     MAX_LINE_BYTES,
     LocalRecord,
     SidecarRecord,
@@ -20,7 +20,7 @@ from dlion_api.sidecar_protocol import (
     decode,
     encode,
 )
-from dlion_api.worker_config import MAX_SOCKET_PATH_BYTES
+from dlion_api.protocol.worker_config import MAX_SOCKET_PATH_BYTES
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
-from dlion_api.worker_config import WorkerConfig
 from dlion_worker.supervisor.process import SupervisorProcess
 from dlion_worker.supervisor.supervision import Supervision
 

@@ -24,15 +24,15 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_api.worker_config import WorkerConfig
 from dlion_worker.trainer.end_report import write_end_report
 from dlion_worker.trainer.saving import ModelLostError
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
-from dlion_worker.trainer.snapshot import storage_error_message
 from dlion_worker.trainer.start_up_times import log_import_time
 from dlion_worker.trainer.worker import Worker
 from dlion_worker.training import threads
+from dlion_worker.training.snapshot import storage_error_message
 
 _LOG = logging.getLogger("dlion_worker.trainer")
 

@@ -14,20 +14,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.membership import Membership
 from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
 from dlion_api.spec import Job
-from dlion_worker.exchange import PeerExchange, StateRequest, StateSnapshot
-from dlion_worker.policies.catalogue import (
-    is_fully_synchronous,
-    may_catch_up,
-    may_step_concurrently,
-)
-from dlion_worker.policies.iteration_guard import MAX_LEAD
-from dlion_worker.trainer import join_barrier
-from dlion_worker.trainer.catch_up import MAX_BUFFERED_BYTES
-from dlion_worker.trainer.inbox import EventInbox
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.catch_up import MAX_BUFFERED_BYTES
+from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.policies.catalogue import is_fully_synchronous, may_catch_up, may_step_concurrently
+from dlion_core.policies.iteration_guard import MAX_LEAD
 from dlion_worker.trainer.signal_handler import Interrupted
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class Admission:
         job: Job,
         rank: Rank,
         exchange: PeerExchange,
-        inbox: EventInbox,
+        inbox: WaitingInbox,
         membership: Callable[[], Membership | None],
         stopped: Callable[[], str | None],
         state_bytes: int,

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dlion_api.endings import EndReport, own_reason
-from dlion_api.membership import Member, Membership, MemberState
 from dlion_api.names import Rank
+from dlion_api.protocol.membership import Member, Membership, MemberState
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,27 +11,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dlion_api.errors import DivergedError
-from dlion_api.measurements import Directive, StepTiming
 from dlion_api.names import Rank
-from dlion_api.progress import StepRecord
+from dlion_api.protocol.measurements import Directive, StepTiming
+from dlion_api.protocol.progress import StepRecord
 from dlion_api.spec import Job
-from dlion_worker.exchange import PeerExchange
-from dlion_worker.policies.interface import BudgetsChanged, Event, LocalStepDone
-from dlion_worker.policies.iteration_guard import IterationGuard
-from dlion_worker.sidecar_client import SidecarClient
-from dlion_worker.trainer.catch_up import CatchUp, CatchUpOutcome
-from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.event_dispatcher import EventDispatcher
-from dlion_worker.trainer.gradient_norms import NormMeter
-from dlion_worker.trainer.inbox import EventInbox, stop_message
-from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
-from dlion_worker.trainer.quota_watch import QuotaWatch
-from dlion_worker.trainer.replica import LocalReplica
-from dlion_worker.trainer.reporting import Reporter, has_traffic
+from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.gradient_norms import NormMeter
+from dlion_core.lifecycle.inbox import stop_message
+from dlion_core.lifecycle.reporting import Reporter, has_traffic
+from dlion_core.lifecycle.stopping import JobProgress, stop_reason
+from dlion_core.policies.interface import BudgetsChanged, Event, LocalStepDone
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
+from dlion_worker.trainer.background.quota_watch import QuotaWatch
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
 from dlion_worker.trainer.step_clock import StepClock
-from dlion_worker.trainer.stopping import JobProgress, stop_reason
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
+from dlion_worker.training.replica import LocalReplica
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""
@@ -52,7 +53,7 @@ class TrainerComponents:
     exchange: PeerExchange
     sidecar: SidecarClient
     reporter: Reporter
-    inbox: EventInbox
+    inbox: WaitingInbox
     refusals: PeerRefusalReporter
     training_set_samples: Callable[[bool], int]
     """Samples of all workers; 0 if unknown. Its argument: whether this worker has made a step."""
@@ -90,6 +91,7 @@ class TrainingLoop:
             refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
             norms=self._norms,
             has_barrier=has_barrier,
+            cpu_s=time.thread_time,
         )
         self._instructions = self._dispatcher.instructions
         self._quorum_gate = self._dispatcher.quorum_gate

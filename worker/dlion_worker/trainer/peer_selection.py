@@ -12,19 +12,20 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlion_worker.policies.clusters import graph_of_groups, grouping_problem, groups_by_site
-from dlion_worker.policies.interface import TopologyChanged
-from dlion_worker.policies.topology import CLUSTERED, neighbours_of
+from dlion_core.policies.interface import TopologyChanged
+from dlion_core.topology.clusters import graph_of_groups, grouping_problem, groups_by_site
+from dlion_core.topology.topology import CLUSTERED, neighbours_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlion_api.measurements import Directive, Grouping
-    from dlion_api.membership import Membership
     from dlion_api.names import Rank
+    from dlion_api.protocol.measurements import Directive, Grouping
+    from dlion_api.protocol.membership import Membership
+    from dlion_api.protocol.worker_config import WorkerConfig
     from dlion_api.spec import Job
-    from dlion_api.worker_config import WorkerConfig
-    from dlion_worker.exchange import PeerExchange, StateRequest, StateSnapshot
+    from dlion_core.links.events import StateRequest, StateSnapshot
+    from dlion_worker.transport.peer_exchange import PeerExchange
 
 MIN_PATIENCE_S = 30.0
 MIN_PATIENCE_STEPS = 4.0

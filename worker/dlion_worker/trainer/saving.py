@@ -15,18 +15,18 @@ from pathlib import Path
 
 from dlion_api.errors import DataError, DLionError, UnavailableError
 from dlion_api.names import JobKey, WorkerIdentity
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
-from dlion_api.worker_config import WorkerConfig
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import StateSnapshot
 from dlion_worker.artifact_client import ArtifactClient, UploadQueue
 from dlion_worker.artifact_client.paths import checkpoint_path, metadata_path, model_path
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.coordination.backoff import Backoff
-from dlion_worker.credentials import WorkerCredentials
-from dlion_worker.exchange import StateSnapshot
-from dlion_worker.trainer.checkpointing import Checkpointer
-from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.snapshot import DamagedCheckpointError, set_aside, storage_error_message
-from dlion_worker.trainer.stopping import JobProgress
+from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.training.checkpointing import Checkpointer
+from dlion_worker.training.snapshot import DamagedCheckpointError, set_aside, storage_error_message
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,72 +8,37 @@ replaces a lost lead.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_worker.exchange import PeerExchange, StateRequest
-from dlion_worker.policies.interface import Message
-from dlion_worker.trainer.inbox import EventInbox, StopKind, stop_message
-from dlion_worker.trainer.reporting import Reporter
-from dlion_worker.trainer.snapshot import TrainingState, unpack
+from dlion_core.lifecycle.inbox import StopKind, stop_message
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.links.events import StateRequest
+from dlion_core.policies.interface import Message
 from dlion_worker.trainer.start_up_times import process_age_s
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.site_model import (
+    CollectedReplica,
+    choose_model,
+    ranks_in_saved_model,
+    save_site_model,
+    site_leads,
+)
+from dlion_worker.training.snapshot import TrainingState, unpack
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 _LOG = logging.getLogger(__name__)
 
 SLICE_S = 0.1
 LEAVE_SLICE_S = 0.05
-STILL_TRAINING = "still training"
-"""The stop reason in `model.json` of a model published during training."""
 LEAVE_WITHIN_S = 0.5
 """A worker that was asked to end waits no longer than this for slow links."""
-
-
-@dataclass(frozen=True)
-class CollectedReplica:
-    """One worker's weights at the end of the run."""
-
-    rank: Rank
-    state: TrainingState
-    samples: int
-    iteration: int
-
-
-@dataclass(frozen=True)
-class ModelSummary:
-    """The content of `model.json`. None: not every replica was evaluated."""
-
-    model: str
-    """`averaged`, or `replica <rank>`."""
-    accuracy: float
-    averaged_accuracy: float
-    best_replica: int | None
-    best_replica_accuracy: float | None
-    mean_replica_accuracy: float | None
-    ranks: tuple[int, ...]
-    sites: tuple[str, ...]
-    samples: int
-    stop_reason: str
-
-    def __str__(self) -> str:
-        mean = self.mean_replica_accuracy
-        return (
-            f"{self.model} of worker{'s' * (len(self.ranks) > 1)} "
-            f"{', '.join(map(str, self.ranks))}: "
-            f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}"
-            + ("" if mean is None else f", mean {mean:.4f}")
-            + ")"
-        )
 
 
 class Shutdown:
@@ -85,7 +50,7 @@ class Shutdown:
         job: Job,
         rank: Rank,
         exchange: PeerExchange,
-        inbox: EventInbox,
+        inbox: WaitingInbox,
         reporter: Reporter,
         accuracy_of: Callable[[TrainingState], float],
         save: Callable[[Path, TrainingState], None],
@@ -188,64 +153,8 @@ class Shutdown:
         return True
 
 
-def ranks_in_saved_model(results_dir: Path, site: str, *, since_s: float) -> set[int]:
-    """Ranks in a site's model saved since that Unix time; empty if there is none."""
-    path = results_dir / "models" / site / "model.json"
-    try:
-        about = json.loads(path.read_text("utf-8")) if path.stat().st_mtime > since_s else {}
-    except (OSError, ValueError):
-        return set()
-    is_final = about.get("stop_reason") not in (None, STILL_TRAINING)
-    return set(about["ranks"]) if is_final else set()
-
-
-def choose_model(
-    job: Job,
-    replicas: list[CollectedReplica],
-    *,
-    accuracy_of: Callable[[TrainingState], float],
-    stop_reason: str,
-) -> tuple[ModelSummary, TrainingState]:
-    """Return the better of the average and the best replica, with its description."""
-    averaged = average(replicas)
-    accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
-    averaged_accuracy = accuracy_of(averaged)
-    best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
-    is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
-    about = ModelSummary(
-        model="averaged" if is_averaged else f"replica {best.rank}",
-        accuracy=max(averaged_accuracy, accuracies[best.rank]),
-        averaged_accuracy=averaged_accuracy,
-        best_replica=best.rank,
-        best_replica_accuracy=accuracies[best.rank],
-        mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
-        ranks=tuple(replica.rank for replica in replicas),
-        sites=tuple(sorted({job.worker(replica.rank).site for replica in replicas})),
-        samples=sum(replica.samples for replica in replicas),
-        stop_reason=stop_reason,
-    )
-    return about, averaged if is_averaged else best.state
-
-
-def save_site_model(
-    about: ModelSummary,
-    state: TrainingState,
-    *,
-    save: Callable[[Path, TrainingState], None],
-    results_dir: Path,
-    site: str,
-) -> Path:
-    """Save a site's model and its description; return the folder. Raises: OSError."""
-    folder = results_dir / "models" / site
-    folder.mkdir(parents=True, exist_ok=True)
-    save(folder / "model.keras", state)
-    text = json.dumps(asdict(about), indent=2) + "\n"
-    write_atomically(folder / "model.json", text.encode(), mode=0o644)
-    return folder
-
-
 def announce_departure(
-    exchange: PeerExchange, inbox: EventInbox, reason: str, iteration: int
+    exchange: PeerExchange, inbox: WaitingInbox, reason: str, iteration: int
 ) -> None:
     """Announce to all peers that this worker was asked to end, and let the message drain."""
     for peer in sorted(inbox.linked):
@@ -258,33 +167,3 @@ def announce_departure(
             state.connected and (state.queued_bytes or state.unacknowledged_bytes)
             for state in exchange.link_counters().values()
         )
-
-
-def site_leads(job: Job, alive: set[Rank], *, saved_by: Collection[Rank] = ()) -> set[Rank]:
-    """The lowest live rank of every site whose model is not saved yet."""
-    done = {job.worker(rank).site for rank in saved_by}
-    leads: dict[str, Rank] = {}
-    for worker in map(job.worker, sorted(alive)):
-        if worker.site not in done:
-            leads.setdefault(worker.site, worker.rank)
-    return set(leads.values())
-
-
-def average(replicas: list[CollectedReplica]) -> TrainingState:
-    """Mean of the replicas' weights and model states, weighted by samples."""
-    total = sum(replica.samples for replica in replicas)
-    shares = [replica.samples / total if total else 1 / len(replicas) for replica in replicas]
-    return TrainingState(
-        weights_D=_weighted(shares, [r.state.weights_D for r in replicas]),
-        model_state_S=_weighted(shares, [r.state.model_state_S for r in replicas]),
-        optimizer_M=replicas[0].state.optimizer_M,
-    )
-
-
-def _weighted(
-    shares: list[float], vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    total = np.zeros(vectors[0].shape, dtype=np.float64)
-    for share, vector in zip(shares, vectors, strict=True):
-        total += share * vector
-    return total.astype(np.float32)

@@ -5,46 +5,53 @@ Owns the order: data and model, credentials, links, admission, training, shutdow
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 from dlion_api.endings import EndReport
-from dlion_api.membership import Membership
 from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_api.worker_config import WorkerConfig
-from dlion_worker import policies
+from dlion_core import policies
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
+from dlion_core.links.events import StateSnapshot
+from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies.catalogue import has_barrier, messages_must_arrive
+from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
-from dlion_worker.credentials import WorkerCredentials
 from dlion_worker.evaluator import snapshot_files
-from dlion_worker.exchange import PeerExchange, PeerExchangeConfig, QueueRule, StateSnapshot
-from dlion_worker.policies.catalogue import has_barrier, messages_must_arrive
-from dlion_worker.policies.message_sizes import max_message_bytes
-from dlion_worker.sidecar_client import SidecarClient
+from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.admission import Admission
-from dlion_worker.trainer.background_tasks import BackgroundTasks
-from dlion_worker.trainer.certificate_renewal import CertificateRenewer, initial_credentials
-from dlion_worker.trainer.checkpointing import Checkpointer
+from dlion_worker.trainer.background.background_tasks import BackgroundTasks
+from dlion_worker.trainer.background.certificate_renewal import (
+    CertificateRenewer,
+    initial_credentials,
+)
+from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
+from dlion_worker.trainer.background.speed_probing import compile_functions
 from dlion_worker.trainer.end_report import end_report
-from dlion_worker.trainer.inbox import EventInbox
 from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
-from dlion_worker.trainer.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.peer_selection import PeerSelection
-from dlion_worker.trainer.replica import LocalReplica
-from dlion_worker.trainer.reporting import Reporter
 from dlion_worker.trainer.saving import StateSaver
-from dlion_worker.trainer.shutdown import CollectedReplica, Shutdown, announce_departure
+from dlion_worker.trainer.shutdown import Shutdown, announce_departure
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
-from dlion_worker.trainer.snapshot import TrainingState
-from dlion_worker.trainer.speed_probing import compile_functions
-from dlion_worker.trainer.stopping import EvaluationSchedule, JobProgress
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training import datasets, programs
-from dlion_worker.training.evaluation import EvaluatedSnapshot, Evaluator
+from dlion_worker.training.checkpointing import Checkpointer
+from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
+from dlion_worker.training.replica import LocalReplica
+from dlion_worker.training.site_model import CollectedReplica
+from dlion_worker.training.snapshot import TrainingState
+from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
 
 
 class Worker:
@@ -70,7 +77,7 @@ class Worker:
         )
         self._members = self._coordination.membership
         self._is_restart = self._members() is not None
-        self._inbox = EventInbox(
+        self._inbox = WaitingInbox(
             lambda peer, message: self._exchange.send(peer, message), self._members
         )
         self._reporter = Reporter(
@@ -78,6 +85,7 @@ class Worker:
             incarnation=self._incarnation,
             start_monotonic_s=self._coordination.start_time_monotonic_s(),
             send=self._coordination.report,
+            clock_s=time.monotonic,
         )
         self._refusals = PeerRefusalReporter(
             self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
@@ -115,7 +123,7 @@ class Worker:
                     announce_departure(self._exchange, self._inbox, reason, at)
                 self._saving.wait_for_upload()
                 return reason
-            self._report(EventReason.TRAINING_STOPPED, reason, warning=False)
+            self._report(EventReason.TRAINING_STOPPED, reason)
             self._saving.save()
         self._finish(reason)
         self._saving.check_model_uploaded()
@@ -140,7 +148,7 @@ class Worker:
         root = Path(self._config.data_root)
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
-        self._reporter.data_loaded(self._data)
+        self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
         model = FlatModel(
             program,
             input_shape=self._data.input_shape,
@@ -176,7 +184,7 @@ class Worker:
             self._data.held_out_y,
             seed=trainer.seed,
             max_samples=trainer.evaluation.max_samples,
-            on_result=self._evaluated,
+            on_result=partial(self._reporter.evaluation, final=False),
             on_error=self._evaluation_failed,
         )
         self._closing.callback(self._evaluator.close)
@@ -252,7 +260,7 @@ class Worker:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
             linked = f"linked with {len(self._inbox.linked)} workers"
-            self._report(EventReason.TRAINING_STARTED, linked, warning=False)
+            self._report(EventReason.TRAINING_STARTED, linked)
         if snapshot is None:
             self._companions.measure_speed(self._inbox, self._stopped)
 
@@ -283,8 +291,7 @@ class Worker:
 
     def _train(self) -> str:
         every_samples = self._job.spec.trainer.evaluation.every_samples
-        done = self._progress.job_samples // every_samples
-        self._schedule = EvaluationSchedule(every_samples, done=done)
+        self._schedule = EvaluationSchedule(every_samples, done_samples=self._progress.job_samples)
         self._loop = TrainingLoop(
             TrainerComponents(
                 job=self._job,
@@ -356,12 +363,9 @@ class Worker:
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
 
-    def _report(self, reason: EventReason, message: str, warning: bool) -> None:
+    def _report(self, reason: EventReason, message: str, warning: bool = False) -> None:
         iteration = self._progress.iteration
         self._reporter.event(reason, message, iteration=iteration, warning=warning)
-
-    def _evaluated(self, result: EvaluatedSnapshot) -> None:
-        self._reporter.evaluation(result, final=False)
 
     def _evaluation_failed(self, error: Exception) -> None:
         self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
@@ -380,14 +384,12 @@ class Worker:
             inbox=self._inbox,
             reporter=self._reporter,
             accuracy_of=self._accuracy_of,
-            save=self._save,
+            save=self._replica.save,
             interrupted=self._is_interrupted,
             missing=self._peer_selection.missing,
             on_saved=self._saving.upload_model_and_wait,
         )
-        own = CollectedReplica(
-            self._rank, self._replica.state(), self._progress.own_samples, self._progress.iteration
-        )
+        own = CollectedReplica(self._rank, self._replica.state(), done.own_samples, done.iteration)
         results_dir = Path(self._config.results_dir)
         self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
         self._loop.report_links(now=True)  # slower peers have received everything by now
@@ -395,6 +397,3 @@ class Worker:
     def _accuracy_of(self, state: TrainingState) -> float:
         snapshot = self._replica.snapshot_of(state)
         return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
-
-    def _save(self, path: Path, state: TrainingState) -> None:
-        self._replica.model.save_keras(path, snapshot=self._replica.snapshot_of(state))

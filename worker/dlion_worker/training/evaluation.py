@@ -9,31 +9,21 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlion_worker.training.model import EvaluationResult, FlatModel, Snapshot
+from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_worker.training.model import FlatModel, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from dlion_worker.policies.interface import Flat
+    from dlion_core.policies.interface import Flat
 
 _CHUNK = 65_536
-
-
-@dataclass(frozen=True)
-class EvaluatedSnapshot:
-    """One replica's evaluation on held-out samples; `tag` is the caller's."""
-
-    tag: Any
-    evaluation: EvaluationResult
-    sketch: tuple[float, ...]
-    weights_norm: float
 
 
 class Evaluator:
@@ -52,7 +42,7 @@ class Evaluator:
         *,
         seed: int,
         max_samples: int,
-        on_result: Callable[[EvaluatedSnapshot], None],
+        on_result: Callable[[EvaluatedSnapshot], object],
         on_error: Callable[[Exception], None],
         batch_size: int = 64,
     ) -> None:

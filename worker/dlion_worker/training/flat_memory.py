@@ -10,7 +10,7 @@ import numpy as np
 from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:
-    from dlion_worker.policies.interface import Flat
+    from dlion_core.policies.interface import Flat
 
 _ALIGNMENT_BYTES = 64  # TensorFlow copies memory with a smaller alignment
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import ContractError, DataError, ProgramError
-from dlion_worker.npz_errors import NPZ_ERRORS
-from dlion_worker.policies.interface import Flat
+from dlion_core.lifecycle.evaluation import EvaluationResult
+from dlion_core.npz_errors import NPZ_ERRORS
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.building import build_model
 from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_view
 from dlion_worker.training.framework import tf
@@ -41,16 +42,6 @@ class StepResult:
     loss: float
     gradient_D: Flat
     finite: bool
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """A model's accuracy on some samples; a class without samples counts 0."""
-
-    accuracy: float
-    loss: float
-    class_accuracy: tuple[float, ...]
-    samples: int
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.spec import Optimizer
-    from dlion_worker.policies.interface import Flat
+    from dlion_core.policies.interface import Flat
 
 _BLOCK = 65_536
 """Entries per block: 256 KiB per array, so that temporaries stay in the cache."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import ContractError, ProgramError
-from dlion_worker.policies.interface import Flat, Layout
+from dlion_core.policies.interface import Flat, Layout
 from dlion_worker.training.framework import tf
 
 if TYPE_CHECKING:

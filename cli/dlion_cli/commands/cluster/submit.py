@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dlion_api.spec import Job
     from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_worker.yaml_text import YamlDocument
+    from dlion_environments.yaml_text import YamlDocument
 
 
 @dataclass(frozen=True)

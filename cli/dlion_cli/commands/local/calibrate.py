@@ -1,6 +1,6 @@
 """`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator.
 
-Owns the command and its table; `dlion_worker.simulation.calibration` measures.
+Owns the command and its table; `dlion_simulator.calibration.calibration` measures.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
-from dlion_worker.results.storage import check_writable, write_whole
-from dlion_worker.simulation import calibration
+from dlion_results.run_folder.storage import check_writable, write_whole
+from dlion_simulator.calibration import calibration
 from dlion_worker.training import threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_worker.simulation.calibration import Calibration, Estimate
+    from dlion_simulator.calibration.calibration import Calibration, Estimate
 
 DEFAULT_BATCHES = (8, 16, 32, 64, 128, 256)
 MAX_BATCH_SIZE = 65_536
@@ -145,7 +145,7 @@ def _step(
     data_root: Path,
     most_samples: int,
 ) -> tuple[str, Callable[[int], None]]:
-    from dlion_worker.simulation import timed_steps  # imports TensorFlow: only after all checks
+    from dlion_simulator.calibration import timed_steps
 
     if file is None:
         name = builtin or DEFAULT_BUILTIN

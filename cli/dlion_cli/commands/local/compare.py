@@ -1,6 +1,6 @@
 """`dlion compare`: simulate the same job under several policies and seeds.
 
-Owns the options and the output. Each run is a `dlion simulate` process; `results.comparison` reads
+Owns the options and the output. Each run is a `dlion simulate` process; `comparison` reads
 its figures.
 """
 
@@ -38,8 +38,8 @@ from dlion_cli.inputs.manifests import STDIN, read_document
 from dlion_cli.terminal import options
 from dlion_cli.terminal.float_range import FiniteFloatRange
 from dlion_cli.terminal.interruption import interruptible
-from dlion_worker.results.comparison import VariantRow, relative_result
-from dlion_worker.simulation.calibration import read_costs
+from dlion_results.comparison import VariantRow, relative_result
+from dlion_simulator.calibration.calibration import read_costs
 
 
 class _CommaSeparatedList(click.ParamType[tuple[Any, ...]]):
@@ -242,7 +242,7 @@ def _show(
     rows: list[VariantRow], matrix: Matrix, out: Path, output: str, subject: str | None
 ) -> None:
     """Write, draw and print all figures; `subject` is the column of --against."""
-    from dlion_worker.results.report.comparison_picture import write_comparison
+    from dlion_results.report.comparison_picture import write_comparison
 
     by_place = {(row.environment, row.variant): row for row in rows}
     compared = {

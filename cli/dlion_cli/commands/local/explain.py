@@ -13,7 +13,7 @@ from dlion_api.errors import DLionError, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.status import Status
-from dlion_worker.policies import catalogue
+from dlion_core.policies import catalogue
 
 if TYPE_CHECKING:
     from dlion_api.document import Explanation

@@ -34,19 +34,19 @@ from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
 from dlion_cli.terminal.float_range import FiniteFloatRange
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
-from dlion_worker.results.description import RunDescription, describe_folder
-from dlion_worker.results.events import BadLine, read_events
-from dlion_worker.results.folder import EVENTS, JOB, SUMMARY
-from dlion_worker.results.rank_mapping import consecutive_ranks, map_ranks
-from dlion_worker.results.replay_comparison import ReplayFigure, compare_figures, replay_figures
-from dlion_worker.results.storage import write_whole
-from dlion_worker.results.summary import SCHEMA_VERSION
-from dlion_worker.simulation.recorded_run import RecordedConditions, recorded_plan
+from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
+from dlion_results.run_folder.description import RunDescription, describe_folder
+from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.storage import write_whole
+from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
+from dlion_results.summary.summary import SCHEMA_VERSION
+from dlion_simulator.calibration.recorded_run import RecordedConditions, recorded_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlion_api.progress import ProgressRecord
+    from dlion_api.protocol.progress import ProgressRecord
 
 REPLAY = "replay.json"
 

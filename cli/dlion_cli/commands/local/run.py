@@ -31,12 +31,12 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_environments import load_environment, unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_worker.environments import load_environment, unlimited_plan
-from dlion_worker.results.description import describe
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.judgement import EndReason
-from dlion_worker.results.summary import Ending, Json
+from dlion_results.run_folder.description import describe
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.summary import Ending, Json
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dlion_api.document import to_document
 from dlion_api.errors import DivergedError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_api.progress import ProgressRecord
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root
@@ -32,20 +32,20 @@ from dlion_cli.terminal.interruption import Interruption, interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
+from dlion_environments import Plan, load_environment
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
-from dlion_worker.environments import Plan, load_environment
-from dlion_worker.results.description import describe
-from dlion_worker.results.environment import EnvironmentReport, environment_report
-from dlion_worker.results.folder import ResultFolder
-from dlion_worker.results.judgement import EndReason, judge_run
-from dlion_worker.results.models import read_models
-from dlion_worker.results.storage import write_whole
-from dlion_worker.results.summary import Ending, Json
-from dlion_worker.simulation.calibration import read_costs
+from dlion_results.run_folder.description import describe
+from dlion_results.run_folder.environment import EnvironmentReport, environment_report
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.models import read_models
+from dlion_results.run_folder.storage import write_whole
+from dlion_results.summary.judgement import EndReason, judge_run
+from dlion_results.summary.summary import Ending, Json
+from dlion_simulator.calibration.calibration import read_costs
 from dlion_worker.training import threads
 
 if TYPE_CHECKING:
-    from dlion_worker.simulation.run import SimulationOutcome
+    from dlion_simulator.run import SimulationOutcome
 
 SIMULATION = "simulation.json"
 
@@ -301,7 +301,7 @@ def _simulate(
 ) -> tuple[SimulationMetadata, tuple[ExitCode, Ending]]:
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
-    from dlion_worker.simulation.run import Simulation  # imports TensorFlow: only after all checks
+    from dlion_simulator.run import Simulation
 
     job, plan = request.job, request.plan
     target = TargetAccuracyMonitor(

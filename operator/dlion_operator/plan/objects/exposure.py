@@ -13,8 +13,8 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.addresses import join_host_port
-from dlion_api.membership import Member, MemberState
 from dlion_api.names import WorkerIdentity
+from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec import Job
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of

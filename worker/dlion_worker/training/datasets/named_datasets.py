@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_worker.training.datasets import keras_cache
 from dlion_worker.training.datasets.dataset import Samples, checked
+
+_LOG = logging.getLogger(__name__)
 
 
 def digits() -> Samples:
@@ -28,7 +36,7 @@ def keras_images(name: str) -> tuple[Samples, Samples]:
 
     module = getattr(keras.datasets, name)
     try:
-        with keras_cache.cache_lock():
+        with cache_lock():
             (x, y), (test_x, test_y) = module.load_data()
     # Keras raises a bare Exception if the download fails.
     except Exception as error:
@@ -42,3 +50,41 @@ def keras_images(name: str) -> tuple[Samples, Samples]:
 def _images(x: object, y: object, name: str) -> Samples:
     values, labels = checked(x, y, f"keras:{name}")
     return (values[..., None] if values.ndim == 3 else values), labels
+
+
+def lock_path() -> Path:
+    """The lock file: in Keras' folder, or in /tmp if that is not writable.
+
+    Not in TMPDIR, because each run has its own.
+    """
+    home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+    if os.access(home, os.W_OK):
+        return home / "dlion.lock"
+    return Path("/tmp") / f"dlion-keras-{os.geteuid()}.lock"  # noqa: S108 - links not followed
+
+
+@contextmanager
+def cache_lock() -> Iterator[None]:
+    """Hold a lock on Keras' cache: no other process of this user uses it. Waits for it.
+
+    Keras downloads and unpacks in place, and a run's processes start together.
+
+    The lock ends with its process, even if killed. If locking is not possible (a read-only file
+    system, or one without locks), the caller continues without it.
+    """
+    file = _locked()
+    try:
+        yield
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _locked() -> int | None:
+    file = None
+    try:
+        file = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        _LOG.warning("Keras' cache is used without a lock: %s", error)
+    return file

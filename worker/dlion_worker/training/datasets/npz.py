@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_worker.npz_errors import NPZ_ERRORS, as_array
+from dlion_core.npz_errors import NPZ_ERRORS, as_array
 from dlion_worker.training.datasets.dataset import Samples, checked
 from dlion_worker.training.datasets.sources import MAX_BYTES
 

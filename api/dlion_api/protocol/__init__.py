@@ -1,0 +1,1 @@
+"""What a job's processes send each other: configuration, membership, measurements, records."""

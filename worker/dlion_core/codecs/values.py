@@ -1,0 +1,162 @@
+"""Value codecs; float32 unchanged, float16 with one power-of-two scale per message.
+
+Called by `coded_values`. Defines float16's rounding and error bound, and the check for finite
+values. Coarser codecs: `quantized`, `polyline`. NumPy's float16 casts are scalar on processors
+without AVX-512 (10 ms per million with subnormals, 3 ms at best), so both directions work on bit
+patterns (`kernels`).
+
+Legend: K values.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.errors import ContractError
+from dlion_core.codecs import kernels
+from dlion_core.codecs.quantized import blocks_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+if sys.byteorder != "little":
+    msg = "dlion_core.codecs reads and writes arrays in place: it needs a little-endian machine"
+    raise ImportError(msg)
+
+EXPONENT_LIMIT = 113
+"""float32's maximum is just below 2^128 = 2^15 * 2^113."""
+
+_HALF_BIAS = 112  # float32's exponent bias less float16's: 127 - 15
+_HALF_INFINITY = 0x7C00
+_LARGEST_BELOW_TOP = np.float32(32752)  # the largest float16 below 2^15
+
+
+class ValueCodec(StrEnum):
+    """Encoding of values; the manifest's `exchange.codec`."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    INT4 = "int4"
+    POLYLINE = "polyline"
+
+    @property
+    def bytes_each(self) -> int | None:
+        """Bytes per value if constant (a maximum for polyline); None: variable."""
+        if self in (ValueCodec.INT8, ValueCodec.INT4):
+            return None
+        return 2 if self in (ValueCodec.FLOAT16, ValueCodec.BFLOAT16) else 4
+
+    def bytes_of(self, count: int) -> int:
+        """Return the bytes of that many values; for polyline a maximum, since it falls back to
+        float32.
+
+        >>> [codec.bytes_of(257) for codec in ValueCodec]
+        [1028, 514, 514, 261, 133, 1028]
+        """
+        match self:
+            case ValueCodec.FLOAT32 | ValueCodec.POLYLINE:
+                return 4 * count
+            case ValueCodec.FLOAT16 | ValueCodec.BFLOAT16:
+                return 2 * count
+            case ValueCodec.INT8:
+                return count + 2 * blocks_of(count)
+            case ValueCodec.INT4:
+                return (count + 1) // 2 + 2 * blocks_of(count)
+
+
+class NotFiniteError(ValueError):
+    """Numbers to send are NaN, infinite, or too large for their codec."""
+
+
+def require_finite(value_K: NDArray[np.float32], what: str) -> None:
+    """Check values before they are sent.
+
+    Raises:
+        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
+    """
+    if not np.isfinite(value_K).all():
+        wrong = int(np.count_nonzero(~np.isfinite(value_K)))
+        msg = (
+            f"{what}: {wrong} of {value_K.size} entries are NaN or infinite; only finite numbers "
+            "can be sent. Lower the learning rate, or look for bad samples in the data"
+        )
+        raise NotFiniteError(msg)
+
+
+def peak_of(value_K: NDArray[np.float32], what: str) -> float:
+    """Return the largest magnitude of values to send.
+
+    Raises:
+        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
+    """
+    peak = float(np.uint32(kernels.peak_bits(value_K.view(np.uint32))).view(np.float32))
+    if not math.isfinite(peak):
+        require_finite(value_K, what)
+    return peak
+
+
+def scale_exponent(peak: float) -> int:
+    """Return the power of two that scales the largest magnitude to [2^14, 2^15), far from overflow.
+
+    >>> scale_exponent(3.0)
+    -13
+    """
+    if peak == 0.0:
+        return 0
+    return max(-EXPONENT_LIMIT, min(EXPONENT_LIMIT, math.frexp(peak)[1] - 15))
+
+
+def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.uint16]) -> None:
+    """Write float16 bit patterns of value / 2^exponent, to nearest, ties away from zero.
+
+    A float16 times 2^-112 is a float32 whose exponent fits five bits, subnormals included. So
+    rounding is an addition and narrowing is a shift.
+
+    With `exponent` from `scale_exponent`, `from_float16` restores values within max(2^-11 |v|,
+    2^-38 max|v|, 2^-137). Source: ours.
+    """
+    # Rounding up to 2^15 would overflow float32 on the way back.
+    limit = _LARGEST_BELOW_TOP if exponent == EXPONENT_LIMIT else np.float32(np.inf)
+    scale, bias = np.float32(math.ldexp(1.0, -exponent)), np.float32(math.ldexp(1.0, -_HALF_BIAS))
+    kernels.narrow(value_K, scale, limit, bias, half_K)
+
+
+def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
+    """Check that `from_float16` gives finite values.
+
+    Raises:
+        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both together
+            exceed a float32.
+    """
+    if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
+        msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
+        raise ContractError(msg)
+    if int((half_K & np.uint16(0x7FFF)).max()) >= _HALF_INFINITY:
+        raise ContractError("coded values: NaN or infinite float16; allowed: finite numbers")
+    if exponent + 16 > 128 - 1:
+        check_float32(from_float16(half_K, exponent))
+
+
+def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:
+    """Return the exact float32 values of float16 bit patterns times 2^exponent."""
+    value_K = np.empty(half_K.size, np.float32)
+    bias, scale = np.float32(math.ldexp(1.0, _HALF_BIAS)), np.float32(math.ldexp(1.0, exponent))
+    kernels.widen(half_K, bias, scale, value_K)
+    return value_K
+
+
+def check_float32(value_K: NDArray[np.float32]) -> None:
+    """Check for finite values.
+
+    Raises:
+        ContractError: one is NaN or infinite.
+    """
+    if not np.isfinite(value_K).all():
+        raise ContractError("coded values: NaN or infinite float32; allowed: finite numbers")

@@ -1,0 +1,295 @@
+"""Translates what arrives from peers into events for the policies.
+
+Before the start it collects the links that are up, keeps early messages and answers other
+latecomers. After the start, links come and go as events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership, MemberState
+from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
+from dlion_core.links.events import ExchangeEvent, LinkDown, LinkUp, Refused, StatePulled
+from dlion_core.policies.interface import (
+    Event,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    TopologyChanged,
+)
+
+_STEP_KINDS = (MessageKind.GRADIENT, MessageKind.PROGRESS)
+_MAX_REASON_BYTES = 200
+_FORWARDED = re.compile(r"worker \d+: ")
+
+
+DEPARTURE_S = 1.0
+"""How long a barrier still waits for a peer that announced that it ends.
+
+Often many peers end at once. The wait is skipped where the manifest no longer has the peer.
+"""
+
+
+class StopKind(IntEnum):
+    """The meaning of a `STOP` message; sent as its weights version."""
+
+    STOPPED = 0  # the run is over: every worker must finish
+    SAVED = 1  # as STOPPED, and the sender has saved its site's model
+    LEAVING = 2  # only the sender ends
+
+
+def stop_message(reason: str, iteration: int, meaning: StopKind = StopKind.STOPPED) -> Message:
+    """Build a worker's last message."""
+    return Message(
+        MessageKind.STOP,
+        iteration,
+        weights_version=meaning,
+        payload=reason.encode()[:_MAX_REASON_BYTES],
+    )
+
+
+class EventInbox:
+    """What arrives at one worker. Any thread may call `put`, one thread everything else."""
+
+    def __init__(
+        self,
+        send: Callable[[Rank, Message], None],
+        membership: Callable[[], Membership | None] = lambda: None,
+        *,
+        clock_s: Callable[[], float],
+    ) -> None:
+        """`send(peer, message)` queues a message on a link. `membership`: the latest one known."""
+        self._send = send
+        self._membership = membership
+        self._clock_s = clock_s
+        self._arrived: deque[ExchangeEvent | TopologyChanged] = deque()
+        self._started = False
+        self.iteration = 0
+        """Before the start: the last iteration contained in this worker's weights."""
+        self.early_messages: list[MessageArrived] = []
+        """Messages received before the start, in order."""
+        self._early_topology: list[Event] = []
+        """Before the start: the latest topology change."""
+        self.link_epochs: dict[Rank, int] = {}
+        """Linked peers, each with a number that changes when its link is re-established."""
+        self._last_epoch = 0
+        self.peers_ahead: dict[Rank, int] = {}
+        """Peers that trained on while this worker adopted a state, with their link epochs then. It
+        must catch up with them once it starts."""
+        self.answers: dict[Rank, JoinAnswer] = {}
+        """The latest answer of each linked peer to this latecomer."""
+        self.stopped: set[Rank] = set()
+        """Peers that have finished their last iteration."""
+        self.served: set[Rank] = set()
+        """Peers that have pulled this worker's final state."""
+        self.saved: set[Rank] = set()
+        """Peers that have saved their site's model."""
+        self.stop_reason: str | None = None
+        self.stop_iteration: int | None = None
+        """The iteration of the first peer that stopped."""
+        self.stop_message: Message | None = None
+        """Once this worker has stopped: sent at once to every peer that links."""
+        self.refusals: list[Refused] = []
+        self._leaving: set[Rank] = set()
+        self._departed: dict[Rank, float] = {}
+        """Departed peers that had announced it, with the time until which a barrier waits."""
+
+    @property
+    def linked(self) -> set[Rank]:
+        """Linked peers."""
+        return set(self.link_epochs)
+
+    def put(self, arrival: ExchangeEvent | TopologyChanged) -> None:
+        """Add one event; never blocks."""
+        self._arrived.append(arrival)
+
+    def start(self, iteration: int) -> list[Event]:
+        """Return the latest topology change, the linked members and their early messages.
+
+        Steps up to `iteration` are left out: the initial weights contain them.
+        """
+        self.drain()
+        self._started = True
+        self.discard_steps(iteration)
+        early_messages, self.early_messages = self.early_messages, []
+        joined = [MemberJoined(rank, iteration) for rank in sorted(self.link_epochs)]
+        return [*self._early_topology, *joined, *early_messages]
+
+    def reset(self, iteration: int) -> None:
+        """Return to the state before the start, with own weights of `iteration`.
+
+        This worker rejoins, and all its links are about to be reopened.
+        """
+        self.drain()
+        self._started = False
+        self.iteration = iteration
+        self.early_messages, self._departed, self.peers_ahead = [], {}, {}
+        self.answers.clear()
+
+    def discard_steps(self, iteration: int) -> None:
+        """Drop early steps up to that iteration."""
+        self.early_messages = [
+            arrival
+            for arrival in self.early_messages
+            if arrival.message.kind not in _STEP_KINDS or arrival.message.iteration > iteration
+        ]
+
+    def discard_announcements(self) -> None:
+        """Drop early announcements of iterations that no worker has made.
+
+        Once the training peers are gone, what latecomers announced to each other is not binding.
+        """
+        self.early_messages = [
+            arrival
+            for arrival in self.early_messages
+            if arrival.message.kind is not MessageKind.PROGRESS or arrival.message.local_batch_size
+        ]
+
+    def peers_with_step(self, iteration: int) -> set[Rank]:
+        """Before the start: peers that have sent their own step of that iteration."""
+        return {
+            arrival.sender
+            for arrival in self.early_messages
+            if arrival.message.iteration == iteration and arrival.message.local_batch_size
+        }
+
+    def first_steps(self) -> dict[Rank, int]:
+        """Before the start: the first own step received from each peer.
+
+        All its later steps arrive, too.
+        """
+        firsts: dict[Rank, int] = {}
+        for arrival in self.early_messages:
+            if arrival.message.kind in _STEP_KINDS and arrival.message.local_batch_size:
+                firsts.setdefault(arrival.sender, arrival.message.iteration)
+        return firsts
+
+    def drain(self) -> list[Event]:
+        """Return all queued events without waiting."""
+        events = [event for arrival in self._arrivals() for event in self._translate(arrival)]
+        now_s = self._clock_s()
+        due = [
+            r for r, due_s in self._departed.items() if due_s <= now_s or self._has_left_for_good(r)
+        ]
+        return events + self._left(due)
+
+    def take_refusals(self) -> list[Refused]:
+        """Return the invalid messages since the last call."""
+        taken, self.refusals = self.refusals, []
+        return taken
+
+    def _arrivals(self) -> Iterator[ExchangeEvent | TopologyChanged]:
+        while self._arrived:
+            yield self._arrived.popleft()
+
+    def _translate(self, arrival: ExchangeEvent | TopologyChanged) -> list[Event]:
+        match arrival:
+            case TopologyChanged():
+                self._early_topology = [arrival]
+                return [arrival] if self._started else []
+            case LinkUp(peer=peer, iteration=iteration):
+                self._link_up(peer)
+                joined = MemberJoined(peer, iteration)
+                return [*self._left([peer]), joined] if self._started else []
+            case LinkDown(peer=peer):
+                return self._link_down(peer)
+            case StatePulled(peer=peer, weights_only=True):
+                self.served.add(peer)
+            case MessageArrived():
+                return self._message(arrival)
+        return []
+
+    def _link_up(self, peer: Rank) -> None:
+        self._last_epoch += 1
+        self.link_epochs[peer] = self._last_epoch
+        self.answers.pop(peer, None)
+        if self.stop_message is not None:
+            self._send(peer, self.stop_message)
+        elif not self._started:
+            # Sent before any answer on this link: a peer with our answer also has our question.
+            self._send(peer, join_barrier.join_request())
+
+    def _link_down(self, peer: Rank) -> list[Event]:
+        self.link_epochs.pop(peer, None)
+        self.answers.pop(peer, None)
+        for known in (self.stopped, self.served):
+            known.discard(peer)
+        self.early_messages = [message for message in self.early_messages if message.sender != peer]
+        if not self._started:
+            return []
+        if peer in self._leaving:
+            # Often all workers end at once; none must continue without the others meanwhile.
+            self._leaving.discard(peer)
+            self._departed[peer] = self._clock_s() + DEPARTURE_S
+            return []
+        return [MemberLeft(peer)]
+
+    def _has_left_for_good(self, departed: Rank) -> bool:
+        """Whether a departed peer will not return.
+
+        It finished, or the manifest now has fewer workers than are ready.
+        """
+        membership = self._membership()
+        if membership is None:
+            return False
+        member = membership.member(departed)
+        has_ended = member is not None and member.state is MemberState.FINISHED
+        return has_ended or len(membership.ready()) > membership.expected_count
+
+    def _left(self, peers: list[Rank]) -> list[Event]:
+        """Those of the peers that had departed; they now count as gone."""
+        return [MemberLeft(r) for r in peers if self._departed.pop(r, None) is not None]
+
+    def _message(self, arrival: MessageArrived) -> list[Event]:
+        match arrival.message.kind:
+            case MessageKind.STOP:
+                self._stop(arrival)
+                return []
+            case MessageKind.MEET:
+                return self._meet(arrival)
+        if not self._started:
+            self.early_messages.append(arrival)
+            return []
+        return [arrival]
+
+    def _stop(self, arrival: MessageArrived) -> None:
+        meaning = arrival.message.weights_version
+        if meaning == StopKind.LEAVING:
+            self._leaving.add(arrival.sender)
+            return
+        self.stopped.add(arrival.sender)
+        if meaning == StopKind.SAVED:
+            self.saved.add(arrival.sender)
+        reason = bytes(arrival.message.payload[:_MAX_REASON_BYTES]).decode("utf-8", "replace")
+        if self.stop_iteration is None:
+            # A forwarded reason keeps the name of the first worker only.
+            is_forwarded = _FORWARDED.match(reason) is not None
+            self.stop_reason = reason if is_forwarded else f"worker {arrival.sender}: {reason}"
+            self.stop_iteration = arrival.message.iteration
+
+    def _meet(self, arrival: MessageArrived) -> list[Event]:
+        try:
+            parsed = join_barrier.parse_message(arrival.message)
+        except ContractError as error:
+            self.refusals.append(Refused(arrival.sender, str(error)))
+            return []
+        if isinstance(parsed, JoinAnswer):
+            self.answers[arrival.sender] = parsed
+            return []
+        if self._started:
+            return [arrival]
+        if (progress := join_barrier.as_progress(parsed)) is not None:
+            self.early_messages.append(MessageArrived(arrival.sender, progress))
+        self._send(
+            arrival.sender, join_barrier.join_answer(parsed, done=self.iteration, role=JoinRole.OUT)
+        )
+        return []

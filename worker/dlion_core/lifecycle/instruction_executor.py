@@ -1,0 +1,161 @@
+"""Applies the policies' instructions to a replica and sends them to peers.
+
+For trainer and simulator: `loop` and `worker` provide sending and refusing. Uses no
+clock and no link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from dlion_api.errors import DivergedError
+from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+from dlion_core.codecs import NotFiniteError
+from dlion_core.lifecycle.gradient_norms import NormMeter
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.interface import (
+    AddUpdate,
+    ApplyGradient,
+    AverageWeights,
+    Event,
+    Flat,
+    Instruction,
+    MergeReplicas,
+    Message,
+    MessageKind,
+    PolicyMachine,
+    RejectMessage,
+    ReplaceWeights,
+    SendMessage,
+    SendWeights,
+    UpdateApplied,
+    WithholdUpdate,
+)
+
+
+class Replica(Protocol):
+    """One worker's weights and optimizer (`training.replica`)."""
+
+    def apply_gradient(
+        self,
+        gradient_D: Flat,
+        *,
+        batch_samples: int,
+        iteration: int,
+        samples: int,
+        on_updated: Callable[[], None],
+    ) -> None: ...
+    def add(self, update_D: Flat) -> None: ...
+    def replace(self, weights_D: Flat) -> None: ...
+    def blend(self, weights_D: Flat, fraction: float, since_D: Flat | None) -> None: ...
+    def withhold(self, update_D: Flat) -> None: ...
+    def encoded_weights(self, weights_D: Flat | None) -> bytes: ...
+
+
+class InstructionExecutor:
+    """Executes one worker's instructions in order."""
+
+    def __init__(
+        self,
+        machine: PolicyMachine,
+        replica: Replica,
+        reporter: Reporter,
+        progress: JobProgress,
+        *,
+        send: Callable[[Rank, Message], None],
+        refuse: Callable[[Rank, str, int], None],
+        norms: NormMeter,
+        cpu_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`refuse(peer, reason, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of
+        the calling thread."""
+        self._machine, self._replica = machine, replica
+        self._reporter, self._progress = reporter, progress
+        self._send, self._refuse, self._norms, self._cpu_s = send, refuse, norms, cpu_s
+        self.update_cpu_s = 0.0
+        """CPU seconds of the optimizer so far, on the calling thread."""
+
+    def reset(self, machine: PolicyMachine) -> None:
+        """Use that machine from now on."""
+        self._machine = machine
+
+    def handle(self, event: Event) -> None:
+        """Pass an event to the policy and execute its instructions.
+
+        Raises: DivergedError where weights or updates to send are not finite.
+        """
+        try:
+            self.carry_out(self._machine.handle(event))
+        except NotFiniteError as error:
+            raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
+
+    def carry_out(self, instructions: Iterable[Instruction]) -> None:
+        """Execute these instructions in order."""
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case ApplyGradient():
+                self._descend(instruction)
+            case AddUpdate(update_D=update_D):
+                self._replica.add(update_D)
+            case ReplaceWeights(weights_D=weights_D):
+                self._replica.replace(weights_D)
+            case AverageWeights():
+                self._mix(instruction)
+            case MergeReplicas():
+                self._fold(instruction)
+            case SendMessage(peer=peer, message=message):
+                self._send(peer, message)
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                payload = self._replica.encoded_weights(weights_D)
+                self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case WithholdUpdate(update_D=update_D):
+                self._replica.withhold(update_D)
+            case RejectMessage(peer=peer, reason=reason):
+                self._refuse(peer, reason, self._progress.iteration)
+
+    def _descend(self, descend: ApplyGradient) -> None:
+        began_cpu_s = self._cpu_s()
+        self._norms.mean(descend.gradient_D, descend.samples)
+        self._replica.apply_gradient(
+            descend.gradient_D,
+            batch_samples=descend.global_batch_size or descend.samples,
+            iteration=self._progress.iteration,
+            samples=self._progress.own_samples,
+            on_updated=lambda: self._descended(began_cpu_s),
+        )
+
+    def _descended(self, began_cpu_s: float) -> None:
+        self.update_cpu_s += self._cpu_s() - began_cpu_s
+        self.handle(UpdateApplied())
+
+    def _mix(self, mix: AverageWeights) -> None:
+        self._replica.blend(mix.weights_D, mix.fraction, mix.since_D)
+        self._reporter.event(
+            EventReason.KNOWLEDGE_TRANSFERRED,
+            f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
+            iteration=self._progress.iteration,
+        )
+
+    def _fold(self, fold: MergeReplicas) -> None:
+        samples = fold.own_samples + fold.their_samples
+        self._replica.blend(fold.weights_D, fold.their_samples / samples, fold.since_D)
+        message = (
+            f"merged with worker {fold.sender}, weighted by the samples since the split: "
+            f"{fold.own_samples:,} samples here, {fold.their_samples:,} there"
+        )
+        if not fold.own_samples:
+            message = (
+                f"adopted worker {fold.sender}'s weights, which contain all of these and "
+                f"{fold.their_samples:,} more samples"
+            )
+        self._reporter.event(
+            EventReason.FOLDED_TOGETHER,
+            message,
+            iteration=self._progress.iteration,
+        )

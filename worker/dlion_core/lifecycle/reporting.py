@@ -1,0 +1,183 @@
+"""Makes one worker's progress records for the coordinator.
+
+Owns the records (`dlion_api.protocol.progress`) and their clock: seconds since the run began. Never
+blocks the loop; the coordination client sends in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, LinkDelivery
+from dlion_api.protocol.progress import (
+    DirectiveRecord,
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
+from dlion_api.reasons import EventReason
+from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.links.events import LinkCounters
+
+LINK_INTERVAL_S = 1.0
+"""Shortest interval between link reports. Counters accumulate, so nothing is lost."""
+
+
+class Reporter:
+    """Makes the records of one worker and passes them to `send`."""
+
+    def __init__(
+        self,
+        *,
+        rank: Rank,
+        incarnation: int,
+        start_monotonic_s: float,
+        send: Callable[[list[ProgressRecord]], None],
+        clock_s: Callable[[], float],
+        unused_links_every_s: float = 0.0,
+    ) -> None:
+        """`clock_s` is the clock by which the run began at `start_monotonic_s`.
+
+        `unused_links_every_s`: how often an unchanged link without traffic is reported. Observers
+        take a link without reports for a lost one.
+        """
+        self.rank = rank
+        self.incarnation = incarnation
+        self._start_s = start_monotonic_s
+        self._clock_s = clock_s
+        self._send = send
+        self._sent_bytes: dict[Rank, int] = {}
+        self._acknowledged_bytes: dict[Rank, int] = {}
+        self._unused_links_every_s = unused_links_every_s
+        self._reported: dict[Rank, LinkRecord] = {}
+        self._next_links_s = 0.0
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock_s() - self._start_s
+
+    def step(self, record: StepRecord) -> None:
+        """Report one iteration."""
+        self._send([record])
+
+    def event(
+        self, reason: EventReason, message: str, *, iteration: int = 0, warning: bool = False
+    ) -> None:
+        """Report an event."""
+        self._send(
+            [EventRecord(self.now_s(), self.rank, iteration, reason, message, warning=warning)]
+        )
+
+    def near_duplicates(self, left_out: int, *, kept: int) -> None:
+        """Report samples that were left out as near-duplicates, if any."""
+        if left_out:
+            self.event(
+                EventReason.NEAR_DUPLICATES_LEFT_OUT,
+                f"{left_out:,} of {kept + left_out:,} samples left out: similar to others",
+            )
+
+    def evaluation(self, result: EvaluatedSnapshot, *, final: bool) -> EvaluationRecord:
+        """Report one replica's evaluation; its tag is (iteration, own samples, time)."""
+        iteration, samples, time_s = result.tag
+        evaluation = result.evaluation
+        record = EvaluationRecord(
+            time_s=time_s,
+            rank=self.rank,
+            iteration=iteration,
+            samples=samples,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
+            evaluated_samples=evaluation.samples,
+            class_accuracy=evaluation.class_accuracy,
+            sketch=result.sketch,
+            weights_norm=result.weights_norm,
+            final=final,
+        )
+        self._send([record])
+        return record
+
+    def directive(self, directive: Directive, iteration: int) -> None:
+        """Report the sidecar's directive and its reason."""
+        self._send(
+            [
+                DirectiveRecord(
+                    time_s=self.now_s(),
+                    rank=self.rank,
+                    iteration=iteration,
+                    local_batch_size=directive.local_batch_size,
+                    global_batch_size=directive.global_batch_size,
+                    budget_bytes=directive.budget_bytes,
+                    capacities=directive.capacities,
+                    bandwidth_bytes_per_s=directive.bandwidth_bytes_per_s,
+                    reason=directive.reason,
+                )
+            ]
+        )
+
+    def links(
+        self,
+        states: Callable[[], Mapping[Rank, LinkCounters]],
+        directive: Directive | None,
+        iteration: int,
+        *,
+        now: bool = False,
+    ) -> None:
+        """Report every link since its last record, when due or `now`; otherwise `states` is not
+        called."""
+        time_s = self.now_s()
+        if time_s < self._next_links_s and not now:
+            return
+        self._next_links_s = time_s + LINK_INTERVAL_S
+        records = [
+            self._link(time_s, peer, s, directive, iteration) for peer, s in states().items()
+        ]
+        due = [r for r in records if now or self._is_worth_reporting(r)]
+        self._reported.update((record.peer, record) for record in due)
+        if due:
+            self._send(list[ProgressRecord](due))
+
+    def _is_worth_reporting(self, record: LinkRecord) -> bool:
+        """False for an unused link that was reported without change a short while ago."""
+        last = self._reported.get(record.peer)
+        if last is None or self._sent_bytes[record.peer]:
+            return True
+        if record.time_s >= last.time_s + self._unused_links_every_s:
+            return True
+        return record != replace(last, time_s=record.time_s, iteration=record.iteration)
+
+    def _link(
+        self,
+        time_s: float,
+        peer: Rank,
+        state: LinkCounters,
+        directive: Directive | None,
+        iteration: int,
+    ) -> LinkRecord:
+        sent = state.sent_total - self._sent_bytes.get(peer, 0)
+        acknowledged = state.acknowledged_total - self._acknowledged_bytes.get(peer, 0)
+        self._sent_bytes[peer] = state.sent_total
+        self._acknowledged_bytes[peer] = state.acknowledged_total
+        return LinkRecord(
+            time_s=time_s,
+            rank=self.rank,
+            peer=peer,
+            iteration=iteration,
+            sent_bytes=sent,
+            acknowledged_bytes=acknowledged,
+            unacknowledged_bytes=state.unacknowledged_bytes,
+            queued_bytes=state.queued_bytes,
+            budget_bytes=directive.budget_bytes.get(peer) if directive else None,
+            bandwidth_bytes_per_s=directive.bandwidth_bytes_per_s.get(peer) if directive else None,
+            dropped_messages=state.dropped_messages,
+            connected=state.connected,
+            remade_count=state.remade_count,
+        )
+
+
+def has_traffic(delivery: LinkDelivery) -> bool:
+    """Whether a delivery has any bytes to report."""
+    return bool(delivery.acknowledged_bytes or delivery.unacknowledged_bytes)

@@ -1,0 +1,71 @@
+"""Decides from a worker's own counts when a run is over. Pure: time is an argument.
+
+Owns the local stop conditions of `spec.trainer.stop`. The coordinator evaluates `targetAccuracy`,
+because it needs the mean over replicas, and asks the workers to stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlion_api.endings import stop_rule_met
+from dlion_api.spec import Stop
+
+
+@dataclass
+class JobProgress:
+    """The job's progress as one worker estimates it from its own share."""
+
+    iteration: int = 0
+    own_samples: int = 0
+    job_samples: int = 0
+    """Samples of all workers: each iteration counts the global batch size."""
+    trained_s: float = 0.0
+    """Seconds of training, including those before a resume."""
+
+    def advance(self, iteration: int, *, local_batch_size: int, global_batch_size: int) -> None:
+        """Count one own iteration, and those that the job made without this worker."""
+        self.job_samples += (iteration - self.iteration) * global_batch_size
+        self.iteration = iteration
+        self.own_samples += local_batch_size
+
+    def epochs(self, training_set_samples: int) -> float | None:
+        """How often all workers together passed through that many samples; None for 0 samples."""
+        return self.job_samples / training_set_samples if training_set_samples > 0 else None
+
+    def take(self, other: JobProgress) -> None:
+        """Copy another progress."""
+        self.iteration, self.own_samples = other.iteration, other.own_samples
+        self.job_samples, self.trained_s = other.job_samples, other.trained_s
+
+
+def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int) -> str | None:
+    """Why the run is over, or None. `training_set_samples` counts the whole job's data; 0:
+    unknown."""
+    if stop.max_steps is not None and progress.iteration >= stop.max_steps:
+        return stop_rule_met("maxSteps", stop.max_steps)
+    if stop.max_seconds is not None and progress.trained_s >= stop.max_seconds:
+        return stop_rule_met("maxSeconds", stop.max_seconds)
+    if (
+        stop.max_epochs is not None
+        and training_set_samples > 0
+        and progress.job_samples >= stop.max_epochs * training_set_samples
+    ):
+        return stop_rule_met("maxEpochs", stop.max_epochs)
+    return None
+
+
+class EvaluationSchedule:
+    """Decides when to evaluate: after every further `every_samples` of the job."""
+
+    def __init__(self, every_samples: int, *, done_samples: int = 0) -> None:
+        self._every = every_samples
+        self._done = done_samples // every_samples
+
+    def due(self, progress: JobProgress) -> bool:
+        """True once per interval; several intervals passed at once count as one."""
+        reached = progress.job_samples // self._every
+        if reached <= self._done:
+            return False
+        self._done = reached
+        return True

@@ -1,0 +1,101 @@
+"""Events and snapshots that the exchange passes to the trainer. No behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal
+from dlion_core.policies.interface import MessageArrived
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """The link to a peer carries messages in both directions from now on.
+
+    `iteration` is the peer's last finished one when it sent the hello that opened the link. Nothing
+    that the peer sent before will arrive any more.
+    """
+
+    peer: Rank
+    incarnation: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    """The link to a peer is down: messages queued or in flight are lost, in both directions."""
+
+    peer: Rank
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A stream or message was rejected, or (`outgoing`) a peer rejected one of ours.
+
+    `peer` is None if the sender could not prove its identity. `reason` is for people.
+    """
+
+    peer: Rank | None
+    reason: str
+    outgoing: bool = False
+    kind: PeerRefusal = PeerRefusal.MALFORMED
+
+
+@dataclass(frozen=True)
+class StatePulled:
+    """A peer has received this worker's whole state."""
+
+    peer: Rank
+    weights_only: bool
+
+
+ExchangeEvent = MessageArrived | LinkUp | LinkDown | Refused | StatePulled
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    weights_only: bool = False
+    at_least: int = 0
+    """Wait until the state includes the update of this iteration."""
+
+
+@dataclass(frozen=True)
+class StateSnapshot:
+    """A worker's whole state, for a peer that rejoins or averages at the end of the run.
+
+    `payload` is opaque here: weights and what the trainer adds. A received one is untrusted.
+    """
+
+    iteration: int
+    samples: int
+    payload: bytes | memoryview
+
+
+@dataclass(frozen=True)
+class LinkCounters:
+    """Counters of one link since the exchange started; they survive reconnections.
+
+    All are payload bytes, except the two `wire_` ones: whole frames as passed to gRPC, without TLS
+    and TCP headers. `unacknowledged_bytes` never exceeds `window_bytes` (two budgets).
+    """
+
+    connected: bool
+    incarnation: int
+    queued_bytes: int
+    """Not yet passed to the network, whether started or not."""
+    unacknowledged_bytes: int
+    window_bytes: int
+    sent_total: int
+    acknowledged_total: int
+    received_total: int
+    dropped_messages: int
+    """Superseded by newer ones, or sent while the link was down."""
+    wire_sent_bytes: int
+    wire_received_bytes: int
+    remade_count: int = 0
+    """How often the outgoing stream has moved to a new connection without interruption."""
+    problem: str = ""
+    """Why the link is not up, for people; empty if it is."""

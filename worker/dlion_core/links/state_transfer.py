@@ -1,0 +1,82 @@
+"""Cut a worker's state into checksummed chunks, and reassemble it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError
+from isal.isal_zlib import crc32
+
+from dlion_api.errors import ContractError
+from dlion_api.wire.exchange_pb2 import StateChunk
+from dlion_core.links.events import StateSnapshot
+from dlion_core.links.framing import MAX_CHUNK_BYTES, MAX_FRAME_BYTES, uninitialized_buffer
+
+
+def state_chunks(snapshot: StateSnapshot) -> Iterator[bytes]:
+    """The serialised chunks of a snapshot, in order."""
+    payload = memoryview(snapshot.payload).cast("B")
+    for offset in range(0, len(payload), MAX_CHUNK_BYTES):
+        part = bytes(payload[offset : offset + MAX_CHUNK_BYTES])
+        yield StateChunk(
+            iteration=snapshot.iteration,
+            samples=snapshot.samples,
+            total_bytes=len(payload),
+            offset=offset,
+            payload=part,
+            checksum=crc32(part),
+        ).SerializeToString()
+
+
+class StateAssembler:
+    def __init__(self, max_state_bytes: int) -> None:
+        self._max_state_bytes = max_state_bytes
+        self._buffer: memoryview | None = None
+        self._received_bytes = 0
+        self._iteration = self._samples = 0
+
+    def feed(self, data: bytes) -> StateSnapshot | None:
+        """Add one chunk; return the state with the last one.
+
+        Raises:
+            ContractError: The chunk violates the protocol.
+        """
+        chunk = self._parse(data)
+        if not chunk.payload:
+            return None
+        if self._buffer is None:
+            self._begin(chunk)
+        assert self._buffer is not None
+        end = chunk.offset + len(chunk.payload)
+        named = (chunk.total_bytes, chunk.iteration, chunk.samples)
+        if named != (len(self._buffer), self._iteration, self._samples):
+            raise ContractError(f"state chunk at {chunk.offset} belongs to another state")
+        if chunk.offset != self._received_bytes or end > len(self._buffer):
+            raise ContractError(
+                f"state chunk of {len(chunk.payload)} bytes at {chunk.offset};"
+                f" expected: at {self._received_bytes}, {len(self._buffer)} in all"
+            )
+        if crc32(chunk.payload) != chunk.checksum:
+            raise ContractError(f"state chunk at {chunk.offset}: checksum does not match")
+        self._buffer[chunk.offset : end] = chunk.payload
+        self._received_bytes = end
+        if end < len(self._buffer):
+            return None
+        return StateSnapshot(self._iteration, self._samples, self._buffer.toreadonly())
+
+    def _begin(self, chunk: StateChunk) -> None:
+        if chunk.total_bytes > self._max_state_bytes:
+            raise ContractError(
+                f"state of {chunk.total_bytes} bytes; allowed: {self._max_state_bytes}"
+            )
+        self._iteration, self._samples = chunk.iteration, chunk.samples
+        self._buffer = uninitialized_buffer(chunk.total_bytes)
+
+    @staticmethod
+    def _parse(data: bytes) -> StateChunk:
+        if len(data) > MAX_FRAME_BYTES:
+            raise ContractError(f"state chunk of {len(data)} bytes; allowed: {MAX_FRAME_BYTES}")
+        try:
+            return StateChunk.FromString(data)
+        except DecodeError as error:
+            raise ContractError(f"{len(data)} bytes that are not a state chunk") from error

@@ -1,0 +1,145 @@
+"""Combine local and received gradients into the gradient for the optimizer.
+
+Called by `gradient_exchange`. Both weightings are a common factor times the sender's local batch
+size (LBS; GBS is the global batch size):
+
+- `sample_mean`: LBS_j / GBS. Under full synchronous exchange replicas stay identical.
+- `dlion_ratio`: (1/n) LBS_j / LBS_k at worker k. Source: DLion's weighted update (as recalled).
+
+`ArrivedGradientSum` sums LBS_j g_j since the last update. `BarrierContributions` stores the
+contributions of an iteration separately. They are summed in rank order in float32, so every worker
+computes the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_core.codecs import GradientPart
+from dlion_core.policies.interface import ApplyGradient, Flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dlion_api.names import Rank
+
+MAX_ITERATIONS_AHEAD = 1
+"""Contributions are kept this many iterations ahead of a worker at a barrier. A peer that waits for
+this worker cannot be further ahead."""
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """Weight of a contribution, by the manifest's `exchange.weighting`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ("sample_mean", "dlion_ratio"):
+            msg = f"exchange.weighting {self.name!r}; allowed: sample_mean, dlion_ratio"
+            raise ValueError(msg)
+
+    def divisor(self, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
+        """Return the divisor of LBS_j, given the local batch sizes of all contributors.
+
+        A worker without a contribution of its own uses the mean.
+
+        >>> from dlion_api.names import Rank
+        >>> sizes = {Rank(0): 30, Rank(1): 10}
+        >>> Weighting("sample_mean").divisor(sizes, Rank(1))
+        40
+        >>> Weighting("dlion_ratio").divisor(sizes, Rank(1))
+        20
+        """
+        if self.name == "sample_mean" or own not in local_batch_sizes:
+            return sum(local_batch_sizes.values())
+        return len(local_batch_sizes) * local_batch_sizes[own]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One worker's contribution to an iteration; `part` is None if it sent no gradient."""
+
+    local_batch_size: int
+    part: GradientPart | None
+
+
+class ArrivedGradientSum:
+    """Sum of LBS_j g_j over the contributions since it was last taken."""
+
+    def __init__(self) -> None:
+        self._sum_D: Flat | None = None
+
+    def add(self, contribution: Contribution) -> None:
+        """Add a contribution, in time proportional to its entries."""
+        if contribution.part is None:
+            return
+        weight = np.float32(contribution.local_batch_size)
+        self._sum_D = _plus(self._sum_D, contribution.part, weight)
+
+    def take(self) -> Flat | None:
+        """Return the sum and reset it; None: no contribution."""
+        taken, self._sum_D = self._sum_D, None
+        return taken
+
+    def state(self) -> dict[str, Flat]:
+        return {} if self._sum_D is None else {"arrived_D": self._sum_D.copy()}
+
+    def restore(self, sum_D: Flat | None) -> None:
+        self._sum_D = None if sum_D is None else np.array(sum_D, np.float32)
+
+
+class BarrierContributions:
+    """Contributions by iteration and rank, until the iteration is summed."""
+
+    def __init__(self) -> None:
+        self._by_iteration: dict[int, dict[Rank, Contribution]] = {}
+
+    def add(self, iteration: int, rank: Rank, contribution: Contribution) -> None:
+        """Store a contribution; it replaces an earlier one of the same worker and iteration."""
+        self._by_iteration.setdefault(iteration, {})[rank] = contribution
+
+    def take_before(self, iteration: int) -> list[Contribution]:
+        """Take the contributions of earlier iterations, whose updates were skipped."""
+        passed = [known for known in self._by_iteration if known < iteration]
+        return [one for known in sorted(passed) for one in self._by_iteration.pop(known).values()]
+
+    def take(self, iteration: int) -> dict[Rank, Contribution]:
+        """Take the contributions of that iteration, in rank order."""
+        return dict(sorted(self._by_iteration.pop(iteration, {}).items()))
+
+
+def combined_update(
+    contributions: Iterable[Contribution],
+    late_sum_D: Flat | None,
+    *,
+    size: int,
+    divisor: int,
+    samples: int,
+    global_batch_size: int = 0,
+) -> ApplyGradient:
+    """Return one update: the sum over contributions, in the given order, of (LBS_j / divisor) g_j.
+
+    `late_sum_D`, a sum of LBS_j g_j, is added last.
+    """
+    total_D: Flat | None = None
+    for contribution in contributions:
+        if contribution.part is not None:
+            weight = np.float32(contribution.local_batch_size / divisor)
+            total_D = _plus(total_D, contribution.part, weight)
+    if late_sum_D is not None:
+        total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
+    if total_D is None:
+        total_D = np.zeros(size, np.float32)
+    return ApplyGradient(total_D, samples, global_batch_size)
+
+
+def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:
+    """total + weight * part, in place; None as total means zeros."""
+    if total_D is None:
+        return part.weighted(weight)
+    part.add_to(total_D, weight)
+    return total_D

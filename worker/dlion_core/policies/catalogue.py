@@ -1,0 +1,358 @@
+"""Exchange policies by name: DLion's, published systems, and those of installed packages.
+
+Called by `factory`, and by the command line before a run starts. A package adds a policy with an
+entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-policy.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.document import parse
+from dlion_api.errors import ContractError, DLionError, Problem, SpecError
+from dlion_api.spec.sites import workers_of
+from dlion_core.policies import manifest_checks
+from dlion_core.policies.parameters import (
+    AdacompParameters,
+    AkoParameters,
+    AsyncParameters,
+    DgcParameters,
+    HierarchicalParameters,
+    NoParameters,
+    TopKParameters,
+    TwostepParameters,
+)
+from dlion_core.policies.plugins import PolicyPlugin
+from dlion_core.policies.weights.weight_parameters import (
+    AdpsgdParameters,
+    D2Parameters,
+    EventgradParameters,
+    FedatParameters,
+    GaiaParameters,
+    HopParameters,
+    LocalsgdParameters,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from dlion_api.spec import Spec
+
+GROUP: Final = "dlion.policies"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An exchange policy that can be selected by name."""
+
+    summary: str
+    build: Callable[[Any, Any], Any] | str
+    """Callable (context, parameters) that returns a `PolicyMachine`; or `module:function`."""
+    parameters: type[Any] = NoParameters
+    """Dataclass declared with `dlion_api.document.setting`."""
+    must_arrive: bool = False
+    """Whether no gradient message may be superseded by a newer one on a slow link."""
+    topologies: tuple[str, ...] = ()
+    """Supported topologies; empty: all."""
+    own_pace: bool = False
+    """Whether the policy has its own waiting rule and ignores `spec.synchronization`."""
+    check: Callable[[Any, Any, Any], Iterable[Problem]] | None = None
+    """Callable (spec, parameters, ranks of all workers that may ever take part) that returns a
+    `Problem` for each conflict with the manifest."""
+    lock_step: bool = False
+    """Whether all workers make each update together from equal weights by the policy's own rule.
+    A late worker must then join at an iteration."""
+    replays: bool = False
+    """Whether the machine handles `IterationReplayed` and tolerates differing replicas. A late
+    worker can then catch up while the others continue."""
+    lasting: tuple[str, ...] = ()
+    """Prefixes of state keys that stay valid when a worker takes over a peer's weights, such as the
+    progress of a warm-up. All other state is reset then: it belongs to the old weights."""
+
+    def builder(self) -> Callable[[Any, Any], Any]:
+        if not isinstance(self.build, str):
+            return self.build
+        module, _, name = self.build.partition(":")
+        function: Callable[[Any, Any], Any] = getattr(importlib.import_module(module), name)
+        return function
+
+
+_HERE = "dlion_core.policies"
+_GRADIENTS = f"{_HERE}.gradient.gradient_policies"
+
+BUILT_IN: Final[Mapping[str, Policy]] = {
+    "adacomp": Policy(
+        "The largest entries, each damped by its own staleness.",
+        f"{_HERE}.gradient.adacomp:adacomp",
+        AdacompParameters,
+        must_arrive=True,
+        own_pace=True,
+        check=manifest_checks.delayed,
+    ),
+    "ako": Policy(
+        "One partition of the accumulated gradient at a time.",
+        f"{_HERE}.gradient.ako:ako",
+        AkoParameters,
+        must_arrive=True,
+    ),
+    "async": Policy(
+        "Gradients applied as they come, compensated for their delay on demand.",
+        f"{_HERE}.gradient.asynchronous:asynchronous",
+        AsyncParameters,
+        must_arrive=True,
+        own_pace=True,
+        check=manifest_checks.delayed,
+    ),
+    "dgc": Policy(
+        "The largest of the gathered velocity, a tiny share.",
+        f"{_HERE}.gradient.dgc:dgc",
+        DgcParameters,
+        must_arrive=True,
+        check=manifest_checks.single_momentum,
+        lasting=("dgc_steps",),
+    ),
+    "adpsgd": Policy(
+        "Means of pairs of weights, without any barrier.",
+        f"{_HERE}.weights.adpsgd:adpsgd",
+        AdpsgdParameters,
+        topologies=("allToAll", "bipartite", "ring"),
+        own_pace=True,
+    ),
+    "d2": Policy(
+        "Gossip of weights, corrected for skewed data.",
+        f"{_HERE}.weights.d2:d2",
+        D2Parameters,
+        topologies=("allToAll", "bipartite", "randomRegular", "ring"),
+        own_pace=True,
+    ),
+    "eventgrad": Policy(
+        "Variables of the weights once their norms have changed enough.",
+        f"{_HERE}.weights.eventgrad:eventgrad",
+        EventgradParameters,
+        own_pace=True,
+        lasting=("eventgrad_trigger_",),
+    ),
+    "gaia": Policy(
+        "Updates once they are significant.",
+        f"{_HERE}.weights.gaia:gaia",
+        GaiaParameters,
+        own_pace=True,
+        check=manifest_checks.no_adaptive_optimizer,
+        lasting=("gaia_steps",),
+    ),
+    "hop": Policy(
+        "Averages of weights within a bounded gap.",
+        f"{_HERE}.weights.hop:hop",
+        HopParameters,
+        own_pace=True,
+        check=manifest_checks.hop,
+    ),
+    "fedat": Policy(
+        "Tiers of workers, each at its own pace, under one server.",
+        f"{_HERE}.weights.fedat:fedat",
+        FedatParameters,
+        topologies=("allToAll",),
+        own_pace=True,
+        check=manifest_checks.fedat,
+        lasting=("version", "profiled", "tier_", "places_of_", "global_D"),
+    ),
+    "hierarchical": Policy(
+        "Gradients inside sites, compressed or robust means between them.",
+        f"{_HERE}.hierarchical.hierarchical:hierarchical",
+        HierarchicalParameters,
+        must_arrive=True,
+        topologies=("allToAll",),
+        own_pace=True,
+        lock_step=True,
+    ),
+    "localsgd": Policy(
+        "Local steps, then an average with outer momentum.",
+        f"{_HERE}.weights.localsgd:localsgd",
+        LocalsgdParameters,
+        own_pace=True,
+        lasting=("velocity_D",),
+    ),
+    "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
+    "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
+    "dlion": Policy(
+        "The largest entries, as many as each link carries (Max N).",
+        f"{_GRADIENTS}:dlion",
+        replays=True,
+    ),
+    "dlion-published": Policy(
+        "The same in the published form, as recalled.", f"{_GRADIENTS}:dlion", replays=True
+    ),
+    "topk": Policy(
+        "A share of the entries, the largest; what is not sent may wait.",
+        f"{_HERE}.gradient.topk:topk",
+        TopKParameters,
+        must_arrive=True,
+    ),
+    "twostep": Policy(
+        "Velocity gathered for each link until it passes the link's threshold.",
+        f"{_HERE}.gradient.twostep:twostep",
+        TwostepParameters,
+        must_arrive=True,
+        own_pace=True,
+        check=manifest_checks.twostep,
+    ),
+}
+
+
+def names() -> list[str]:
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
+    """Return the policy of that name. `source` and `line`: its position, for the error.
+
+    Raises:
+        SpecError: unknown name; the error lists the known ones.
+        ProgramError: its package cannot be loaded.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            with PolicyPlugin(name, point.value).code("loading"):
+                policy = point.load()
+            if isinstance(policy, Policy):
+                return policy
+            wrong = f"entry point {point.value} is no dlion_core.policies.catalogue.Policy"
+            raise _problem(name, wrong, source, line)
+    raise _problem(name, "there is no exchange policy of that name here", source, line)
+
+
+def plugin_of(name: str) -> PolicyPlugin | None:
+    """Return the installed package's policy of that name; None: a policy of DLion."""
+    if name in BUILT_IN:
+        return None
+    values = (point.value for point in entry_points(group=GROUP) if point.name == name)
+    return next((PolicyPlugin(name, value) for value in values), None)
+
+
+def rejection_error(name: str, rank: int, peer: int, reason: str, iteration: int) -> DLionError:
+    """Return the error for a policy if a worker rejects its message and no peer is hostile."""
+    message = (
+        f"worker {rank}, at iteration {iteration}, refuses a message of worker {peer}: {reason}"
+    )
+    origin = plugin_of(name)
+    return ContractError(f"policy {name}: {message}") if origin is None else origin.error(message)
+
+
+def parameters_of(
+    spec: Spec,
+    *,
+    source: str = "",
+    lines: Mapping[str, int] | None = None,
+    ranks: Collection[int] | None = None,
+) -> Any:
+    """Return the parameters of the manifest's policy, with defaults.
+
+    `lines`: line of each path in `source`. `ranks`: every worker that may ever take part, if not
+    those of the manifest.
+
+    Raises:
+        SpecError: invalid parameters, or a conflict with the topology or the rest of the manifest.
+        ProgramError: the code of an installed policy failed.
+    """
+    line = (lines or {}).get("spec.exchange.policy")
+    policy = find(spec.exchange.policy, source=source, line=line)
+    with plugin_errors(spec.exchange.policy, "declaring its parameters"):
+        parameters = parse(
+            policy.parameters,
+            dict(spec.exchange.parameters),
+            source=source,
+            lines=lines,
+            root="spec.exchange.parameters",
+        )
+    has_server = getattr(parameters, "server", None) is not None
+    topologies = ("allToAll",) if has_server else policy.topologies
+    if topologies and spec.exchange.topology not in topologies:
+        problem = Problem(
+            path="spec.exchange.topology",
+            message=f"policy {spec.exchange.policy}{' with a server' * has_server} does not work"
+            " on it",
+            value=spec.exchange.topology,
+            allowed=", ".join(topologies),
+            line=(lines or {}).get("spec.exchange.topology"),
+        )
+        raise SpecError([problem], source=source)
+    if policy.check is not None:
+        all_ranks = range(workers_of(spec.sites)) if ranks is None else ranks
+        with plugin_errors(spec.exchange.policy, "checking the manifest"):
+            problems = list(policy.check(spec, parameters, all_ranks))
+        located = [replace(one, line=(lines or {}).get(one.path, line)) for one in problems]
+        if located:
+            raise SpecError(located, source=source)
+    return parameters
+
+
+def plugin_errors(name: str, doing: str) -> AbstractContextManager[None]:
+    """Return a context in which errors of an installed policy name it."""
+    origin = plugin_of(name)
+    return nullcontext() if origin is None else origin.code(doing)
+
+
+def has_barrier(spec: Spec) -> bool:
+    """Whether an update is made only when the peers' contributions have arrived."""
+    policy = find(spec.exchange.policy)
+    barrier = spec.synchronization.mode in {"synchronous", "backup"}
+    return policy.lock_step or (barrier and not policy.own_pace)
+
+
+def is_fully_synchronous(spec: Spec) -> bool:
+    """Whether every update includes the contributions of all workers.
+
+    Backup workers are skipped, and those that continue without them do not wait.
+    """
+    if find(spec.exchange.policy).lock_step:
+        return True
+    passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
+    return has_barrier(spec) and not passes_over
+
+
+def may_step_concurrently(spec: Spec) -> bool:
+    """Whether a worker that has the weights of an iteration may do the next step with the others.
+
+    True if replicas are equal and an update changes nothing but the weights.
+    """
+    return is_fully_synchronous(spec) and not find(spec.exchange.policy).lock_step
+
+
+def may_catch_up(spec: Spec) -> bool:
+    """Whether a late worker may replay the others' updates, so that none waits for its state
+    transfer.
+
+    It misses what a worker sent before it failed. So this is not allowed where replicas must stay
+    equal.
+    """
+    all_with_all = spec.exchange.topology == "allToAll"
+    return may_step_concurrently(spec) and all_with_all and find(spec.exchange.policy).replays
+
+
+def messages_must_arrive(spec: Spec) -> bool:
+    """Whether a queued gradient must not be superseded by a newer one.
+
+    True if the policy tracks what it has sent, or the update waits for it.
+    """
+    exchange = spec.exchange
+    if spec.synchronization.mode in {"synchronous", "backup"} or exchange.residual != "none":
+        return True
+    return exchange.propagation == "selective" or find(exchange.policy).must_arrive
+
+
+def _problem(name: str, message: str, source: str, line: int | None) -> SpecError:
+    problem = Problem(
+        path="spec.exchange.policy",
+        message=message,
+        value=name,
+        allowed=", ".join(names()),
+        advice="A policy of your own is installed with its package, on every site.",
+        line=line,
+    )
+    return SpecError([problem], source=source)

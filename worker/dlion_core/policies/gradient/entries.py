@@ -1,0 +1,133 @@
+"""Sparse entries of a gradient: selection of the largest, encoding, and error feedback.
+
+Called by the policies that send some entries and keep the others (`adacomp`, `ako`, `dgc`, `gaia`,
+`hierarchical`, `max_n_feedback`, `site_means`, `topk`, `twostep`). A `Residual` implements error
+feedback: entries that were not sent, and codec rounding errors, are added to the next gradient. So
+sent + residual = sum of gradients.
+
+Source of error feedback: Seide et al., 1-bit SGD, Interspeech 2014; Stich et al., Sparsified SGD
+with memory, NeurIPS 2018.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_core.codecs import (
+    GradientPart,
+    SelectedEntries,
+    decode_gradient,
+    encode_range,
+    encode_selected,
+)
+
+if TYPE_CHECKING:
+    from dlion_core.codecs import AnyCoding
+    from dlion_core.policies.gradient.gradient_selectors import Payload
+    from dlion_core.policies.interface import Flat
+
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+
+
+@dataclass(frozen=True)
+class EncodedEntries:
+    """Entries as payload and as the receiver decodes them. `payload` is None if there are no
+    entries."""
+
+    payload: Payload | None
+    part: GradientPart
+
+
+def magnitude_bits(value_D: Flat) -> NDArray[np.uint32]:
+    """Return |x| as integers in the same order. Subnormals stay distinct from zero."""
+    return value_D.view(np.uint32) & _MAGNITUDE
+
+
+def largest_indices(value_D: Flat, count: int) -> NDArray[np.intp]:
+    """Return ascending indices of the `count` largest magnitudes, without zeros; ties: lower index.
+
+    >>> largest_indices(np.array([1, -3, 0, 2, 3, 2], np.float32), 3)
+    array([1, 3, 4])
+    """
+    bits_D = magnitude_bits(value_D)
+    if count <= 0:
+        return np.empty(0, np.intp)
+    if count >= bits_D.size:
+        return np.flatnonzero(bits_D)
+    lowest = nth_largest(bits_D, count)
+    if not lowest:
+        return np.flatnonzero(bits_D)
+    is_kept_D = bits_D > lowest
+    room = count - int(np.count_nonzero(is_kept_D))
+    is_kept_D[np.flatnonzero(bits_D == lowest)[:room]] = True
+    return np.flatnonzero(is_kept_D)
+
+
+def nth_largest(bits_D: NDArray[np.uint32], count: int) -> np.uint32:
+    """Return the `count`-th largest value (1 is the largest).
+
+    >>> nth_largest(np.array([0, 7, 0, 5, 0, 9], np.uint32), 2)
+    np.uint32(7)
+    """
+    zeros = bits_D.size - int(np.count_nonzero(bits_D))
+    if bits_D.size - zeros < count:
+        return np.uint32(0)
+    if 2 * zeros > bits_D.size:  # np.partition is slow with many equal entries
+        bits_D = bits_D[bits_D != 0]
+    place = bits_D.size - count
+    return np.uint32(np.partition(bits_D, place)[place])
+
+
+def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Flat:
+    """Return a copy with all entries zero except those at `where`."""
+    some_D = np.zeros_like(value_D)
+    some_D[where] = value_D[where]
+    return some_D
+
+
+def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
+    """Encode the nonzero entries, which must be finite.
+
+    Do not change the vector before the payload is written, which happens at once.
+    """
+    bits_D = magnitude_bits(some_D)
+    kept = int(np.count_nonzero(bits_D))
+    if not kept:
+        return EncodedEntries(None, GradientPart(np.zeros(some_D.size, np.float32)))
+    end_L, lowest_L = np.array([some_D.size], np.int64), np.array([1], np.uint32)
+    peak = float(bits_D.max().view(np.float32))
+    payload = encode_selected(SelectedEntries(some_D, end_L, lowest_L, kept, peak), codec)
+    return EncodedEntries(payload, decode_gradient(payload, some_D.size))
+
+
+class Residual:
+    """Accumulated entries that have not been sent."""
+
+    def __init__(self, size: int) -> None:
+        self.value_D: Flat = np.zeros(size, np.float32)
+
+    def send(
+        self, where: NDArray[np.intp] | NDArray[np.bool_] | slice, codec: AnyCoding
+    ) -> EncodedEntries:
+        """Encode those entries and subtract what the receiver decodes from the residual."""
+        coded = encode_nonzero(zero_except(self.value_D, where), codec)
+        coded.part.add_to(self.value_D, np.float32(-1))
+        return coded
+
+    def send_range(self, run: slice, codec: AnyCoding) -> EncodedEntries:
+        """Encode a contiguous range, zeros included. No payload if all its entries are zero."""
+        if not self.value_D[run].any():
+            return EncodedEntries(None, GradientPart(np.zeros_like(self.value_D)))
+        payload = encode_range(self.value_D, run.start, run.stop, codec)
+        coded = EncodedEntries(payload, decode_gradient(payload, self.value_D.size))
+        coded.part.add_to(self.value_D, np.float32(-1))
+        return coded
+
+    def take(self) -> Flat:
+        """Return the whole residual and reset it to zero."""
+        taken_D, self.value_D = self.value_D, np.zeros_like(self.value_D)
+        return taken_D

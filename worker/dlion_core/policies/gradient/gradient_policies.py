@@ -1,0 +1,58 @@
+"""Policies `none`, `full`, `dlion` and `dlion-published`, for the catalogue.
+
+`gradient_selectors` defines what each sends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_core.policies.gradient.gradient_selectors import MaxN, NoExchange, WholeGradient
+from dlion_core.policies.gradient.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
+from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
+
+if TYPE_CHECKING:
+    from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+    from dlion_core.policies.interface import PolicyMachine
+    from dlion_core.policies.parameters import NoParameters
+
+
+def none(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Exchange nothing: no waiting, no weights taken over."""
+    return gradient_machine(context, NoExchange())
+
+
+def full(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Send every gradient whole to every peer."""
+    return gradient_machine(context, WholeGradient(context.coding))
+
+
+def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
+    """Max N under each link's budget; whole gradients if prioritisation is off.
+
+    The published form keeps no residual; the manifest's rules enforce this.
+    """
+    exchange = context.spec.exchange
+    if exchange.propagation == "selective":
+        return gradient_machine(context, _selective(context))
+    if not exchange.prioritization:
+        return gradient_machine(context, WholeGradient(context.coding))
+    form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
+    selector: GradientSelector = form[exchange.residual](
+        context.layout, context.coding, exchange.floor_percent
+    )
+    return gradient_machine(context, selector)
+
+
+def _selective(context: PolicyContext) -> GradientSelector:
+    exchange = context.spec.exchange
+    return SelectiveMaxN(
+        context.layout,
+        context.coding,
+        exchange.floor_percent if exchange.prioritization else None,
+        own=context.rank,
+        max_peers=exchange.propagation_peers,
+        max_wait_steps=exchange.propagation_within,
+        keeps_rest=exchange.residual == "perLink",
+    )

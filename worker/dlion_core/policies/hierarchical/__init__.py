@@ -1,0 +1,1 @@
+"""The policy `hierarchical`: means within a site, coded updates between the sites' gateways."""

@@ -1,0 +1,131 @@
+"""Arithmetic of `hierarchical`: groups, entries to send, and the combination of sites' means.
+
+The gradient of an iteration is the sample-weighted mean of all sites' means, or a robust mean per
+entry that a single site cannot dominate. Independent of messages.
+
+Source of the robust means: Yin et al., "Byzantine-robust distributed learning", ICML 2018
+(coordinate-wise median and trimmed mean; there over workers, here over sites).
+
+Shape suffixes: S sites that take part in an iteration, D entries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_core.codecs import GradientPart
+from dlion_core.policies.gradient.entries import largest_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from dlion_api.names import Rank
+    from dlion_core.policies.interface import Flat
+
+_BLOCK = 2**16
+"""Entries sorted at a time."""
+
+_MAX_SUM = np.float32(2.0**120)
+"""Limit of sums of received values, since finite values could add up to infinity."""
+
+
+@dataclass(frozen=True)
+class SampledGradient:
+    """Number of samples and their mean gradient; None: all zeros."""
+
+    samples: int
+    part: GradientPart | None
+
+
+def groups_of(
+    ranks: Collection[Rank], sites: Mapping[Rank, str], most: int
+) -> tuple[tuple[Rank, ...], ...]:
+    """Return groups of workers that exchange directly: a site, or at most `most` of it (0: all).
+
+    >>> groups_of([0, 1, 2, 3], {0: "b", 1: "b", 2: "b", 3: "a"}, 2)
+    ((3,), (0, 1), (2,))
+    """
+    groups: list[tuple[Rank, ...]] = []
+    for site in sorted({sites.get(rank, "") for rank in ranks}):
+        members = sorted(rank for rank in ranks if sites.get(rank, "") == site)
+        step = most or len(members)
+        groups += [tuple(members[at : at + step]) for at in range(0, len(members), step)]
+    return tuple(groups)
+
+
+def mean_gradient(shares: Mapping[Rank, SampledGradient], size: int) -> tuple[int, Flat]:
+    """Return the total samples and the sample-weighted mean gradient, summed in rank order."""
+    samples = sum(share.samples for share in shares.values())
+    mean_D = np.zeros(size, np.float32)
+    for _, share in sorted(shares.items()):
+        if share.part is not None:
+            share.part.add_to(mean_D, np.float32(share.samples / samples))
+    return samples, mean_D
+
+
+def accumulate(gathered_D: Flat, mean_D: Flat) -> None:
+    """Add a mean to the unsent part, in place."""
+    gathered_D += np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
+    np.clip(gathered_D, -_MAX_SUM, _MAX_SUM, out=gathered_D)
+
+
+def entries_to_send(
+    value_D: Flat, share: float, iteration: int, *, in_turn: bool
+) -> NDArray[np.intp] | slice:
+    """Return the entries of a site's accumulated mean to send in that iteration.
+
+    These are the largest. With `in_turn` they are a part that rotates, the same at every site,
+    because a median needs every site's value of an entry.
+
+    >>> entries_to_send(np.zeros(10, np.float32), 0.3, 5, in_turn=True)
+    slice(2, 5, None)
+    """
+    size = value_D.size
+    if share >= 1:
+        return slice(0, size)
+    if not in_turn:
+        return largest_indices(value_D, max(1, round(share * size)))
+    parts = min(size, math.ceil(1 / share))
+    turn = iteration % parts
+    return slice(turn * size // parts, (turn + 1) * size // parts)
+
+
+def combine(shares: Sequence[SampledGradient], size: int, trim: int | None) -> Flat:
+    """Return one gradient from the sites' means, in the given order.
+
+    `trim` None: their sample-weighted mean. Otherwise sites count equally, and that many of the
+    largest and smallest values of each entry are left out. At least one or two values remain.
+    """
+    if trim is None:
+        mean_D = np.zeros(size, np.float32)
+        samples = sum(share.samples for share in shares)
+        for share in shares:
+            if share.part is not None:
+                share.part.add_to(mean_D, np.float32(share.samples / samples))
+        return np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
+    return _trimmed_mean([dense(share, size) for share in shares], size, trim)
+
+
+def dense(share: SampledGradient, size: int) -> Flat:
+    """Return its mean gradient, with zeros where nothing was sent."""
+    if share.part is None:
+        return np.zeros(size, np.float32)
+    return share.part.weighted(np.float32(1))
+
+
+def _trimmed_mean(value_SD: list[Flat], size: int, trim: int) -> Flat:
+    sites = len(value_SD)
+    cut = min(trim, (sites - 1) // 2)
+    mean_D = np.empty(size, np.float32)
+    for at in range(0, size, _BLOCK):
+        block = slice(at, at + _BLOCK)
+        sorted_SB = np.sort(np.stack([value_D[block] for value_D in value_SD]), axis=0)
+        kept_SB = np.clip(sorted_SB[cut : sites - cut], -_MAX_SUM, _MAX_SUM)
+        mean_D[block] = kept_SB.mean(axis=0, dtype=np.float32)
+    return mean_D

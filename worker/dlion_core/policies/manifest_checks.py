@@ -1,0 +1,154 @@
+"""Conflicts between a policy's parameters and the rest of the manifest.
+
+Called by `catalogue.parameters_of` before a run starts. Pure, without NumPy. Each check takes the
+spec, the parameters and the ranks of all workers that may ever take part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import Problem
+from dlion_core.topology.topology import min_neighbours
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dlion_api.spec import Spec
+    from dlion_core.policies.parameters import (
+        AdacompParameters,
+        AsyncParameters,
+        DgcParameters,
+        TwostepParameters,
+    )
+    from dlion_core.policies.weights.weight_parameters import (
+        FedatParameters,
+        GaiaParameters,
+        HopParameters,
+    )
+
+_PARAMETERS = "spec.exchange.parameters"
+
+
+def server(
+    spec: Spec,  # noqa: ARG001 - as all checks
+    parameters: AdacompParameters | AsyncParameters | FedatParameters,
+    ranks: Collection[int],
+) -> list[Problem]:
+    if parameters.server is None or parameters.server in ranks:
+        return []
+    return [
+        Problem(
+            path=f"{_PARAMETERS}.server",
+            message="no worker of this job has that rank",
+            value=str(parameters.server),
+            allowed=f"{min(ranks)} to {max(ranks)}",
+        )
+    ]
+
+
+def delayed(
+    spec: Spec, parameters: AdacompParameters | AsyncParameters, ranks: Collection[int]
+) -> list[Problem]:
+    """Check the server, and that the optimizer suits gradients weighted by their share."""
+    problems = server(spec, parameters, ranks)
+    if parameters.step == "share":
+        problems += no_adaptive_optimizer(spec, parameters, ranks)
+    return problems
+
+
+def no_adaptive_optimizer(
+    spec: Spec,
+    parameters: AdacompParameters | AsyncParameters | GaiaParameters | TwostepParameters,  # noqa: ARG001
+    ranks: Collection[int],
+) -> list[Problem]:
+    """Check the optimizer of a policy that applies each worker's share of a gradient separately.
+
+    Its step must be proportional to the gradient. Adam's is not: n shares would make n full steps.
+    """
+    optimizer = spec.trainer.optimizer
+    if optimizer.name != "adam" or len(ranks) == 1:
+        return []
+    return [
+        Problem(
+            path="spec.trainer.optimizer.name",
+            message=f"policy {spec.exchange.policy} applies each worker's share of a gradient by"
+            " itself, and a step of adam is as large for a share as for the whole",
+            value=optimizer.name,
+            allowed="sgd",
+        )
+    ]
+
+
+def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> list[Problem]:
+    """Check that the server exists, and that tiers are given for each worker or for none."""
+    problems = server(spec, parameters, ranks)
+    if parameters.tiers and len(parameters.tiers) != len(ranks):
+        problems.append(
+            Problem(
+                path=f"{_PARAMETERS}.tiers",
+                message="one tier for each worker of the job, in rank order, or none",
+                value=f"{len(parameters.tiers)} tiers",
+                allowed=f"{len(ranks)} tiers",
+            )
+        )
+    return problems
+
+
+def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[Problem]:
+    """Check that a worker with several neighbours waits for at least one of them.
+
+    Two workers, with the default of one, may run independently.
+    """
+    given, fewest = parameters.backup_workers, min_neighbours(spec.exchange, len(ranks))
+    if given <= 1 or given < fewest:
+        return []
+    return [
+        Problem(
+            path=f"{_PARAMETERS}.backupWorkers",
+            message=f"on topology {spec.exchange.topology} a worker has as few as {fewest} "
+            f"neighbours of {len(ranks)} workers, and would wait for none of them",
+            value=str(given),
+            allowed=f"0 to {max(1, fewest - 1)}",
+        )
+    ]
+
+
+def single_momentum(
+    spec: Spec,
+    parameters: DgcParameters | TwostepParameters,
+    ranks: Collection[int],  # noqa: ARG001 - as all checks
+) -> list[Problem]:
+    """Check that not both the policy and the optimizer apply momentum."""
+    optimizer, momentum = spec.trainer.optimizer, parameters.momentum
+    if not momentum or (optimizer.name == "sgd" and not optimizer.momentum):
+        return []
+    theirs = optimizer.momentum if optimizer.name == "sgd" else optimizer.beta1
+    return [
+        Problem(
+            path=f"{_PARAMETERS}.momentum",
+            message=f"policy {spec.exchange.policy} applies momentum itself, and the optimizer"
+            " would once more",
+            value=f"{momentum}, with optimizer {optimizer.name}, momentum {theirs}",
+            allowed="momentum above 0 in one place only",
+            advice="Set spec.trainer.optimizer to sgd with momentum: 0.",
+        )
+    ]
+
+
+def twostep(spec: Spec, parameters: TwostepParameters, ranks: Collection[int]) -> list[Problem]:
+    """Check the momentum, and that sites are combined only where a worker knows all samples."""
+    problems = single_momentum(spec, parameters, ranks) + no_adaptive_optimizer(
+        spec, parameters, ranks
+    )
+    if parameters.combine_every_steps and spec.exchange.topology != "allToAll":
+        problems.append(
+            Problem(
+                path=f"{_PARAMETERS}.combineEverySteps",
+                message="models of sites are combined by their samples, which a worker knows only"
+                f" where it hears all others; on topology {spec.exchange.topology} it does not",
+                value=str(parameters.combine_every_steps),
+                allowed="0, or exchange.topology: allToAll",
+            )
+        )
+    return problems

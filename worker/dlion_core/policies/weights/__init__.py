@@ -1,0 +1,2 @@
+"""Policies that exchange weights or their changes: `gaia`, `hop`, `adpsgd`, `localsgd` and
+others."""

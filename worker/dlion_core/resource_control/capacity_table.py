@@ -1,0 +1,160 @@
+"""The published capacities of all workers.
+
+Decides which changes are published at once. Pure; sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Capacity, CapacitySource, GradientNoise
+from dlion_core.resource_control.capacity import CapacityEstimate
+
+PUBLISH_FRACTION = 0.01
+"""A smaller change waits for the next regular publication."""
+
+
+class CapacityTable:
+    """The capacity of every worker.
+
+    All sidecars use *published* values, even of their own worker: the same inputs then give the
+    same shares everywhere.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._known: dict[Rank, Capacity] = {}
+        self._incarnation: dict[Rank, int] = {}
+        self._samples_by_rank: dict[Rank, int] = {}
+        """Last reported number of samples of each worker, even if its speed is unknown."""
+        self._total_samples = 0
+
+    def set_own_samples(self, own_samples: int) -> None:
+        """Set this worker's number of samples; 0: unknown."""
+        if own_samples:
+            self._samples_by_rank[self._rank] = own_samples
+
+    def publish(
+        self,
+        estimate: CapacityEstimate,
+        iteration: int,
+        *,
+        regular: bool,
+        training_set_samples: int = 0,
+        own_samples: int = 0,
+        noise: GradientNoise | None = None,
+        exchange_s: float = 0.0,
+    ) -> bool:
+        """Publish this worker's own estimate; return whether it changed enough to send at once.
+
+        `regular`: a publication is due anyway, so include small changes.
+        """
+        known = self._known.get(self._rank)
+        value = estimate.samples_per_s
+        data = (training_set_samples, own_samples)
+        if known is not None and (known.training_set_samples, known.own_samples) == data:
+            change = abs(value - known.samples_per_s)
+            is_news = change > (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s)
+            if regular:
+                is_news |= (known.noise, known.exchange_s) != (noise, exchange_s)
+            if not is_news:
+                return False
+        self._known[self._rank] = Capacity(
+            self._rank,
+            value,
+            estimate.window_s,
+            estimate.source,
+            iteration,
+            *data,
+            noise,
+            exchange_s,
+        )
+        return True
+
+    def own(self) -> Capacity:
+        """This worker's published capacity; before there is one, only its number of samples."""
+        samples = self._samples_by_rank.get(self._rank, 0)
+        nothing = Capacity(self._rank, 0.0, 0.0, CapacitySource.UNKNOWN, 0, own_samples=samples)
+        return self._known.get(self._rank, nothing)
+
+    def update(self, capacity: Capacity, incarnation: int) -> bool:
+        """Update a peer's capacity; return whether it changed and is not outdated."""
+        if capacity.source is CapacitySource.UNKNOWN or capacity.samples_per_s <= 0:
+            return self._update_samples(capacity, incarnation)
+        known = self._known.get(capacity.rank)
+        age = (incarnation, capacity.iteration)
+        if known is not None and age < (self._incarnation.get(capacity.rank, 0), known.iteration):
+            return False
+        self._update_samples(capacity, incarnation)
+        self._incarnation[capacity.rank] = incarnation
+        self._known[capacity.rank] = capacity
+        return (
+            known is None
+            or known.samples_per_s != capacity.samples_per_s
+            or known.training_set_samples != capacity.training_set_samples
+            or known.own_samples != capacity.own_samples
+            or known.noise != capacity.noise
+            or known.exchange_s != capacity.exchange_s
+        )
+
+    def _update_samples(self, capacity: Capacity, incarnation: int) -> bool:
+        before = self._samples_by_rank.get(capacity.rank, 0)
+        is_older = incarnation < self._incarnation.get(capacity.rank, 0)
+        if is_older or capacity.own_samples in (0, before):
+            return False
+        self._samples_by_rank[capacity.rank] = capacity.own_samples
+        return True
+
+    def resume(self, samples_per_s: dict[Rank, float], total_samples: int) -> None:
+        """Start from the values of an earlier sidecar, where nothing is known yet."""
+        self._total_samples = total_samples
+        for rank, value in samples_per_s.items():
+            if value > 0:
+                capacity = Capacity(rank, value, 0.0, CapacitySource.RATE, 0)
+                self._known.setdefault(rank, capacity)
+
+    def for_ranks(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
+        """Samples per second of those workers; the mean of the others for an unknown one."""
+        wanted = sorted(set(ranks))
+        known = self.known(wanted)
+        mean = sum(known.values()) / len(known) if known else 1.0
+        return {rank: known.get(rank, mean) for rank in wanted}
+
+    def training_set_samples(self, ranks: Iterable[Rank]) -> int:
+        """Size of the training set: the mean of what those workers published; 0 if none did."""
+        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        reported = [one.training_set_samples for one in known if one.training_set_samples]
+        return round(sum(reported) / len(reported)) if reported else 0
+
+    def own_samples(self, ranks: Collection[Rank]) -> dict[Rank, int]:
+        """Number of samples of each of those workers; empty until all are known."""
+        reported = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
+        return reported if len(reported) == len(ranks) and all(reported.values()) else {}
+
+    def total_samples(self, active: Collection[Rank], gone: Collection[Rank]) -> int:
+        """Number of samples of those workers together.
+
+        Until every active worker has reported, the last value (0 at first). A worker that left
+        without reporting counts as the mean of the others.
+        """
+        reported = [
+            self._samples_by_rank[r] for r in {*active, *gone} if r in self._samples_by_rank
+        ]
+        if reported and self._samples_by_rank.keys() >= set(active):
+            self._total_samples = round(sum(reported) / len(reported) * len({*active, *gone}))
+        return self._total_samples
+
+    def gradient_noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:
+        """The known gradient noise of those workers, in rank order."""
+        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        return [one.noise for one in known if one.noise is not None]
+
+    def exchange_s(self, ranks: Iterable[Rank]) -> float:
+        """Time of an iteration beside computing, without waits: the minimum over those workers."""
+        reported = [self._known[rank].exchange_s for rank in ranks if rank in self._known]
+        return min((one for one in reported if one > 0), default=0.0)
+
+    def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
+        """Samples per second of the known ones among those workers."""
+        return {rank: self._known[rank].samples_per_s for rank in ranks if rank in self._known}

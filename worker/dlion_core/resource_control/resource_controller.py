@@ -1,0 +1,395 @@
+"""Decides batch sizes and link budgets from all that the sidecar knows.
+
+Pure: time is an argument, and callers carry out what is returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import (
+    Capacity,
+    CpuAllowance,
+    Directive,
+    Grouping,
+    LinkDelivery,
+    MeasuringEndpoint,
+    Peers,
+    SpeedProbe,
+    StepTiming,
+)
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.sidecar_protocol import TrainerRecord
+from dlion_api.spec import Job
+from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
+from dlion_core.resource_control.budgets import LinkBudgets
+from dlion_core.resource_control.capacity import CapacityEstimator
+from dlion_core.resource_control.capacity_table import CapacityTable
+from dlion_core.resource_control.directive_reasons import reason_for
+from dlion_core.resource_control.exchange_cost import ExchangeCost
+from dlion_core.resource_control.goodput import (
+    DecayingMean,
+    GoodputController,
+    NoiseEstimator,
+    noise_scale,
+)
+from dlion_core.topology.grouping import GroupingState
+from dlion_core.topology.topology import CLUSTERED, neighbours_of
+
+SHARE_TOLERANCE_FRACTION = 0.02
+BUDGET_TOLERANCE_FRACTION = 0.05
+DATA_TOLERANCE_FRACTION = 0.01
+MAX_OWN_FACTOR = 2.0
+"""A budget covers at most this many times the gradient's computing time. A worker with an expensive
+exchange does not get still more to send for being slow."""
+
+REGULAR_S = 5.0
+"""Capacities are published at least this often, however little they change."""
+
+IDLE_LINK_S = 30.0
+PROBE_RETRY_S = 10.0
+
+
+class ResourceController:
+    """One worker's sidecar without its sockets."""
+
+    def __init__(self, job: Job, rank: Rank) -> None:
+        self._job, self._rank = job, rank
+        self._all_ranks = frozenset(worker.rank for worker in job.workers())
+        self._groups = GroupingState(job, rank) if job.spec.exchange.topology == CLUSTERED else None
+        self._fixed_neighbours = None if job.may_grow else neighbours_of(job, rank)
+        """None: all present workers."""
+        self._estimator = CapacityEstimator()
+        self.capacities = CapacityTable(rank)
+        self.links = LinkBudgets(
+            shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
+        )
+        self._exchange_cost = _exchange_cost(job)
+        self._is_limited = False
+        self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
+        self._goodput: GoodputController | None = None
+        if job.spec.batching.policy == "goodput":
+            self._goodput = GoodputController(job.spec.batching.global_batch_size, rank)
+        self._noise, self._exchange_s = NoiseEstimator(), DecayingMean()
+        self._shares = BatchShares(
+            weighted=job.spec.batching.policy != "even",
+            tolerance_fraction=SHARE_TOLERANCE_FRACTION,
+            data_fraction=job.spec.data_fraction,
+        )
+        self._batches: Mapping[Rank, int] = {}
+        self._membership: Membership | None = None
+        self._peers: tuple[Member, ...] = ()
+        self._training_set_samples = self._own_samples = 0
+        self._iteration = 0
+        self._version = 0
+        self._published_s = float("-inf")
+        self._measured_at_s: dict[Rank, float] = {}
+        self.directive: Directive | None = None
+        self.allowance: CpuAllowance | None = None
+        self.steps_total = 0
+        self.samples_total = 0
+
+    # ---- events ---------------------------------------------------------------------
+
+    def trainer_started(self) -> None:
+        """A trainer connected, the first or a restarted one."""
+        self._estimator.trainer_started()
+
+    def handle(self, record: TrainerRecord | MeasuringEndpoint, now_s: float) -> Directive | None:
+        """Handle one record of the trainer; return a new directive if it changes what to do."""
+        match record:
+            case SpeedProbe():
+                self._estimator.add_probe(record)
+                self._publish(now_s)
+            case StepTiming():
+                self._step(record, now_s)
+            case LinkDelivery():
+                self.links.deliver(record)
+                if record.busy_bytes > 0:
+                    self._measured_at_s[record.peer] = now_s
+                return None  # budgets are computed once the iteration's reports are complete
+            case CpuAllowance():
+                self.allowance = record
+                self._estimator.set_allowance(record)
+                self._publish(now_s)
+            case Peers():
+                self._membership = record.membership
+                ready = record.membership.ready()
+                self._peers = tuple(m for m in ready if m.identity.rank != self._rank)
+                self._training_set_samples = record.training_set_samples
+                self._own_samples = record.own_samples
+                self.capacities.set_own_samples(record.own_samples)
+                self._set_links()
+                self._regroup(now_s)
+            case Directive():
+                self._resume(record)
+            case MeasuringEndpoint():
+                pass
+        return self._next_directive()
+
+    def handle_capacity(self, capacity: Capacity, incarnation: int) -> Directive | None:
+        """Handle the capacity that a peer's sidecar sent.
+
+        Raises: ContractError if its grouping is invalid.
+        """
+        is_news = self._update_groups(capacity)
+        is_news |= self.capacities.update(capacity, incarnation)
+        if self._goodput is not None and capacity.batch_choice is not None:
+            is_news |= self._goodput.take(capacity.batch_choice)
+        return self._next_directive() if is_news else None
+
+    def regroup_if_due(self, now_s: float) -> Directive | None:
+        """Regroup workers if due; called about once a second."""
+        return self._next_directive() if self._regroup(now_s) else None
+
+    def probed(
+        self, peer: Rank, busy_bytes: int, receiver_busy_s: float, now_s: float
+    ) -> Directive | None:
+        if self._groups is not None:
+            if receiver_busy_s > 0:
+                self._groups.rates.probed(peer, busy_bytes / receiver_busy_s)
+            if now_s - self._measured_at_s.get(peer, float("-inf")) < IDLE_LINK_S:
+                return None  # training uses the link, and its own transfers are better measurements
+        self._measured_at_s[peer] = now_s
+        self.links.probed(peer, busy_bytes, receiver_busy_s)
+        return self._next_directive()
+
+    # ---- queries -------------------------------------------------------------------------
+
+    def peers(self) -> tuple[Member, ...]:
+        """The other present workers."""
+        return self._peers
+
+    def neighbours(self) -> tuple[Member, ...]:
+        """The peers that this worker has a link to."""
+        ranks = self._fixed_neighbours if self._groups is None else self._groups.neighbours
+        if ranks is None:
+            return self.peers()
+        return tuple(m for m in self.peers() if m.identity.rank in ranks)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        return None if self._groups is None else self._groups.held
+
+    def own(self) -> Capacity:
+        """The capacity to send to other sidecars."""
+        capacity = self.capacities.own()
+        if self._goodput is not None:
+            capacity = replace(capacity, batch_choice=self._goodput.held)
+        if self._groups is None:
+            return capacity
+        rates = self._groups.rates.own()
+        return replace(capacity, link_bytes_per_s=rates, grouping=self._groups.held)
+
+    def incarnation(self) -> int:
+        """This worker's incarnation in the membership; 0 before it joined."""
+        own = None if self._membership is None else self._membership.member(self._rank)
+        return 0 if own is None else own.incarnation
+
+    def link_to_probe(self, now_s: float) -> Member | None:
+        """A peer whose idle link is due for a probe; None if none is due.
+
+        Calling this counts as probing, so a failed probe is not repeated at once. Under the
+        clustered topology all links are probed in turn, used or not.
+        """
+        if self._groups is not None:
+            by_rank = {member.identity.rank: member for member in self.peers()}
+            rank_to_probe = self._groups.rates.next_to_probe(by_rank, now_s)
+            return None if rank_to_probe is None else by_rank[rank_to_probe]
+        for member in self.neighbours():
+            rank = member.identity.rank
+            known = rank in self.links.bandwidths()
+            measured_at_s = self._measured_at_s.get(rank, float("-inf"))
+            if now_s - measured_at_s >= (IDLE_LINK_S if known else PROBE_RETRY_S):
+                self._measured_at_s[rank] = now_s
+                return member
+        return None
+
+    # ---- internal --------------------------------------------------------------------------------
+
+    def _step(self, step: StepTiming, now_s: float) -> None:
+        self._iteration = step.iteration
+        self.steps_total += 1
+        self.samples_total += step.samples
+        self._estimator.add_step(step)
+        if step.norms is not None:
+            self._noise.add(step.norms)
+            self._exchange_s.add(max(0.0, step.wall_s - step.compute_s))
+        own_s = step.compute_s
+        if step.waited_s is not None:
+            own_s = min(step.wall_s - step.waited_s, MAX_OWN_FACTOR * step.compute_s)
+        max_bytes: float | None = None
+        if self._exchange_cost is not None:
+            self._exchange_cost.add(step)
+            max_bytes = self._exchange_cost.max_bytes()
+        self.links.end_round(
+            wall_s=step.wall_s, own_s=max(own_s, self._slowest_s()), max_bytes=max_bytes
+        )
+        self._publish(now_s)
+
+    def _slowest_s(self) -> float:
+        """Compute time of the slowest peer if all wait for each other: links are usable meanwhile.
+
+        Batches cannot compensate for the fixed cost of a step. It excludes the cost of sending, so
+        a full link does not raise its own budget.
+        """
+        if self._job.spec.synchronization.mode == "asynchronous" or self.directive is None:
+            return 0.0
+        known = self.capacities.known(self._active())
+        times = [
+            self._batches[rank] / rate for rank, rate in known.items() if rank in self._batches
+        ]
+        return max(times, default=0.0)
+
+    def _bandwidths(self) -> dict[Rank, float]:
+        """Rates of existing links and, for replays of the run, of probed ones."""
+        probed = {} if self._groups is None else self._groups.rates.own()
+        return {**probed, **self.links.bandwidths()}
+
+    def _set_links(self) -> None:
+        """Update the links with budgets; a new neighbour may already have been probed."""
+        self.links.set_peers(member.identity.rank for member in self.neighbours())
+        if self._groups is not None:
+            self.links.resume(self._groups.rates.own())
+
+    def _update_groups(self, capacity: Capacity) -> bool:
+        """Update rates and grouping from a peer; return whether the grouping changed."""
+        if self._groups is None:
+            return False
+        self._groups.rates.add_peer_rates(capacity.rank, capacity.link_bytes_per_s)
+        if capacity.grouping is None or not self._groups.take(capacity.grouping):
+            return False
+        self._set_links()
+        return True
+
+    def _regroup(self, now_s: float) -> bool:
+        if self._groups is None or self._membership is None:
+            return False
+        regrouped = self._groups.regroup(self._active(), now_s)
+        if regrouped:
+            self._set_links()
+        return regrouped
+
+    def _publish(self, now_s: float) -> None:
+        estimate = self._estimator.estimate()
+        if estimate is None:
+            return
+        regular = now_s - self._published_s >= REGULAR_S
+        if self.capacities.publish(
+            estimate,
+            self._iteration,
+            regular=regular,
+            training_set_samples=self._training_set_samples,
+            own_samples=self._own_samples,
+            noise=self._noise.estimate(),
+            exchange_s=self._exchange_s.value,
+        ):
+            self._published_s = now_s
+
+    def _resume(self, directive: Directive) -> None:
+        """Continue from the last directive of an earlier sidecar, which the trainer reports."""
+        if directive.version <= self._version:
+            return
+        self._version = directive.version
+        self.directive = directive
+        if self._groups is not None and directive.grouping is not None:
+            self._groups.take(directive.grouping)
+        (self._goodput or self._global_batch).resume(directive.global_batch_size)
+        self.capacities.resume(dict(directive.capacities), directive.training_set_samples)
+        self.links.set_peers(directive.bandwidth_bytes_per_s)
+        self.links.resume(directive.bandwidth_bytes_per_s)
+
+    def _active(self) -> list[Rank]:
+        """The workers that share the batch: before the first step all that may still join, later
+        those present."""
+        if self._membership is None:
+            return []
+        if self._iteration > 0:
+            return [self._rank, *(member.identity.rank for member in self.peers())]
+        members = self._membership.members
+        there = {m.identity.rank for m in members if m.state is MemberState.READY}
+        gone = {m.identity.rank for m in members} - there
+        return sorted(self._all_ranks - gone | there | {self._rank})
+
+    def _global_size(self, active: list[Rank]) -> int:
+        """Computed from published values only, so that sidecars agree."""
+        if self._goodput is not None:
+            return self._goodput.at(
+                self._iteration + 1,
+                scale=noise_scale(self.capacities.gradient_noises(active)),
+                samples_per_s=math.fsum(self.capacities.for_ranks(active).values()),
+                fixed_s=self.capacities.exchange_s(active),
+            )
+        samples = self.capacities.training_set_samples(active) or self._training_set_samples
+        return self._global_batch.at(self._iteration + 1, samples)
+
+    def _next_directive(self) -> Directive | None:
+        """A new directive if it differs from the last one by more than noise."""
+        active = self._active()
+        if self._membership is None or not active:
+            return None
+        members = {member.identity.rank for member in self._membership.members}
+        global_size = self._global_size(active)
+        shares = self._batches = self._shares.update(
+            global_size, self.capacities.for_ranks(active), self.capacities.own_samples(active)
+        )
+        wanted = Directive(
+            version=self._version + 1,
+            local_batch_size=shares[self._rank],
+            global_batch_size=global_size,
+            budget_bytes=self.links.budgets(),
+            capacities=self.capacities.known(active),
+            bandwidth_bytes_per_s=self._bandwidths(),
+            grouping=self.grouping,
+            training_set_samples=self.capacities.total_samples(active, members),
+        )
+        if self.directive is not None and not (
+            _differs(self.directive, wanted) or _is_complete(self.directive, wanted, active)
+        ):
+            return None
+        reason = reason_for(self.directive, wanted)
+        if self.links.is_limited != self._is_limited:
+            self._is_limited = self.links.is_limited
+            verb = "limit" if self._is_limited else "no longer limit"
+            reason += f"; CPU costs {verb} the exchange to less than the links carry"
+        self.directive = replace(wanted, reason=reason)
+        self._version = wanted.version
+        return self.directive
+
+
+def _differs(last: Directive, wanted: Directive) -> bool:
+    if (last.local_batch_size, last.global_batch_size) != (
+        wanted.local_batch_size,
+        wanted.global_batch_size,
+    ):
+        return True
+    if last.grouping != wanted.grouping:
+        return True
+    more = abs(wanted.training_set_samples - last.training_set_samples)
+    if more > DATA_TOLERANCE_FRACTION * last.training_set_samples:
+        return True
+    if last.budget_bytes.keys() != wanted.budget_bytes.keys():
+        return True
+    return any(
+        abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
+        for peer, budget in last.budget_bytes.items()
+    )
+
+
+def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
+    """Whether every capacity is known now for the first time: a trainer waits for that."""
+    return last.capacities.keys() < wanted.capacities.keys() == set(active)
+
+
+def _exchange_cost(job: Job) -> ExchangeCost | None:
+    """Only `dlion` limits CPU use: published systems send what they specify."""
+    exchange = job.spec.exchange
+    limited = exchange.policy == "dlion" and exchange.prioritization
+    return ExchangeCost(exchange.cpu_fraction) if limited else None
+
+
+def _shared_uplink(job: Job) -> bool | None:
+    return {"sharedUplink": True, "perPeer": False}.get(job.spec.network.link_shape)

@@ -1,0 +1,1 @@
+"""Which workers exchange with which: fixed graphs, and groups from measured links."""

@@ -1,0 +1,294 @@
+"""The environment file: its fields, bounds and rules.
+
+Declared like a manifest, so that every problem of a file is reported at once. `planning` computes a
+plan from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from dlion_api.document import Check, Limits, Rule, exactly_one, setting
+from dlion_environments.planning import check_start, plan_environment
+from dlion_environments.scheduled_events import unreached_paths
+from dlion_environments.times import common_lengths, describe_lengths
+from dlion_environments.validation import file_problems, time_orders
+
+if TYPE_CHECKING:
+    from dlion_api.names import WorkerIdentity
+    from dlion_api.spec import Job
+    from dlion_environments.plan import Plan
+
+MAX_WORKERS = 1000
+MAX_MBIT_PER_S = 1e6
+MAX_LOSS_PERCENT = 50.0
+MAX_LATENCY_MS = 10_000
+
+_Rate = Annotated[float, Limits(above=0, maximum=MAX_MBIT_PER_S)]
+_Loss = Annotated[float, Limits(minimum=0, maximum=MAX_LOSS_PERCENT)]
+_Cores = Annotated[float, Limits(above=0, maximum=1e6)]
+_Index = Annotated[int, Limits(minimum=0, maximum=MAX_WORKERS - 1)]
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_LABEL_DESCRIPTION = "lower-case letters, digits and hyphens"
+_SiteLabel = Annotated[
+    str, Limits(pattern=_LABEL, pattern_description=_LABEL_DESCRIPTION, max_length=63)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentMachine:
+    """Consecutive workers with the same machine."""
+
+    count: int = setting(
+        "how many workers in a row are like this.", default=1, minimum=1, maximum=MAX_WORKERS
+    )
+    cores: float = setting("compute of each, in relative units.", above=0, maximum=1e6)
+    mbit_per_s: float | None = setting(
+        "rate of each one's uplink and of its downlink.",
+        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    uplink_mbit_per_s: float | None = setting(
+        "rate of the uplink, where it differs.",
+        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    downlink_mbit_per_s: float | None = setting(
+        "rate of the downlink, where it differs.",
+        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    loss_percent: float = setting(
+        "for the simulator: packets lost on each one's uplink, and on its downlink.",
+        default=0.0, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSite:
+    """A site and its number of workers; workers are assigned to sites in order."""
+
+    name: str = setting(
+        "name of the site within this file: the job's sites match by position.",
+        pattern=_LABEL, pattern_description=_LABEL_DESCRIPTION, max_length=63,
+    )  # fmt: skip
+    workers: int = setting("workers of the site.", minimum=1, maximum=MAX_WORKERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentTraffic:
+    """Limits of traffic inside a site, or between sites."""
+
+    mbit_per_s: float | None = setting(
+        "rate that all such traffic of a worker shares, each way (perPeer: of each link).",
+        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
+    )  # fmt: skip
+    latency_ms: float = setting(
+        "latency one way.", default=0.0, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds"
+    )
+    loss_percent: float = setting(
+        "for the simulator: packets lost on the way, beside those of the workers' own links.",
+        default=0.0, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentTime:
+    """A time in the run."""
+
+    fraction: float | None = setting(
+        "as a fraction of the job's stop.maxSeconds.", default=None, above=0, below=1
+    )
+    seconds: float | None = setting(
+        "in seconds after the start.", default=None, minimum=0, maximum=1e9, unit="seconds"
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(fraction="fraction", seconds="seconds"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentLink:
+    """The link between two workers, or all links between two sites."""
+
+    workers: tuple[_Index, ...] | None = setting(
+        "ranks of its two ends.", default=None, min_items=2, max_items=2, unique=True
+    )
+    sites: tuple[_SiteLabel, ...] | None = setting(
+        "names of the two sites.", default=None, min_items=2, max_items=2, unique=True
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (exactly_one(workers="workers", sites="sites"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentChange:
+    """A change at some time; fields that are not set stay as before."""
+
+    at: EnvironmentTime = setting("when.")
+    permutation: tuple[_Index, ...] | None = setting(
+        "worker k gets what worker permutation[k] had at the start: cores and rates.",
+        default=None, max_items=MAX_WORKERS, unique=True,
+    )  # fmt: skip
+    cores: tuple[_Cores, ...] | None = setting(
+        "relative compute of every worker.", default=None, max_items=MAX_WORKERS
+    )
+    mbit_per_s: tuple[_Rate, ...] | None = setting(
+        "rate of every worker, both ways.", default=None, max_items=MAX_WORKERS, unit="Mbit/s"
+    )
+    between_sites_mbit_per_s: float | None = setting(
+        "rate between sites.", default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s"
+    )
+    inside_sites_latency_ms: float | None = setting(
+        "latency inside a site, one way.",
+        default=None, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds",
+    )  # fmt: skip
+    between_sites_latency_ms: float | None = setting(
+        "latency between sites, one way.",
+        default=None, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds",
+    )  # fmt: skip
+    loss_percent: tuple[_Loss, ...] | None = setting(
+        "for the simulator: packets lost on every worker's links, each way.",
+        default=None, max_items=MAX_WORKERS, unit="percent",
+    )  # fmt: skip
+    inside_sites_loss_percent: float | None = setting(
+        "for the simulator: packets lost inside a site.",
+        default=None, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+    between_sites_loss_percent: float | None = setting(
+        "for the simulator: packets lost between sites.",
+        default=None, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+    cut_workers: tuple[_Index, ...] | None = setting(
+        "ranks that are cut off from all others; an empty list restores.",
+        default=None, max_items=MAX_WORKERS, unique=True,
+    )  # fmt: skip
+    cut_sites: tuple[_SiteLabel, ...] | None = setting(
+        "sites that are cut off from all others; an empty list restores.",
+        default=None, max_items=MAX_WORKERS, unique=True,
+    )  # fmt: skip
+    cut_links: tuple[EnvironmentLink, ...] | None = setting(
+        "links that are cut, one by one; an empty list restores.",
+        default=None, max_items=MAX_WORKERS,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentStraggler:
+    """For the simulator: workers that are slower than their cores imply, always or at random."""
+
+    workers: tuple[_Index, ...] | None = setting(
+        "their ranks; default: all.",
+        default=None, min_items=1, max_items=MAX_WORKERS, unique=True,
+    )  # fmt: skip
+    slowdown: float = setting(
+        "a step's core seconds are so many times the usual.", above=1, maximum=10_000
+    )
+    chance: float = setting(
+        "chance of each step to be so slow, by the job's seed.", default=1.0, above=0, maximum=1
+    )
+    begins: EnvironmentTime | None = setting("from when on. Default: the start.", default=None)
+    ends: EnvironmentTime | None = setting("until when. Default: the end of the run.", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentAbsence:
+    """For the simulator: a worker that leaves (its process dies), comes back, or comes late."""
+
+    worker: int = setting("its rank.", minimum=0, maximum=MAX_WORKERS - 1)
+    leaves: EnvironmentTime | None = setting(
+        "when its process dies. Default: it is not there at the start.", default=None
+    )
+    comes: EnvironmentTime | None = setting(
+        "when a new process of it is ready to train. Default: it stays away.", default=None
+    )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.leaves) || has(self.comes)",
+            message="an absence needs leaves, comes or both",
+            holds=lambda it: it.leaves is not None or it.comes is not None,
+            reads=("leaves", "comes"),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The machines and links of a run, in the order of the job's ranks."""
+
+    name: str = setting(
+        "name of the environment.",
+        pattern=_LABEL,
+        pattern_description=_LABEL_DESCRIPTION,
+        max_length=63,
+    )
+    description: str = setting("what it stands for.", default="", max_length=1000)
+    workers: tuple[EnvironmentMachine, ...] = setting(
+        "the workers, in order of rank.", min_items=1, max_items=MAX_WORKERS
+    )
+    core_scale: float | None = setting(
+        "CPU cores of this machine per relative unit; default: so that all quotas together are"
+        " 80 % of the machine's cores less 0.02 core per worker for its sidecar.",
+        default=None, above=0, maximum=1000, unit="cores",
+    )  # fmt: skip
+    samples_per_s_per_core: float = setting(
+        "for the simulator: what one relative unit computes.",
+        default=10.0, above=0, maximum=1e9, unit="samples/s",
+    )  # fmt: skip
+    link_shape: Literal["sharedUplink", "perPeer"] = setting(
+        "whether a worker's rates are shared by all its links, or each link has them.",
+        default="sharedUplink",
+    )
+    sites: tuple[EnvironmentSite, ...] = setting(
+        "sites, where the job's must match them; default: any sites will do.",
+        default=(), max_items=MAX_WORKERS, key="name",
+    )  # fmt: skip
+    inside_sites: EnvironmentTraffic | None = setting("traffic inside a site.", default=None)
+    between_sites: EnvironmentTraffic | None = setting("traffic between sites.", default=None)
+    changes: tuple[EnvironmentChange, ...] = setting(
+        "what changes while the run goes on, in order of time.", default=(), max_items=1000
+    )
+    stragglers: tuple[EnvironmentStraggler, ...] = setting(
+        "for the simulator: workers that are slower than their cores say.",
+        default=(), max_items=MAX_WORKERS,
+    )  # fmt: skip
+    absences: tuple[EnvironmentAbsence, ...] = setting(
+        "for the simulator: workers that leave, come back or come late.",
+        default=(), max_items=MAX_WORKERS,
+    )  # fmt: skip
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Line of each path in its file, if known; not a field of the file."""
+    file: str = field(default="", compare=False, repr=False)
+    """Path of its file; empty for a published one. Not a field of the file."""
+
+    checks: ClassVar[tuple[Check, ...]] = (file_problems,)
+
+    @property
+    def worker_count(self) -> int:
+        """The number of its workers."""
+        return sum(machine.count for machine in self.workers)
+
+    def plan(
+        self,
+        workers: tuple[WorkerIdentity, ...],
+        machine_cores: float | None,
+        *,
+        duration_s: float | None = None,
+        source: str = "the job",
+    ) -> Plan:
+        """The plan for these workers on a machine with `machine_cores` cores.
+
+        `duration_s` is the job's `stop.maxSeconds`; changes at a fraction of the run require it.
+        Raises SpecError if environment and job do not match.
+        """
+        return plan_environment(self, workers, machine_cores, duration_s, source)
+
+    @property
+    def run_lengths(self) -> str:
+        """For which run lengths all times are in order, as text; empty for all."""
+        return describe_lengths(common_lengths(time_orders(self, lambda _: True)))
+
+    def unreached(self, duration_s: float | None) -> list[str]:
+        """Paths of times that a run of that length does not reach; empty if the length is
+        unknown."""
+        return unreached_paths(self, duration_s)
+
+    def check(self, job: Job, *, source: str = "the job") -> None:
+        """Raises SpecError if the job's run would wait for workers that come late."""
+        check_start(self, job, source)

@@ -1,0 +1,175 @@
+"""An environment applied to a job's workers: quotas, rates, latencies, changes.
+
+The local runner emulates it with real processes; the simulator applies it in virtual time. Contains
+values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_environments.packet_loss import tcp_bytes_per_s
+
+BYTES_PER_MBIT = 125_000
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A rate shared by all traffic between a worker and `peers` in one direction.
+
+    A frame passes *every* pipe it belongs to: those of the sender's uplink that name the receiver,
+    and those of the receiver's downlink that name the sender.
+    """
+
+    peers: frozenset[Rank]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class WorkerConditions:
+    """One worker's conditions at one time. Without quota or pipes it is not limited."""
+
+    rank: Rank
+    quota_cores: float | None = None
+    uplink: tuple[Pipe, ...] = ()
+    downlink: tuple[Pipe, ...] = ()
+    latency_s: Mapping[Rank, float] = field(default_factory=dict)
+    """One-way latency to each peer that has any."""
+    cut_peers: frozenset[Rank] = frozenset()
+    """Peers to and from which all packets are dropped silently."""
+    loss_fraction: Mapping[Rank, float] = field(default_factory=dict)
+    """Fraction of packets lost, for each peer with loss."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """All workers' conditions at one time, by rank."""
+
+    workers: tuple[WorkerConditions, ...]
+
+    def worker(self, rank: Rank) -> WorkerConditions:
+        """The conditions of that rank."""
+        return self.workers[rank]
+
+    def link_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
+        """Maximum rate of one link while all others are idle; inf if unlimited, 0 if cut."""
+        if receiver in self.workers[sender].cut_peers:
+            return 0.0
+        pipes = [
+            *(pipe for pipe in self.workers[sender].uplink if receiver in pipe.peers),
+            *(pipe for pipe in self.workers[receiver].downlink if sender in pipe.peers),
+        ]
+        shaped = min((pipe.bytes_per_s for pipe in pipes), default=float("inf"))
+        return min(shaped, self.loss_bytes_per_s(sender, receiver))
+
+    def loss_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
+        """Maximum payload rate of one link under its packet loss; inf without loss."""
+        there, back = self.workers[sender], self.workers[receiver]
+        round_trip_s = there.latency_s.get(receiver, 0.0) + back.latency_s.get(sender, 0.0)
+        return tcp_bytes_per_s(there.loss_fraction.get(receiver, 0.0), round_trip_s)
+
+
+@dataclass(frozen=True)
+class ConditionsChange:
+    """The complete conditions from `time_s` after the start on."""
+
+    time_s: float
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Workers whose steps take `slowdown` times their core seconds with probability `chance`."""
+
+    ranks: frozenset[Rank]
+    slowdown: float
+    chance: float = 1.0
+    begins_s: float = 0.0
+    ends_s: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A worker's absence. Without `leaves_s` from the start, without `comes_s` to the end."""
+
+    rank: Rank
+    leaves_s: float | None = None
+    comes_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An environment applied to a job's workers on a given machine.
+
+    The *shape* of the pipes (which peers share one) never changes: a change sets other rates,
+    latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
+    """
+
+    environment: str
+    workers: tuple[WorkerIdentity, ...]
+    core_scale: float
+    """CPU cores per relative unit of the environment file."""
+    samples_per_s_per_core: float
+    """For virtual time: what one relative unit (`quota_cores / core_scale` of them) computes."""
+    initial: Conditions
+    changes: tuple[ConditionsChange, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
+    absences: tuple[Absence, ...] = ()
+    """In order of worker and time; those of one worker do not overlap."""
+    probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
+    """For virtual time: result of the first probe of a link (sender, receiver), if it is known to
+    differ from the link's rate."""
+
+    def at(self, time_s: float) -> Conditions:
+        """The conditions `time_s` after the start of the run."""
+        current = self.initial
+        for change in self.changes:
+            if change.time_s <= time_s:
+                current = change.conditions
+        return current
+
+    @property
+    def shapes_links(self) -> bool:
+        """Whether any link has a rate, a latency or a cut at any time."""
+        return any(
+            worker.uplink or worker.downlink or any(worker.latency_s.values()) or worker.cut_peers
+            for conditions in (self.initial, *(change.conditions for change in self.changes))
+            for worker in conditions.workers
+        )
+
+    @property
+    def changes_links(self) -> bool:
+        """Whether any link's rate or cut changes during the run."""
+        return any(
+            (now.uplink, now.downlink, now.cut_peers)
+            != (then.uplink, then.downlink, then.cut_peers)
+            for change in self.changes
+            for now, then in zip(self.initial.workers, change.conditions.workers, strict=True)
+        )
+
+    @property
+    def asks_for_latency(self) -> bool:
+        """Whether any link has a latency at any time."""
+        return any(
+            any(worker.latency_s.values())
+            for conditions in (self.initial, *(change.conditions for change in self.changes))
+            for worker in conditions.workers
+        )
+
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether any worker has a quota at the start."""
+        return any(worker.quota_cores is not None for worker in self.initial.workers)
+
+
+def unlimited_plan(workers: tuple[WorkerIdentity, ...]) -> Plan:
+    """A plan without limits, for `dlion run` without `--environment`."""
+    return Plan(
+        environment="",
+        workers=workers,
+        core_scale=1.0,
+        samples_per_s_per_core=1.0,
+        initial=Conditions(tuple(WorkerConditions(worker.rank) for worker in workers)),
+    )

@@ -1,0 +1,325 @@
+"""Computes the plan of an environment for a job's workers, and all mismatches between the two."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dlion_api.document import line_of
+from dlion_api.errors import Problem, SpecError
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_environments.packet_loss import combined_fraction
+from dlion_environments.plan import (
+    BYTES_PER_MBIT,
+    Conditions,
+    ConditionsChange,
+    Pipe,
+    Plan,
+    WorkerConditions,
+)
+from dlion_environments.scheduled_events import (
+    absences_of,
+    late_problems,
+    simulator_only_problems,
+    stragglers_of,
+    times_of,
+)
+from dlion_environments.times import TimeResolver
+from dlion_environments.validation import run_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dlion_api.spec import Job
+    from dlion_environments.model import Environment, EnvironmentChange, EnvironmentLink
+
+MACHINE_FRACTION = 0.8
+"""Fraction of the machine's cores for all trainers' quotas. The rest is for the coordinator, the
+relay and other processes. Source: ours."""
+SIDECAR_CORES = 0.02
+"""Reserved for each worker's sidecar, whose limit this is."""
+MIN_QUOTA_CORES = 0.02
+"""Minimum of the kernel's controller with our period (`emulation.compute.quotas`)."""
+
+
+@dataclass(frozen=True)
+class _EnvironmentState:
+    """The file's values at one time, per rank."""
+
+    cores: tuple[float, ...]
+    uplink_mbit_per_s: tuple[float | None, ...]
+    downlink_mbit_per_s: tuple[float | None, ...]
+    between_mbit_per_s: float | None
+    loss_percent: tuple[float, ...]
+    latency_ms: tuple[float, float]
+    """(Inside sites, between sites); also for `site_loss_percent`."""
+    site_loss_percent: tuple[float, float]
+    cut_workers: frozenset[int] = frozenset()
+    cut_sites: frozenset[str] = frozenset()
+    cut_links: tuple[EnvironmentLink, ...] = ()
+
+
+def plan_environment(
+    environment: Environment,
+    workers: tuple[WorkerIdentity, ...],
+    machine_cores: float | None,
+    duration_s: float | None,
+    source: str,
+) -> Plan:
+    """Compute the plan. With `machine_cores` None, a relative unit is a core of virtual time.
+
+    Raises SpecError with every problem, naming environment and job.
+    """
+    times = TimeResolver(duration_s)
+    problems = [
+        *_count_problems(environment, workers, source),
+        *_fraction_problems(environment, times, source),
+        *run_problems(environment, lambda _: True, times),
+    ]
+    if machine_cores is not None:
+        problems += simulator_only_problems(environment)
+    if problems:
+        raise _spec_error(environment, problems)
+    states = _states(environment)
+    scale = 1.0
+    if machine_cores is not None:
+        scale = _core_scale(environment, [state for _, state in states], machine_cores)
+    timeline = [
+        (
+            times.seconds(None if change is None else change.at) or 0.0,
+            _conditions(environment, workers, state, scale),
+        )
+        for change, state in states
+    ]
+    return Plan(
+        environment=environment.name,
+        workers=workers,
+        core_scale=scale,
+        samples_per_s_per_core=environment.samples_per_s_per_core,
+        initial=timeline[0][1],
+        changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
+        stragglers=stragglers_of(environment, times),
+        absences=absences_of(environment, times),
+    )
+
+
+def check_start(environment: Environment, job: Job, source: str) -> None:
+    """Raises SpecError if the run would wait for workers that come late."""
+    if problems := list(late_problems(environment, job, source)):
+        raise _spec_error(environment, problems)
+
+
+def _spec_error(environment: Environment, problems: list[Problem]) -> SpecError:
+    """The problems with their lines in the file, if known."""
+    lines = environment.lines
+    placed = [replace(problem, line=line_of(problem.path, lines)) for problem in problems]
+    return SpecError(placed, source=environment.file or f"environment {environment.name}")
+
+
+def _count_problems(
+    environment: Environment, workers: Sequence[WorkerIdentity], source: str
+) -> Iterable[Problem]:
+    if len(workers) != environment.worker_count:
+        yield Problem(
+            path="workers",
+            message=f"environment {environment.name} is made for {environment.worker_count} "
+            f"workers, {source} has another number",
+            value=str(len(workers)),
+            allowed=str(environment.worker_count),
+            advice="Change the job's groups, or take another environment.",
+        )
+    counts = [len(list(members)) for _, members in itertools.groupby(workers, lambda w: w.site)]
+    expected = [site.workers for site in environment.sites]
+    if expected and counts != expected:
+        yield Problem(
+            path="sites",
+            message=f"environment {environment.name} has sites of other sizes than {source}",
+            value=" + ".join(map(str, counts)),
+            allowed=" + ".join(map(str, expected)),
+            advice="Change the job's sites, or take another environment.",
+        )
+
+
+def _fraction_problems(
+    environment: Environment, times: TimeResolver, source: str
+) -> Iterable[Problem]:
+    """Fractions of a run of unknown length."""
+    if times.duration_s is not None:
+        return
+    for path, at in times_of(environment):
+        if at.fraction is not None:
+            yield Problem(
+                path=f"{path}.fraction",
+                message=f"environment {environment.name} changes at a fraction of the run, but "
+                f"{source} has no stop.maxSeconds to take the fraction of",
+                value=str(at.fraction),
+                advice="Set trainer.stop.maxSeconds, or give seconds.",
+            )
+
+
+def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _EnvironmentState]]:
+    machines = [m for machine in environment.workers for m in [machine] * machine.count]
+    inside, between = environment.inside_sites, environment.between_sites
+    start = _EnvironmentState(
+        cores=tuple(machine.cores for machine in machines),
+        uplink_mbit_per_s=tuple(m.uplink_mbit_per_s or m.mbit_per_s for m in machines),
+        downlink_mbit_per_s=tuple(m.downlink_mbit_per_s or m.mbit_per_s for m in machines),
+        between_mbit_per_s=None if between is None else between.mbit_per_s,
+        loss_percent=tuple(machine.loss_percent for machine in machines),
+        latency_ms=(
+            0.0 if inside is None else inside.latency_ms,
+            0.0 if between is None else between.latency_ms,
+        ),
+        site_loss_percent=(
+            0.0 if inside is None else inside.loss_percent,
+            0.0 if between is None else between.loss_percent,
+        ),
+    )
+    states: list[tuple[EnvironmentChange | None, _EnvironmentState]] = [(None, start)]
+    for change in environment.changes:
+        states.append((change, _changed(states[-1][1], change, start)))
+    return states
+
+
+def _changed(
+    state: _EnvironmentState, change: EnvironmentChange, start: _EnvironmentState
+) -> _EnvironmentState:
+    if change.permutation is not None:
+        state = replace(
+            state,
+            cores=tuple(start.cores[k] for k in change.permutation),
+            uplink_mbit_per_s=tuple(start.uplink_mbit_per_s[k] for k in change.permutation),
+            downlink_mbit_per_s=tuple(start.downlink_mbit_per_s[k] for k in change.permutation),
+        )
+    if change.cores is not None:
+        state = replace(state, cores=change.cores)
+    if change.mbit_per_s is not None:
+        rates = change.mbit_per_s
+        state = replace(state, uplink_mbit_per_s=rates, downlink_mbit_per_s=rates)
+    if change.between_sites_mbit_per_s is not None:
+        state = replace(state, between_mbit_per_s=change.between_sites_mbit_per_s)
+    if change.loss_percent is not None:
+        state = replace(state, loss_percent=change.loss_percent)
+    latencies = (change.inside_sites_latency_ms, change.between_sites_latency_ms)
+    losses = (change.inside_sites_loss_percent, change.between_sites_loss_percent)
+    state = replace(
+        state,
+        latency_ms=_updated(latencies, state.latency_ms),
+        site_loss_percent=_updated(losses, state.site_loss_percent),
+    )
+    if change.cut_workers is not None:
+        state = replace(state, cut_workers=frozenset(change.cut_workers))
+    if change.cut_sites is not None:
+        state = replace(state, cut_sites=frozenset(change.cut_sites))
+    if change.cut_links is not None:
+        state = replace(state, cut_links=change.cut_links)
+    return state
+
+
+def _updated(
+    new: tuple[float | None, float | None], old: tuple[float, float]
+) -> tuple[float, float]:
+    """The new values, or the old ones where no new value is given."""
+    inside, between = new
+    return (old[0] if inside is None else inside, old[1] if between is None else between)
+
+
+def _core_scale(
+    environment: Environment, states: list[_EnvironmentState], machine_cores: float
+) -> float:
+    most = max(sum(state.cores) for state in states)
+    least = min(min(state.cores) for state in states)
+    scale = environment.core_scale
+    if scale is None:
+        usable = MACHINE_FRACTION * machine_cores - SIDECAR_CORES * environment.worker_count
+        scale = usable / most
+    if scale * least < MIN_QUOTA_CORES:
+        problem = Problem(
+            path="coreScale",
+            message=f"environment {environment.name} leaves its smallest worker less CPU than a "
+            f"quota can hold, on this machine of {machine_cores:g} cores",
+            value=f"{least:g} units of {scale:.4g} cores",
+            allowed=f"at least {MIN_QUOTA_CORES:g} cores: coreScale of "
+            f"{MIN_QUOTA_CORES / least:.4g} or more",
+            advice="Use a larger machine, fewer workers, or give coreScale (quotas that together "
+            "are more than the machine has are not kept).",
+        )
+        raise _spec_error(environment, [problem])
+    return scale
+
+
+def _conditions(
+    environment: Environment,
+    workers: tuple[WorkerIdentity, ...],
+    state: _EnvironmentState,
+    scale: float,
+) -> Conditions:
+    env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
+    sites: list[str] = env_sites or [worker.site for worker in workers]
+    everyone = range(len(workers))
+    made = []
+    for k in everyone:
+        peers = [j for j in everyone if j != k]
+        made.append(
+            WorkerConditions(
+                rank=Rank(k),
+                quota_cores=state.cores[k] * scale,
+                uplink=_pipes(environment, state, sites, k, state.uplink_mbit_per_s[k]),
+                downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
+                latency_s=_latencies(state, sites, k),
+                loss_fraction=_losses(state, sites, k),
+                cut_peers=frozenset(Rank(j) for j in peers if _is_cut(state, sites, k, j)),
+            )
+        )
+    return Conditions(tuple(made))
+
+
+def _pipes(
+    environment: Environment, state: _EnvironmentState, sites: list[str], k: int, own: float | None
+) -> tuple[Pipe, ...]:
+    peers = [j for j in range(len(sites)) if j != k]
+    near = [j for j in peers if sites[j] == sites[k]]
+    far = [j for j in peers if sites[j] != sites[k]]
+    inside = None if environment.inside_sites is None else environment.inside_sites.mbit_per_s
+    between = state.between_mbit_per_s
+    if environment.link_shape == "perPeer":
+        rates = [(j, (own, inside if j in near else between)) for j in peers]
+        groups = [([j], min((r for r in pair if r is not None), default=None)) for j, pair in rates]
+    else:
+        groups = [(peers, own), (near, inside), (far, between)]
+    return tuple(
+        Pipe(frozenset(Rank(j) for j in group), rate * BYTES_PER_MBIT)
+        for group, rate in groups
+        if group and rate is not None
+    )
+
+
+def _latencies(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
+    latencies = {}
+    for j, site in enumerate(sites):
+        latency_ms = state.latency_ms[site != sites[k]]
+        if j != k and latency_ms:
+            latencies[Rank(j)] = latency_ms / 1000
+    return latencies
+
+
+def _losses(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
+    losses = {}
+    for j, site in enumerate(sites):
+        on_the_way = state.site_loss_percent[site != sites[k]]
+        parts = (state.loss_percent[k], on_the_way, state.loss_percent[j])
+        if j != k and any(parts):
+            losses[Rank(j)] = combined_fraction(parts)
+    return losses
+
+
+def _is_cut(state: _EnvironmentState, sites: list[str], k: int, j: int) -> bool:
+    if k in state.cut_workers or j in state.cut_workers:
+        return True
+    ends, homes = {k, j}, {sites[k], sites[j]}
+    if any(
+        ends == set(one.workers or ()) or homes == set(one.sites or ()) for one in state.cut_links
+    ):
+        return True
+    return sites[k] != sites[j] and not state.cut_sites.isdisjoint((sites[k], sites[j]))

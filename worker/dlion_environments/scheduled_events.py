@@ -1,0 +1,149 @@
+"""Packet loss, stragglers and absences of an environment.
+
+Only the simulator supports them; on real processes they are rejected, each by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import Problem
+from dlion_api.names import Rank
+from dlion_environments.plan import Absence, Straggler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dlion_api.spec import Job
+    from dlion_environments.model import Environment, EnvironmentAbsence, EnvironmentTime
+    from dlion_environments.model import EnvironmentStraggler as StragglerFields
+    from dlion_environments.times import TimeResolver
+
+ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
+ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
+ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
+
+
+def _by_worker(
+    absences: Sequence[EnvironmentAbsence],
+) -> Iterable[tuple[int, list[tuple[int, EnvironmentAbsence]]]]:
+    indexed = sorted(enumerate(absences), key=lambda pair: pair[1].worker)
+    for rank, own in itertools.groupby(indexed, key=lambda pair: pair[1].worker):
+        yield rank, list(own)
+
+
+def _late(environment: Environment) -> list[tuple[int, int]]:
+    """(Rank, index in the file) of workers that are absent at the start."""
+    return [(a.worker, i) for i, a in enumerate(environment.absences) if a.leaves is None]
+
+
+def late_problems(environment: Environment, job: Job, source: str) -> Iterable[Problem]:
+    """Workers that come late to a run that would wait for them."""
+    spec, late = job.spec, _late(environment)
+    late_ranks = {rank for rank, _ in late}
+    sites = {worker.site for worker in job.workers() if worker.rank not in late_ranks}
+    for rank, index in late:
+        path = f"absences[{index}]"
+        if spec.start_deadline_seconds is None:
+            yield Problem(
+                path=path,
+                message=f"{source} has no startDeadlineSeconds: its run does not begin before "
+                f"worker {rank} has come",
+                allowed="workers that are there at the start",
+                advice="Set startDeadlineSeconds, or give leaves as well.",
+            )
+        elif len(sites) < spec.min_sites:
+            yield Problem(
+                path=path,
+                message=f"{source} does not begin with fewer than {spec.min_sites} sites "
+                "(minSites)",
+                value=f"{len(sites)} sites at the start",
+                advice="Lower minSites, or let a worker of another site be there.",
+            )
+
+
+def simulator_only_problems(environment: Environment) -> Iterable[Problem]:
+    """Parts of the file that cannot be emulated with real processes."""
+    unsupported = [
+        *((f"absences[{i}]", ADVICE_ABSENCE) for i in range(len(environment.absences))),
+        *((f"stragglers[{i}]", ADVICE_STRAGGLER) for i in range(len(environment.stragglers))),
+        *((path, ADVICE_LOSS) for path in _paths_of_loss(environment)),
+    ]
+    for path, advice in unsupported:
+        yield Problem(
+            path=path,
+            message="is for `dlion simulate` only: `dlion run` cannot impose it",
+            advice=advice,
+        )
+
+
+def _paths_of_loss(environment: Environment) -> Iterable[str]:
+    for index, machine in enumerate(environment.workers):
+        if machine.loss_percent:
+            yield f"workers[{index}].lossPercent"
+    for name, reach in (
+        ("insideSites", environment.inside_sites),
+        ("betweenSites", environment.between_sites),
+    ):
+        if reach is not None and reach.loss_percent:
+            yield f"{name}.lossPercent"
+    for index, change in enumerate(environment.changes):
+        if any(change.loss_percent or ()):
+            yield f"changes[{index}].lossPercent"
+        if change.inside_sites_loss_percent:
+            yield f"changes[{index}].insideSitesLossPercent"
+        if change.between_sites_loss_percent:
+            yield f"changes[{index}].betweenSitesLossPercent"
+
+
+def unreached_paths(environment: Environment, duration_s: float | None) -> list[str]:
+    """Paths of times after the end of a run, such as `changes[2].at` or `absences[0].leaves`.
+
+    A fraction of the run is always before its end.
+    """
+    if duration_s is None:
+        return []
+    return [
+        path
+        for path, at in times_of(environment)
+        if at.seconds is not None and at.seconds >= duration_s and not path.endswith(".ends")
+    ]
+
+
+def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
+    """Every time in the file, with its path."""
+    times: list[tuple[str, EnvironmentTime | None]] = [
+        *((f"changes[{i}].at", change.at) for i, change in enumerate(environment.changes)),
+        *((f"stragglers[{i}].begins", s.begins) for i, s in enumerate(environment.stragglers)),
+        *((f"stragglers[{i}].ends", s.ends) for i, s in enumerate(environment.stragglers)),
+        *((f"absences[{i}].leaves", a.leaves) for i, a in enumerate(environment.absences)),
+        *((f"absences[{i}].comes", a.comes) for i, a in enumerate(environment.absences)),
+    ]
+    return [(path, at) for path, at in times if at is not None]
+
+
+def absences_of(environment: Environment, times: TimeResolver) -> tuple[Absence, ...]:
+    """In seconds, in order of worker and time."""
+    return tuple(
+        Absence(Rank(rank), times.seconds(absence.leaves), times.seconds(absence.comes))
+        for rank, own in _by_worker(environment.absences)
+        for _, absence in own
+    )
+
+
+def stragglers_of(environment: Environment, times: TimeResolver) -> tuple[Straggler, ...]:
+    """In seconds, in the order of the file."""
+    return tuple(_straggler(fields, environment, times) for fields in environment.stragglers)
+
+
+def _straggler(fields: StragglerFields, environment: Environment, times: TimeResolver) -> Straggler:
+    ends_s = times.seconds(fields.ends)
+    everyone = range(environment.worker_count)
+    return Straggler(
+        ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
+        slowdown=fields.slowdown,
+        chance=fields.chance,
+        begins_s=times.seconds(fields.begins) or 0.0,
+        ends_s=float("inf") if ends_s is None else ends_s,
+    )

@@ -1,0 +1,1 @@
+"""Emulates an environment on this machine, and measures what it provides."""

@@ -1,0 +1,1 @@
+"""Emulated compute capacity: CPU quotas of control groups, or duty cycles."""

@@ -1,0 +1,331 @@
+"""Emulates an environment's plan on the processes of a local run.
+
+Combines a backend for links (`namespaces` as root, else `relay`) with one for CPU (`quotas` by
+control group, else `duty_cycle`). Applies the plan's changes at their times and compares requested
+with measured values. Starts no worker: the runner puts `command_prefix(rank)` before each
+supervisor's command and `sidecar_prefix(rank)` before each sidecar's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol, Self
+
+from dlion_api.errors import DLionError
+from dlion_local.emulation.backends import (
+    CpuBackend,
+    LinkBackend,
+    choose_cpu_backend,
+    choose_link_backend,
+)
+from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
+from dlion_local.emulation.compute.quotas import ControlGroupCpu
+from dlion_local.emulation.measurement import (
+    QuotaUsage,
+    TransferMeasurement,
+    compare_links,
+    measure_transfers,
+    unsupported_latencies,
+)
+from dlion_local.emulation.network.namespaces import NamespaceNetwork
+from dlion_local.emulation.network.relay_network import RelayNetwork, UnshapedNetwork
+from dlion_results.run_folder.environment import Comparison
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from dlion_api.names import Rank
+    from dlion_environments.plan import Conditions, ConditionsChange, Plan
+
+
+LINKS_MEASURED_ONCE_NOTE = (
+    "link rates: measured before the run, each worker to the next; those that changes bring are "
+    "imposed and not measured, as a transfer would take them from the run"
+)
+
+
+class LinkEmulator(Protocol):
+    """Shapes links: `NamespaceNetwork`, `RelayNetwork` or `UnshapedNetwork`."""
+
+    def start(self) -> None: ...
+    def apply(self, conditions: Conditions) -> None: ...
+    def enter_arguments(self, rank: Rank) -> list[str]: ...
+    def host(self, rank: Rank) -> str: ...
+    def exchange_port(self, rank: Rank) -> int: ...
+    def measuring_port(self, rank: Rank) -> int: ...
+    def coordinator_host(self) -> str: ...
+    def link_addresses(self, rank: Rank) -> dict[str, str]: ...
+    def interface_bytes(self, rank: Rank) -> tuple[int, int]: ...
+    def listener(self, rank: Rank) -> socket.socket: ...
+    def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket: ...
+    def failure(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class CpuLimiter(Protocol):
+    """Limits CPU: `ControlGroupCpu` or `DutyCycledCpu`."""
+
+    def start(self) -> None: ...
+    def enter_arguments(self, rank: Rank) -> list[str]: ...
+    def set_quota(self, rank: Rank, cores: float | None) -> None: ...
+    def used_s(self, rank: Rank) -> float: ...
+    def throttled_s(self, rank: Rank) -> float: ...
+    def failure(self) -> str: ...
+    def close(self) -> None: ...
+
+
+class EmulatedEnvironment:
+    """Context manager in which the plan's links and quotas are in force.
+
+    Call order: enter; start the coordinator at `coordinator_host()`; for each worker, use
+    `listen_host`, `advertise_host`, `exchange_port`, `measuring_port` and `link_addresses` in its
+    configuration, and the two prefixes in its commands. Call `apply_quota(rank)` when the worker is
+    ready to train, as before it imports TensorFlow at full speed. Call `start_changes(clock)` when
+    the run starts, and `requested_and_measured()` before `close()`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        run_id: str,
+        work_dir: Path,
+        privileged: bool | None = None,
+    ) -> None:
+        """`privileged`: False never uses root's features, True requires them, None uses them if
+        possible.
+
+        With None, a plan with latency uses the relay even as root: only the relay emulates latency
+        on every kernel.
+        """
+        self.plan = plan
+        self.run_id = run_id
+        self._work_dir = work_dir
+        self.link_backend, self.link_reason = choose_link_backend(plan, privileged)
+        self.cpu_backend, self.cpu_reason = choose_cpu_backend(plan, privileged)
+        self._network = self._build_network()
+        self._cpu = self._build_cpu()
+        self._conditions, self._conditions_since_s = plan.initial, 0.0
+        self._quota_usage = {worker.rank: QuotaUsage() for worker in plan.workers}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._changes: threading.Thread | None = None
+        self._link_comparisons: list[Comparison] = []
+        self._change_failure = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The backends in use, why, and what is not measured."""
+        means = (
+            f"links: {self.link_backend} ({self.link_reason})",
+            f"CPU: {self.cpu_backend} ({self.cpu_reason})",
+        )
+        return (*means, LINKS_MEASURED_ONCE_NOTE) if self.plan.changes_links else means
+
+    def _build_network(self) -> LinkEmulator:
+        if self.link_backend is LinkBackend.NAMESPACES:
+            return NamespaceNetwork(self.plan)
+        if self.link_backend is LinkBackend.RELAY:
+            return RelayNetwork(self.plan, self._work_dir)
+        return UnshapedNetwork()
+
+    def _build_cpu(self) -> CpuLimiter | None:
+        if self.cpu_backend is CpuBackend.CONTROL_GROUP:
+            return ControlGroupCpu([worker.rank for worker in self.plan.workers])
+        if self.cpu_backend is CpuBackend.DUTY_CYCLE:
+            return DutyCycledCpu([worker.rank for worker in self.plan.workers], self._work_dir)
+        return None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the emulation. On an exception everything is removed."""
+        try:
+            self._network.start()
+            if self._cpu is not None:
+                self._cpu.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def command_prefix(self, rank: Rank) -> list[str]:
+        """Prefix of the supervisor's command: enters namespace and control group."""
+        cpu = [] if self._cpu is None else self._cpu.enter_arguments(rank)
+        return _enter_command([*self._network.enter_arguments(rank), *cpu])
+
+    def sidecar_prefix(self, rank: Rank) -> list[str]:
+        """Prefix of the sidecar's command: the worker's links, without its quota."""
+        return _enter_command(self._network.enter_arguments(rank))
+
+    def listen_host(self, rank: Rank) -> str:
+        """Address at which the worker's servers listen."""
+        return self._network.host(rank)
+
+    def advertise_host(self, rank: Rank) -> str:
+        """Address at which peers reach the worker directly, without a relay."""
+        return self._network.host(rank)
+
+    def exchange_port(self, rank: Rank) -> int:
+        """Port at which the trainer's exchange must listen; 0: any."""
+        return self._network.exchange_port(rank)
+
+    def measuring_port(self, rank: Rank) -> int:
+        """Port at which the sidecar must answer probes; 0: any."""
+        return self._network.measuring_port(rank)
+
+    def coordinator_host(self) -> str:
+        """Address of the runner that every worker reaches over unshaped links."""
+        return self._network.coordinator_host()
+
+    def link_addresses(self, rank: Rank) -> dict[str, str]:
+        """Addresses to dial instead of the announced ones, for `WorkerConfig.link_addresses`.
+
+        Keys are `"<peer rank>/exchange"` and `"<peer rank>/measuring"`. Empty if the announced
+        addresses are right.
+        """
+        return self._network.link_addresses(rank)
+
+    def interface_bytes(self, rank: Rank) -> tuple[int, int]:
+        """Bytes sent and received on the worker's links so far."""
+        return self._network.interface_bytes(rank)
+
+    def apply_quota(self, rank: Rank) -> None:
+        """Enforce the quota of the worker's trainer from now on.
+
+        Idempotent; does nothing after `close`.
+        """
+        with self._lock:
+            self._set_quota(rank, self._conditions.worker(rank).quota_cores)
+
+    def remove_quota(self, rank: Rank) -> None:
+        """Remove the worker's quota, for example while it imports TensorFlow again."""
+        with self._lock:
+            self._set_quota(rank, None)
+
+    def _set_quota(self, rank: Rank, cores: float | None) -> None:
+        if self._cpu is None or self._ended.is_set():
+            return
+        used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
+        self._quota_usage[rank].begin_quota(
+            cores, time.monotonic(), used_s, throttled_s, begins_s=self._conditions_since_s
+        )
+        self._cpu.set_quota(rank, cores)
+
+    def start_changes(
+        self,
+        clock: Callable[[], float],
+        on_change: Callable[[ConditionsChange], None] | None = None,
+    ) -> None:
+        """Apply each of the plan's changes when `clock()`, in seconds of the run, reaches its time.
+
+        `on_change` is called after each, in a separate thread. If a change fails, no others follow
+        and `failure` reports it.
+        """
+        if not self.plan.changes or self._changes is not None or self._ended.is_set():
+            return
+        self._changes = threading.Thread(
+            target=self._apply_changes,
+            args=(clock, on_change),
+            name="environment-changes",
+            daemon=True,
+        )
+        self._changes.start()
+
+    def _apply_changes(
+        self, clock: Callable[[], float], on_change: Callable[[ConditionsChange], None] | None
+    ) -> None:
+        for change in self.plan.changes:
+            while (wait_s := change.time_s - clock()) > 0:
+                if self._ended.wait(min(wait_s, 0.5)):
+                    return
+            if self._ended.is_set():
+                return
+            try:
+                self.apply(change.conditions, since_s=change.time_s)
+            except (DLionError, OSError) as error:
+                self._change_failure = f"the change at {change.time_s:g} s: {error}"
+                return
+            if on_change is not None:
+                on_change(change)
+
+    def apply(self, conditions: Conditions, *, since_s: float) -> None:
+        """Apply rates, cuts and quotas at once; connections stay open.
+
+        `since_s` is their start in the run's time, for the figures.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._conditions, self._conditions_since_s = conditions, since_s
+            self._network.apply(conditions)
+            for rank, usage in self._quota_usage.items():
+                if usage.is_held:
+                    self._set_quota(rank, conditions.worker(rank).quota_cores)
+
+    def measure_links(self, seconds: float = 1.0) -> list[Comparison]:
+        """Measure link rates before the run, each worker sending to the next.
+
+        Takes about `seconds` and loads every link: call it before workers exchange data.
+        """
+        self._link_comparisons = compare_links(self._network, self._conditions, seconds)
+        return self._link_comparisons
+
+    def measure_transfers(
+        self, pairs: Sequence[tuple[Rank, Rank]], seconds: float
+    ) -> list[TransferMeasurement]:
+        """Measure the rates of several links at once, for `benchmarks/network.py`."""
+        return measure_transfers(self._network, pairs, seconds)
+
+    def requested_and_measured(self) -> list[Comparison]:
+        """Compare requested with measured values, for the result folder.
+
+        Links as `measure_links` found them. CPU as the mean over the time of each quota; a worker
+        that waits for peers uses less than its quota. Also lists what was not enforced. Call it
+        before `close`.
+        """
+        comparisons = list(self._link_comparisons)
+        with self._lock:
+            for rank, usage in self._quota_usage.items():
+                if self._cpu is not None:
+                    used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
+                    usage.update(time.monotonic(), used_s, throttled_s)
+                    comparisons += usage.comparison(rank)
+        if self.link_backend is not LinkBackend.RELAY:
+            comparisons += unsupported_latencies(self.plan)
+        return comparisons
+
+    def failure(self) -> str:
+        """Why the emulation itself has failed, so that the runner ends the run; else empty."""
+        own = self._network.failure() or ("" if self._cpu is None else self._cpu.failure())
+        return own or self._change_failure
+
+    def close(self) -> None:
+        """Remove everything. May be called twice, and after a failed start."""
+        with self._lock:
+            self._ended.set()
+        if self._changes is not None and self._changes is not threading.current_thread():
+            self._changes.join(timeout=5)
+        if self._cpu is not None:
+            self._cpu.close()
+        self._network.close()
+
+
+def _enter_command(arguments: list[str]) -> list[str]:
+    if not arguments:
+        return []
+    return [sys.executable, "-m", "dlion_local.emulation.network.enter", *arguments, "--"]

@@ -1,0 +1,243 @@
+"""Compares requested with measured values: link rates by real transfers, quotas by CPU time.
+
+Used by `emulation.emulation`, by `benchmarks/network.py` and by the tests.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from dlion_api.names import Rank
+from dlion_results.run_folder.environment import Comparison, Quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlion_environments.plan import Conditions, Plan
+
+_BLOCK_BYTES = 65536
+
+
+class MeasurableNetwork(Protocol):
+    """A network in which sockets between workers can be opened."""
+
+    def listener(self, rank: Rank) -> socket.socket: ...
+    def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket: ...
+
+
+@dataclass
+class TransferMeasurement:
+    """A transfer over one link at full rate, as measured at the *receiver*."""
+
+    sender: Rank
+    receiver: Rank
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """(Monotonic time, total bytes that had arrived by then)."""
+
+    def bytes_per_s(self, skip_s: float = 0.0) -> float:
+        """Mean rate, without the first `skip_s`, in which TCP ramps up."""
+        if not self.arrivals:
+            return 0.0
+        begin_s = self.arrivals[0][0] + skip_s
+        counted = [arrival for arrival in self.arrivals if arrival[0] >= begin_s]
+        if len(counted) < 2:
+            return 0.0
+        (from_s, from_bytes), (to_s, to_bytes) = counted[0], counted[-1]
+        return (to_bytes - from_bytes) / (to_s - from_s)
+
+    def windows_bytes_per_s(self, window_s: float, step_s: float = 0.05) -> list[float]:
+        """Rates over sliding windows of that length, one every `step_s`."""
+        rates: list[float] = []
+        if not self.arrivals:
+            return rates
+        start_s = self.arrivals[0][0]
+        while start_s + window_s <= self.arrivals[-1][0]:
+            inside = [n for t, n in self.arrivals if start_s <= t <= start_s + window_s]
+            rates.append((inside[-1] - inside[0]) / window_s)
+            start_s += step_s
+        return rates
+
+
+def measure_transfers(
+    network: MeasurableNetwork, pairs: Sequence[tuple[Rank, Rank]], seconds: float
+) -> list[TransferMeasurement]:
+    """Transfer over all pairs at once for `seconds`. Data still queued then is dropped.
+
+    Raises OSError if a link cannot be dialled.
+    """
+    transfers = [TransferMeasurement(sender, receiver) for sender, receiver in pairs]
+    threads = []
+    sockets = []
+    for one in transfers:
+        with network.listener(one.receiver) as listener:
+            listener.settimeout(10)
+            sending = network.dial(one.sender, one.receiver, listener.getsockname()[1])
+            receiving, _ = listener.accept()
+        sockets += [sending, receiving]
+        threads.append(threading.Thread(target=_push, args=(sending, seconds)))
+        threads.append(threading.Thread(target=_count, args=(receiving, one, seconds)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one_socket in sockets:
+        one_socket.close()
+    return transfers
+
+
+def _push(connection: socket.socket, seconds: float) -> None:
+    # Closing drops what is queued, instead of draining it at the link's rate.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.settimeout(0.5)
+    block = bytes(_BLOCK_BYTES)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        try:
+            connection.send(block)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return
+    connection.close()
+
+
+def _count(connection: socket.socket, into: TransferMeasurement, seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    total = 0
+    connection.settimeout(0.5)
+    buffer = bytearray(_BLOCK_BYTES)
+    while time.monotonic() < end_s:
+        try:
+            size = connection.recv_into(buffer)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return
+        if not size:
+            return
+        total += size
+        into.arrivals.append((time.monotonic(), total))
+
+
+def compare_links(
+    network: MeasurableNetwork, conditions: Conditions, seconds: float
+) -> list[Comparison]:
+    """Measure each worker sending to the next, all at once, so that every pipe carries one link.
+
+    Cut links are left out. The rate is payload at the receiver; headers of real packets take about
+    4.5 % of the requested rate.
+    """
+    count = len(conditions.workers)
+    ring = [(Rank(k), Rank((k + 1) % count)) for k in range(count)] if count > 1 else []
+    asked = {pair: conditions.link_bytes_per_s(*pair) for pair in ring}
+    pairs = [pair for pair, rate in asked.items() if 0 < rate < float("inf")]
+    return [
+        Comparison(
+            quantity=Quantity.LINK_RATE,
+            rank=one.sender,
+            peer=one.receiver,
+            requested=asked[one.sender, one.receiver],
+            measured=one.bytes_per_s(skip_s=0.3 * seconds),
+            note="payload at the receiver, every worker sending to the next at once",
+        )
+        for one in measure_transfers(network, pairs, seconds)
+    ]
+
+
+@dataclass
+class QuotaInterval:
+    """One quota of one worker, and the CPU used while it was in force."""
+
+    begins_s: float
+    """When the plan requested it, in seconds of the run."""
+    cores: float
+    held_s: float = 0.0
+    """Time in force. Shorter than requested: not during imports or after the worker's end."""
+    used_s: float = 0.0
+    throttled_s: float = 0.0
+
+    def comparison(self, rank: Rank) -> Comparison:
+        """The quota and the mean use."""
+        return Comparison(
+            quantity=Quantity.QUOTA,
+            rank=rank,
+            peer=None,
+            requested=self.cores,
+            measured=self.used_s / self.held_s,
+            note=f"mean over {self.held_s:.0f} s, waiting included; held back for "
+            f"{self.throttled_s:.1f} s",
+            begins_s=self.begins_s,
+        )
+
+
+class QuotaUsage:
+    """All quotas of one worker and the CPU used under each."""
+
+    def __init__(self) -> None:
+        self._intervals: list[QuotaInterval] = []
+        self._is_held = False
+        self._last_reading = (0.0, 0.0, 0.0)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a quota is in force."""
+        return self._is_held
+
+    def begin_quota(
+        self,
+        cores: float | None,
+        now_s: float,
+        used_s: float,
+        throttled_s: float = 0.0,
+        *,
+        begins_s: float = 0.0,
+    ) -> None:
+        """Set the quota to `cores` (None: none) at `now_s`; the plan has it from `begins_s` on.
+
+        `used_s` and `throttled_s` are the CPU counters at that time.
+        """
+        self.update(now_s, used_s, throttled_s)
+        self._is_held = cores is not None
+        if cores is not None and not (self._intervals and self._intervals[-1].begins_s == begins_s):
+            self._intervals.append(QuotaInterval(begins_s, cores))
+
+    def update(self, now_s: float, used_s: float, throttled_s: float = 0.0) -> None:
+        """Account for the time since the last call; the quota stays."""
+        before_s, used_before_s, throttled_before_s = self._last_reading
+        if self._is_held:
+            interval = self._intervals[-1]
+            interval.held_s += now_s - before_s
+            interval.used_s += used_s - used_before_s
+            interval.throttled_s += throttled_s - throttled_before_s
+        self._last_reading = (now_s, used_s, throttled_s)
+
+    def comparison(self, rank: Rank) -> list[Comparison]:
+        """Each quota that was in force, and its mean use."""
+        return [interval.comparison(rank) for interval in self._intervals if interval.held_s > 0]
+
+
+def unsupported_latencies(plan: Plan) -> list[Comparison]:
+    """Requested latencies, each at its maximum, for backends that cannot emulate them."""
+    every = (plan.initial, *(change.conditions for change in plan.changes))
+    largest: dict[tuple[Rank, Rank], float] = {}
+    for worker in (worker for conditions in every for worker in conditions.workers):
+        for peer, seconds in worker.latency_s.items():
+            link = (worker.rank, peer)
+            largest[link] = max(seconds, largest.get(link, 0.0))
+    return [
+        Comparison(
+            quantity=Quantity.LATENCY,
+            rank=rank,
+            peer=peer,
+            requested=seconds,
+            measured=None,
+            note="requested latency not imposed: this way of shaping links has none",
+        )
+        for (rank, peer), seconds in sorted(largest.items())
+        if seconds > 0
+    ]

@@ -1,0 +1,1 @@
+"""Emulated links: network namespaces with shaped traffic, or relays without root rights."""

@@ -1,0 +1,78 @@
+"""Runs code inside a network namespace, and calls `ip` and `tc`.
+
+A socket that was opened inside a namespace stays there, whichever thread uses it later. So no fork
+is needed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from dlion_api.errors import UnavailableError
+from dlion_local.emulation.network.enter import enter_network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+_TOOL_TIMEOUT_S = 30
+
+
+def in_namespace(name: str | None, action: Callable[[], T]) -> T:
+    """Return what `action` returns inside the named network namespace; None: the current one.
+
+    Runs in a new thread, because a namespace belongs to a thread. Raises whatever `action` raises,
+    and OSError if there is no such namespace.
+    """
+    if name is None:
+        return action()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def enter_and_act() -> None:
+        try:
+            enter_network(name)
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+            errors.append(error)
+
+    thread = threading.Thread(target=enter_and_act, name=f"in-{name}")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def run_batch(
+    tool: str, namespace: str | None, lines: Sequence[str], *, check: bool = True
+) -> None:
+    """Pass the lines to one `ip` or `tc` process, inside a namespace.
+
+    Without `check`, errors are ignored and all lines are executed.
+    """
+    if not lines:
+        return
+    where = [] if namespace is None else ["-n", namespace]
+    force = [] if check else ["-force"]
+    run_tool(tool, *where, *force, "-batch", "-", text="\n".join(lines) + "\n", check=check)
+
+
+def run_tool(tool: str, *arguments: str, text: str = "", check: bool = True) -> str:
+    """Return the tool's output. Raises UnavailableError with its input and its error output."""
+    done = subprocess.run(
+        [tool, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TOOL_TIMEOUT_S,
+    )
+    if check and done.returncode != 0:
+        raise UnavailableError(
+            f"{tool} {' '.join(arguments)} failed with {done.returncode}: {done.stderr.strip()}"
+            + (f"\nit was given:\n{text}" if text else "")
+        )
+    return done.stdout

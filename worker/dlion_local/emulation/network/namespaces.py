@@ -1,0 +1,297 @@
+"""One network namespace per worker, joined by a bridge, with htb rates.
+
+Layout of one run: a *hub* namespace holds a bridge. A veth pair joins each worker's namespace to it
+(`eth0` in the worker, `w<rank>` in the hub). A worker's uplink is shaped at `eth0`, its downlink at
+the hub's end. One more, unshaped veth pair leads from the hub to the runner's namespace, so that
+workers reach the coordinator. Nothing else is added to the runner's namespace.
+
+Uses the `ip` and `tc` commands (`docs/environments.md` explains why not netlink). There is no
+latency: netem is missing from too many kernels. `emulation.measurement` records the latencies that
+were not emulated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, ip_network
+from pathlib import Path
+
+from dlion_api.errors import Problem, SpecError, UnavailableError
+from dlion_api.names import Rank
+from dlion_environments.plan import Conditions, Pipe, Plan
+from dlion_local.emulation.compute.resource_owner import ResourceOwner
+from dlion_local.emulation.network.in_namespace import in_namespace, run_batch, run_tool
+from dlion_local.emulation.network.traffic_shaping import ShapedInterface, gso_bytes
+
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 250
+_RUNNER_HOST = 254
+# The kernel's default may be BBR, which ignores losses and fills queues differently. If cubic is
+# not in net.ipv4.tcp_allowed_congestion_control, a namespace can only choose reno; at such short
+# round trips both behave the same.
+CONGESTION_CONTROLS = ("cubic", "reno")
+# Keeps neighbour discovery and router solicitation out of the counted bytes.
+_IPV6_OFF = ("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6")
+
+
+def namespaces_unavailable() -> str:
+    """Why network namespaces cannot be used, and what to do; empty if they can."""
+    if os.geteuid() != 0:
+        return "not root: run as root to get network namespaces"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"no {' and no '.join(missing)} command: install iproute2"
+    if not os.access("/proc/sys/net/ipv4/tcp_congestion_control", os.W_OK):
+        return "/proc/sys is read-only: run in a privileged container"
+    return ""
+
+
+@dataclass
+class NamespaceNetwork:
+    """The namespaces, bridge and rates of one run, from `start` to `close`."""
+
+    plan: Plan
+    owner: ResourceOwner = field(default_factory=ResourceOwner.of_this_process)
+    _shaped: dict[tuple[Rank, bool], ShapedInterface] = field(default_factory=dict)
+    """By rank and whether it is the downlink."""
+    _subnet: IPv4Network | None = None
+    _prefix: str = ""
+
+    def start(self) -> None:
+        """Create everything, after removing what crashed runs left.
+
+        Raises UnavailableError with the tool's error output, and SpecError for too many workers.
+        """
+        if len(self.plan.workers) > MAX_WORKERS:
+            raise SpecError([
+                Problem(
+                    path="spec.sites",
+                    message="more workers than one machine's network namespaces are laid out for",
+                    value=str(len(self.plan.workers)),
+                    allowed=f"at most {MAX_WORKERS}",
+                    advice="Use fewer workers, or run unprivileged (through the relay).",
+                )
+            ])  # fmt: skip
+        remove_stale()
+        self._prefix = self.owner.next_prefix()
+        self._subnet = free_subnet()
+        try:
+            self._make_links()
+            self._shape_links()
+            self.apply(self.plan.initial)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_links(self) -> None:
+        ranks = [worker.rank for worker in self.plan.workers]
+        run_batch("ip", None, [
+            f"netns add {self.hub}",
+            *(f"netns add {self.namespace(rank)}" for rank in ranks),
+            f"link add {self.runner_interface} type veth peer name runner netns {self.hub}",
+            f"addr add {self.coordinator_host()}/24 dev {self.runner_interface}",
+            f"link set {self.runner_interface} up",
+        ])  # fmt: skip
+        in_namespace(self.hub, _turn_ipv6_off)
+        run_batch("ip", self.hub, [
+            "link set lo up",
+            "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            "link set br0 up",
+            "link set runner master br0 up",
+            *(
+                f"link add w{rank} type veth peer name eth0 netns {self.namespace(rank)}"
+                for rank in ranks
+            ),
+            *(f"link set w{rank} master br0 up" for rank in ranks),
+        ])  # fmt: skip
+        for rank in ranks:
+            in_namespace(self.namespace(rank), prepare_namespace)
+            run_batch("ip", self.namespace(rank), [
+                "link set lo up",
+                f"addr add {self.host(rank)}/24 dev eth0",
+                f"link set eth0 gso_max_size {gso_bytes(_slowest(self.plan, rank))} up",
+            ])  # fmt: skip
+
+    def _shape_links(self) -> None:
+        addresses = {worker.rank: self.host(worker.rank) for worker in self.plan.workers}
+        for worker in self.plan.initial.workers:
+            for down in (False, True):
+                pipes = worker.downlink if down else worker.uplink
+                interface = ShapedInterface(
+                    namespace=self.hub if down else self.namespace(worker.rank),
+                    interface=f"w{worker.rank}" if down else "eth0",
+                    match="src" if down else "dst",
+                    addresses={rank: a for rank, a in addresses.items() if rank != worker.rank},
+                    unshaped_address=self.coordinator_host(),
+                )
+                interface.start(pipes)
+                self._shaped[worker.rank, down] = interface
+
+    def apply(self, conditions: Conditions) -> None:
+        """Apply these rates and cuts; connections stay open."""
+        for worker in conditions.workers:
+            for down in (False, True):
+                interface = self._shaped[worker.rank, down]
+                interface.set_rates(worker.downlink if down else worker.uplink)
+                interface.set_cuts(worker.cut_peers)
+
+    @property
+    def hub(self) -> str:
+        """Name of the namespace that holds the bridge."""
+        return f"{self._prefix}-hub"
+
+    @property
+    def runner_interface(self) -> str:
+        """The only interface in the runner's namespace; at most 15 characters."""
+        return f"dl{os.getpid()}x{self._prefix.rpartition('-')[2]}"
+
+    def namespace(self, rank: Rank) -> str:
+        """Name of the worker's namespace."""
+        return f"{self._prefix}-w{rank}"
+
+    def enter_arguments(self, rank: Rank) -> list[str]:
+        """Flags for `dlion_local.emulation.network.enter`."""
+        return ["--netns", self.namespace(rank)]
+
+    def host(self, rank: Rank) -> str:
+        """The worker's address."""
+        return str(self._network[rank + 1])
+
+    def coordinator_host(self) -> str:
+        """The runner's address on the bridge."""
+        return str(self._network[_RUNNER_HOST])
+
+    @property
+    def _network(self) -> IPv4Network:
+        if self._subnet is None:
+            raise UnavailableError("the namespaces do not exist: call start() first")
+        return self._subnet
+
+    def exchange_port(self, rank: Rank) -> int:  # noqa: ARG002 (every worker has all ports)
+        """Any port: each worker has its own address."""
+        return 0
+
+    def measuring_port(self, rank: Rank) -> int:  # noqa: ARG002 (the same)
+        """Any port."""
+        return 0
+
+    def link_addresses(self, rank: Rank) -> dict[str, str]:  # noqa: ARG002 (nothing stands between)
+        """Empty: peers dial the announced addresses."""
+        return {}
+
+    def listener(self, rank: Rank) -> socket.socket:
+        """A listening socket inside the worker's namespace, for a measurement."""
+        return in_namespace(
+            self.namespace(rank), lambda: socket.create_server((self.host(rank), 0))
+        )
+
+    def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket:
+        """A connection from `rank` to the port of the peer's `listener`."""
+        return in_namespace(
+            self.namespace(rank),
+            lambda: socket.create_connection((self.host(peer), port), timeout=10),
+        )
+
+    def interface_bytes(self, rank: Rank) -> tuple[int, int]:
+        """Bytes that the worker's `eth0` has sent and received, headers included."""
+        text = run_tool("ip", "-n", self.namespace(rank), "-j", "-s", "link", "show", "eth0")
+        stats = json.loads(text)[0]["stats64"]
+        return int(stats["tx"]["bytes"]), int(stats["rx"]["bytes"])
+
+    def failure(self) -> str:
+        """Empty: the kernel does not fail."""
+        return ""
+
+    def close(self) -> None:
+        """Remove everything of this run. May be called twice, and after a failed start."""
+        self._shaped.clear()
+        if self._prefix:
+            remove(self._prefix, self.runner_interface)
+            self._prefix = ""
+
+
+def remove_stale() -> list[str]:
+    """Remove the namespaces of runs whose owner has ended. Return the removed prefixes.
+
+    A name contains the owner's process id and start time, because process ids are reused.
+    """
+    prefixes = {
+        name.rpartition("-")[0]
+        for name in _namespaces()
+        if (owner := ResourceOwner.parse(name)) is not None and not owner.alive()
+    }
+    for prefix in prefixes:
+        log.warning("removing network namespaces of a run that has ended: %s-*", prefix)
+        remove(prefix, "")
+    return sorted(prefixes)
+
+
+def remove(prefix: str, runner_interface: str) -> None:
+    """Remove the namespaces of that prefix and their contents."""
+    if runner_interface and Path(f"/sys/class/net/{runner_interface}").exists():
+        # Delete it now: the kernel removes it with a delay when its namespace goes.
+        run_batch("ip", None, [f"link del {runner_interface}"], check=False)
+    names = [name for name in _namespaces() if name.startswith(f"{prefix}-")]
+    run_batch("ip", None, [f"netns del {name}" for name in names], check=False)
+
+
+def free_subnet() -> IPv4Network:
+    """A private /24 that overlaps with no route of the runner's namespace.
+
+    Raises UnavailableError if there is none.
+    """
+    taken = routed_networks()
+    for candidate in ip_network("10.213.0.0/16").subnets(new_prefix=24):
+        if not any(candidate.overlaps(other) for other in taken):
+            assert isinstance(candidate, IPv4Network)
+            return candidate
+    raise UnavailableError(
+        "no free subnet among 10.213.0.0/16: every /24 of it overlaps with a route of this "
+        "machine. Remove what uses them, or run unprivileged (through the relay)"
+    )
+
+
+def routed_networks() -> list[IPv4Network]:
+    """Networks in the routes of the runner's namespace, without the default route."""
+    routes = json.loads(run_tool("ip", "-j", "-4", "route", "show", "table", "all"))
+    return [
+        IPv4Network(route["dst"], strict=False)
+        for route in routes
+        if route.get("dst", "default") != "default"
+    ]
+
+
+def _namespaces() -> list[str]:
+    folder = Path("/run/netns")
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def _turn_ipv6_off() -> None:
+    for name in _IPV6_OFF:
+        path = Path("/proc/sys/net") / name
+        if path.exists():
+            path.write_text("1")
+
+
+def prepare_namespace() -> None:
+    """Disable IPv6 and BBR in the namespace of the calling thread."""
+    _turn_ipv6_off()
+    for name in CONGESTION_CONTROLS:
+        try:
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
+        except (PermissionError, FileNotFoundError):  # not allowed in a namespace; not built in
+            continue
+        return
+
+
+def _slowest(plan: Plan, rank: Rank) -> float:
+    every: list[Pipe] = []
+    for conditions in (plan.initial, *(change.conditions for change in plan.changes)):
+        every += conditions.worker(rank).uplink
+    return min((pipe.bytes_per_s for pipe in every), default=float("inf"))

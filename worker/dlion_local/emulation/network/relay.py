@@ -1,0 +1,337 @@
+"""A process that relays and paces the traffic between workers: link emulation without root.
+
+Run as `python -m dlion_local.emulation.network.relay --config FILE` by
+`emulation.network.relay_network`. For every pair of workers it listens on a port and forwards
+connections to the target's port. Bytes from worker i to j pass every pipe of i's uplink that names
+j and of j's downlink that names i, then wait for the latency. Buffers are small, so that
+back-pressure reaches the sender as on a real link.
+
+Requests are JSON lines on standard input, answers go to standard output; the process ends with its
+input. It paces stream bytes, without headers, and does not parse them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.names import Rank
+from dlion_local.emulation.network.conditions_json import links_from_json
+from dlion_local.emulation.network.pacing import Pacer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlion_environments.plan import Conditions, Pipe
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+CHUNK_S = 0.004
+"""Duration of a chunk at its link's rate: the granularity of sharing between links."""
+BUFFER_S = 0.05
+"""Size of each of the relay's kernel buffers, in time at the link's rate (the kernel doubles
+it)."""
+_CHUNK_BYTES = (1448, 65536)
+_BUFFER_BYTES = (16384, 1 << 20)
+_SEGMENT_BYTES = 4344
+"""Loopback's default 64 KiB segments would not fit into such small buffers."""
+
+
+@dataclass(frozen=True)
+class RelayedLink:
+    """A pair of workers and a purpose, for which the relay listens."""
+
+    dialler: Rank
+    target: Rank
+    purpose: str
+    target_port: int
+
+
+class LinkDirection:
+    """Traffic from one worker to another: pacers, latency, and whether it is cut."""
+
+    def __init__(self, pacers: list[Pacer]) -> None:
+        self.pacers = pacers
+        self.latency_s = 0.0
+        self.chunk_bytes = _CHUNK_BYTES[1]
+        self.open = asyncio.Event()
+        self.open.set()
+
+    @property
+    def bytes_per_s(self) -> float:
+        return min((pacer.bytes_per_s for pacer in self.pacers), default=float("inf"))
+
+    @property
+    def buffer_bytes(self) -> int:
+        low, high = _BUFFER_BYTES
+        return int(min(high, max(low, self.bytes_per_s * BUFFER_S)))
+
+    async def pace(self, size_bytes: int) -> None:
+        """Wait until that many bytes may pass.
+
+        Pipes are reserved one by one: waiting for a busy downlink must not block the uplink's next
+        turn.
+        """
+        now_s = asyncio.get_running_loop().time
+        for pacer in self.pacers:
+            wait_s = pacer.reserve(size_bytes, now_s()) - now_s()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+
+
+class Relay:
+    """All links of a run."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._pacers: dict[tuple[Rank, bool], list[tuple[frozenset[Rank], Pacer]]] = {}
+        for worker in conditions.workers:
+            for down, pipes in ((False, worker.uplink), (True, worker.downlink)):
+                self._pacers[worker.rank, down] = [
+                    (pipe.peers, Pacer(pipe.bytes_per_s)) for pipe in pipes
+                ]
+        ranks = [worker.rank for worker in conditions.workers]
+        self.directions = {
+            (sender, receiver): LinkDirection(self._pacers_between(sender, receiver))
+            for sender in ranks
+            for receiver in ranks
+            if sender != receiver
+        }
+        self._connections: set[asyncio.Task[None]] = set()
+        self.passed_bytes = dict.fromkeys(self.directions, 0)
+        self.apply(conditions)
+
+    def _pacers_between(self, sender: Rank, receiver: Rank) -> list[Pacer]:
+        up = [pacer for peers, pacer in self._pacers[sender, False] if receiver in peers]
+        down = [pacer for peers, pacer in self._pacers[receiver, True] if sender in peers]
+        return up + down
+
+    def apply(self, conditions: Conditions) -> None:
+        """Apply these rates, latencies and cuts; connections stay open."""
+        now_s = asyncio.get_running_loop().time()
+        for worker in conditions.workers:
+            for down, pipes in ((False, worker.uplink), (True, worker.downlink)):
+                _set_rates(self._pacers[worker.rank, down], pipes, now_s)
+        self._choose_chunks()
+        for (sender, receiver), direction in self.directions.items():
+            direction.latency_s = conditions.worker(sender).latency_s.get(receiver, 0.0)
+            if receiver in conditions.worker(sender).cut_peers:
+                direction.open.clear()
+            else:
+                direction.open.set()
+
+    def _choose_chunks(self) -> None:
+        """Choose one chunk size for all links that share a pipe, directly or through others.
+
+        A pipe alternates between links: unequal chunks would give unequal shares.
+        """
+        slowest = {direction: direction.bytes_per_s for direction in self.directions.values()}
+        sharing: dict[Pacer, list[LinkDirection]] = {}
+        for direction in slowest:
+            for pacer in direction.pacers:
+                sharing.setdefault(pacer, []).append(direction)
+        changed = True
+        while changed:
+            changed = False
+            for directions in sharing.values():
+                least = min(slowest[direction] for direction in directions)
+                for direction in directions:
+                    changed |= slowest[direction] > least
+                    slowest[direction] = least
+        low, high = _CHUNK_BYTES
+        for direction, rate in slowest.items():
+            direction.chunk_bytes = int(min(high, max(low, rate * CHUNK_S)))
+
+    async def listen(self, link: RelayedLink) -> int:
+        """Accept connections for a link. Return the port to dial."""
+        listener = _new_socket(self.directions[link.dialler, link.target].buffer_bytes)
+        listener.bind((HOST, 0))
+        listener.listen(16)
+        task = asyncio.create_task(self._accept(listener, link))
+        self._connections.add(task)
+        return int(listener.getsockname()[1])
+
+    async def _accept(self, listener: socket.socket, link: RelayedLink) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                dialled, _ = await loop.sock_accept(listener)
+                task = asyncio.create_task(self._connect(dialled, link))
+                self._connections.add(task)
+                task.add_done_callback(self._connections.discard)
+
+    async def _connect(self, dialled: socket.socket, link: RelayedLink) -> None:
+        there = self.directions[link.dialler, link.target]
+        back = self.directions[link.target, link.dialler]
+        with dialled, _new_socket(back.buffer_bytes) as target:
+            dialled.setblocking(False)
+            await there.open.wait()  # a cut link does not answer
+            try:
+                await asyncio.get_running_loop().sock_connect(target, (HOST, link.target_port))
+            except OSError:  # the target does not listen yet: the dialler gets a reset
+                return
+            _set_buffers(dialled, sending=back.buffer_bytes)
+            _set_buffers(target, sending=there.buffer_bytes)
+            pumps = [
+                asyncio.create_task(self._pump(dialled, target, link.dialler, link.target)),
+                asyncio.create_task(self._pump(target, dialled, link.target, link.dialler)),
+            ]
+            try:
+                await asyncio.gather(*pumps)
+            except OSError as error:  # one side has reset: end the other too
+                log.debug("link %d-%d ended: %s", link.dialler, link.target, error)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self, source: socket.socket, sink: socket.socket, sender: Rank, receiver: Rank
+    ) -> None:
+        """Copy bytes one way until the source ends, then shut down the sink's sending side."""
+        loop = asyncio.get_running_loop()
+        direction = self.directions[sender, receiver]
+        delay_line = _DelayLine(direction, sink)
+        async with delay_line:
+            while data := await loop.sock_recv(source, direction.chunk_bytes):
+                await direction.open.wait()
+                await direction.pace(len(data))
+                self.passed_bytes[sender, receiver] += len(data)
+                await delay_line.send(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    async def close(self) -> None:
+        """End every connection."""
+        tasks = list(self._connections)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _DelayLine:
+    """Delays chunks by the latency on their way to the sink."""
+
+    def __init__(self, direction: LinkDirection, sink: socket.socket) -> None:
+        self._direction = direction
+        self._sink = sink
+        self._due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        self._held = 0
+        """Chunks that have not reached the sink, the current one included."""
+        self._fewer = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._deliver())
+
+    async def send(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._direction.latency_s and not self._held:
+            await loop.sock_sendall(self._sink, data)
+            return
+        assert self._task is not None
+        while self._held > self._direction.latency_s / CHUNK_S + 1 and not self._task.done():
+            self._fewer.clear()
+            await self._fewer.wait()
+        if self._task.done():
+            self._task.result()  # raises its exception
+        self._held += 1
+        self._due.put_nowait((loop.time() + self._direction.latency_s, data))
+
+    async def _deliver(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                due_s, data = await self._due.get()
+                if not data:
+                    return
+                await asyncio.sleep(max(0.0, due_s - loop.time()))
+                await loop.sock_sendall(self._sink, data)
+                self._held -= 1
+                self._fewer.set()
+        finally:
+            self._fewer.set()
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        assert self._task is not None
+        if kind is None and not self._task.done():
+            await self._due.put((0.0, b""))
+            await self._task
+        self._task.cancel()
+
+
+def _set_rates(
+    pacers: list[tuple[frozenset[Rank], Pacer]], pipes: tuple[Pipe, ...], now_s: float
+) -> None:
+    for (peers, pacer), pipe in zip(pacers, pipes, strict=True):
+        if peers != pipe.peers:
+            raise ValueError("the shape of the pipes may not change during a run")
+        pacer.set_rate(pipe.bytes_per_s, now_s)
+
+
+def _new_socket(receive_bytes: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setblocking(False)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    return made
+
+
+def _set_buffers(connection: socket.socket, *, sending: int) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sending)
+
+
+async def serve(config: Mapping[str, Any]) -> None:
+    """Relay until standard input ends. The first output line holds the links' ports."""
+    loop = asyncio.get_running_loop()
+    relay = Relay(links_from_json(config["conditions"]))
+    ports = [
+        await relay.listen(
+            RelayedLink(
+                Rank(link["dialler"]), Rank(link["target"]), link["purpose"], link["target_port"]
+            )
+        )
+        for link in config["links"]
+    ]
+    _write_answer({"ports": ports})
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        request = json.loads(line)
+        if "apply" in request:
+            relay.apply(links_from_json(request["apply"]))
+        _write_answer({
+            "passed_bytes": [
+                [sender, receiver, passed]
+                for (sender, receiver), passed in relay.passed_bytes.items()
+            ]
+        })  # fmt: skip
+    await relay.close()
+
+
+def _write_answer(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Run the relay of `--config FILE` until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m dlion_local.emulation.network.relay")
+    parser.add_argument("--config", type=Path, required=True)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(serve(json.loads(options.config.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The result of a local run, from the exit codes and logs of its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_local.runner.log_tail import last_error_in_log
+from dlion_results.run_folder.environment import Comparison
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """Why a worker ended permanently before the run did."""
+
+    code: ExitCode
+    message: str
+    """The last error in its log; empty if there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.code.name} ({int(self.code)}){': ' if self.message else ''}{self.message}"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The result of a local run."""
+
+    exit_code: ExitCode
+    """OK: it ended in order; `summary.judgement` decides whether it succeeded."""
+    failed: dict[Rank, WorkerFailure]
+    comparisons: tuple[Comparison, ...]
+    """Requested and measured values of the environment."""
+    problems: tuple[str, ...] = ()
+    """Why the run was ended early, apart from failed workers."""
+
+
+def read_failure(code: int, log: Path) -> WorkerFailure:
+    """The failure of a worker's supervisor, with the worker's last error.
+
+    For an unknown exit code, a crash, any last line of the log is better than none.
+    """
+    if code in set(ExitCode):
+        return WorkerFailure(ExitCode(code), last_error_in_log(log))
+    message = last_error_in_log(log, any_line=True)
+    return WorkerFailure(ExitCode.FAILED, f"exit code {code}{': ' if message else ''}{message}")

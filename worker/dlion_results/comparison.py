@@ -1,0 +1,207 @@
+"""Compares runs of several variants over several seeds.
+
+Extracts the figures of each run and combines seeds by median and range. `dlion compare` calls it
+with loaded result folders.
+
+Source: the project's definition of a fair comparison (policies.md section 6): accuracy is the
+interpolated mean over replicas; bytes are those sent by all workers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from dlion_results.summary.curves import at_times, time_to_accuracy
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.summary import sent_bytes_at
+
+if TYPE_CHECKING:
+    from dlion_results.report.runs import LoadedRun
+
+
+CURVE_POINTS: Final = 61
+_SINGLE = (
+    "time_to_target_s", "bytes_to_target", "accuracy", "best_replica", "averaged_model", "drift",
+    "sent_bytes", "compute_share", "samples",
+)  # fmt: skip
+"""Figures with a median and a range."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is compared: time and bytes to an accuracy, and accuracy at a time."""
+
+    target_accuracy: float
+    at_s: float
+
+
+@dataclass(frozen=True)
+class VariantRun:
+    """Figures of one run; None if the target was not reached or nothing was measured.
+
+    A diverged run has no figures and counts as the worst in each.
+    """
+
+    seed: int
+    time_to_target_s: float | None
+    bytes_to_target: float | None
+    accuracy: float | None
+    """Mean over replicas at the goal's time, or at the run's end if earlier."""
+    best_replica: float | None
+    averaged_model: float | None
+    drift: float | None
+    sent_bytes: float | None
+    compute_share: float | None
+    """Fraction of the workers' time spent on computing, not on waiting or communication."""
+    samples: int | None = None
+    received_bytes: tuple[float, ...] = ()
+    """Bytes received by each worker, by rank, until the run's end."""
+    curve: tuple[float | None, ...] = ()
+    """Mean accuracy over replicas at `CURVE_POINTS` equal steps from 0 to the goal's time; None
+    before the first evaluation."""
+    diverged: bool = False
+    partial: bool = False
+    """Whether the environment removed a worker whose replica the model lacks."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range over seeds; `missing` seeds have no value and count as the worst."""
+
+    median: float | None
+    least: float | None
+    most: float | None
+    missing: int = 0
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant in one environment."""
+
+    environment: str
+    variant: str
+    learning_rate: float
+    figures: tuple[VariantRun, ...]
+
+    def spread(self, name: str) -> Spread:
+        """Median and range of one figure over seeds."""
+        return spread([getattr(one, name) for one in self.figures])
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "environment": self.environment,
+            "variant": self.variant,
+            "learningRate": self.learning_rate,
+            "runs": [asdict(one) for one in self.figures],
+            **{name: asdict(self.spread(name)) for name in _SINGLE},
+        }
+
+
+@dataclass(frozen=True)
+class RelativeResult:
+    """One variant relative to another in the same environment; None without a median."""
+
+    variant: str
+    speed_up: float | None
+    """The other's time to the target over this variant's."""
+    points: float | None
+    """Difference of accuracies at the goal's time, in percentage points."""
+    relative: float | None
+    """The same, relative to the other's accuracy."""
+    at_least: float | None = None
+    """Lower bound of the speed-up if only the other never reached the target."""
+
+
+def relative_result(row: VariantRow, other: VariantRow, goal: Goal) -> RelativeResult:
+    """Compare two rows by medians over seeds."""
+    own_s, its_s = (one.spread("time_to_target_s").median for one in (row, other))
+    own, its = (one.spread("accuracy").median for one in (row, other))
+    return RelativeResult(
+        other.variant,
+        speed_up=its_s / own_s if own_s and its_s else None,
+        points=100 * (own - its) if own is not None and its is not None else None,
+        relative=(own - its) / its if own is not None and its is not None and its else None,
+        at_least=goal.at_s / own_s if own_s and its_s is None else None,
+    )
+
+
+def diverged(seed: int) -> VariantRun:
+    """The figures of a run whose weights or loss overflowed."""
+    return VariantRun(seed, None, None, None, None, None, None, None, None, diverged=True)
+
+
+def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
+    """The figures of one run."""
+    mean = run.mean_accuracy()
+    replicas = [worker.accuracy_curve.points() for worker in run.workers]
+    time_s = time_to_accuracy(replicas, goal.target_accuracy)
+    sent = None if time_s is None else float(sent_bytes_at(run.workers, [time_s])[0])
+    accuracy = run.summary["accuracy"]
+    wall_s = sum(worker.compute_s + worker.waited_s for worker in run.workers)
+    return VariantRun(
+        seed=seed,
+        time_to_target_s=time_s,
+        bytes_to_target=sent,
+        accuracy=float(at_times(mean, [goal.at_s])[0]) if len(mean) else None,
+        best_replica=accuracy["max"],
+        averaged_model=accuracy["averaged_model"],
+        drift=run.summary["drift"]["last"],
+        sent_bytes=float(run.summary["sent_bytes"]),
+        compute_share=sum(w.compute_s for w in run.workers) / wall_s if wall_s else None,
+        samples=sum(worker.samples for worker in run.workers),
+        received_bytes=tuple(
+            float(sum(w.links[to.rank].sent_bytes for w in run.workers if to.rank in w.links))
+            for to in run.workers
+        ),
+        curve=_curve(run, goal),
+        partial=run.summary["ending"]["reason"] == EndReason.PARTIAL,
+    )
+
+
+def _curve(run: LoadedRun, goal: Goal) -> tuple[float | None, ...]:
+    mean = run.mean_accuracy()
+    if not len(mean):
+        return ()
+    times_s = np.linspace(0, goal.at_s, CURVE_POINTS)
+    values = zip(times_s, at_times(mean, times_s), strict=True)
+    begins_s = mean[:, 0].min()
+    return tuple(None if at_s < begins_s else round(float(v), 5) for at_s, v in values)
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Median and range.
+
+    The median is None if more than half of the seeds have no value. For an even number it is the
+    lower of the two middle values, so it is always a value of one run.
+
+    >>> spread([3.0, None, 1.0]).median, spread([None, None, 1.0]).median
+    (3.0, None)
+    >>> spread([1.0, 2.0, 3.0, 9.0]).median, spread([1.0, None]).median
+    (2.0, 1.0)
+    """
+    known = sorted(value for value in values if value is not None)
+    missing = len(values) - len(known)
+    padded = [*known, *[float("inf")] * missing]
+    median = statistics.median_low(padded) if padded else None
+    return Spread(
+        median=None if median is None or median == float("inf") else median,
+        least=known[0] if known else None,
+        most=known[-1] if known else None,
+        missing=missing,
+    )
+
+
+def is_better(first: VariantRow, second: VariantRow) -> bool:
+    """Whether the first of two learning rates is better: earlier at the target, else more accurate
+    at the goal's time."""
+    one, other = first.spread("time_to_target_s"), second.spread("time_to_target_s")
+    if one.median is not None or other.median is not None:
+        return other.median is None or (one.median is not None and one.median < other.median)
+    own, its = first.spread("accuracy").median, second.spread("accuracy").median
+    return its is None or (own is not None and own > its)

@@ -1,0 +1,101 @@
+"""The picture of a comparison: accuracy against time, and time to the target, per environment.
+
+Called by `dlion compare`. A line is the median over seeds, its band the range; a bar is the median
+time to the target, its whisker the range. `comparison` computes the figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_results.report.drawing import (
+    FAINT,
+    INK,
+    Chart,
+    chart,
+    colour,
+    draw_message,
+    percent_axis,
+    time_axis,
+)
+from dlion_results.report.picture import assemble_svg
+from dlion_results.run_folder.storage import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from dlion_results.comparison import Goal, VariantRow
+
+
+def write_comparison(rows: Sequence[VariantRow], goal: Goal, out: Path, *, title: str = "") -> Path:
+    """Write the picture of these rows to `out` and return it.
+
+    Raises StorageError if `out` cannot be written.
+    """
+    write_whole(out, comparison_picture(rows, goal, title=title).encode())
+    return out
+
+
+def comparison_picture(rows: Sequence[VariantRow], goal: Goal, *, title: str = "") -> str:
+    """An SVG document: two charts for each environment, in the order of the rows."""
+    variants = list(dict.fromkeys(row.variant for row in rows))
+    legend = [(name, colour(index, len(variants))) for index, name in enumerate(variants)]
+    marks = dict(legend)
+    charts = []
+    for environment in dict.fromkeys(row.environment for row in rows):
+        own = [row for row in rows if row.environment == environment]
+        charts += [_accuracy(environment, own, goal, marks), _times(environment, own, goal, marks)]
+    heading = title or f"Accuracy, and time to {goal.target_accuracy:.0%}: medians and ranges"
+    return assemble_svg(charts, legend, title=heading)
+
+
+def _accuracy(
+    environment: str, rows: Sequence[VariantRow], goal: Goal, marks: dict[str, str]
+) -> Chart:
+    def draw(axes: Axes) -> None:
+        known = [(row, [run.curve for run in row.figures if run.curve]) for row in rows]
+        if not any(curves for _, curves in known):
+            draw_message(axes, "no accuracy was measured")
+            return
+        for row, curves in known:
+            if not curves:
+                continue
+            values = np.array(curves, dtype=float)  # NaN before the first evaluation
+            times_s = np.linspace(0, goal.at_s, values.shape[1])
+            mark = marks[row.variant]
+            axes.fill_between(
+                times_s, values.min(axis=0), values.max(axis=0), color=mark, alpha=0.15, lw=0
+            )
+            axes.plot(times_s, np.median(values, axis=0), color=mark)
+        axes.axhline(goal.target_accuracy, color=FAINT, lw=0.8, ls=":")
+        time_axis(axes, goal.at_s)
+        percent_axis(axes, "accuracy, mean over replicas")
+
+    return chart(f"{environment}: accuracy", "Median over seeds, and their range", draw)
+
+
+def _times(
+    environment: str, rows: Sequence[VariantRow], goal: Goal, marks: dict[str, str]
+) -> Chart:
+    def draw(axes: Axes) -> None:
+        for place, row in enumerate(reversed(rows)):
+            spread = row.spread("time_to_target_s")
+            if spread.median is None:
+                axes.text(0, place, f" not in {goal.at_s:g} s", va="center", color=FAINT)
+                continue
+            axes.barh(place, spread.median, color=marks[row.variant], height=0.6)
+            most = goal.at_s if spread.missing else spread.most
+            axes.plot([spread.least or 0, most or 0], [place, place], color=INK, lw=1)
+        axes.set_yticks(range(len(rows)), [row.variant for row in reversed(rows)])
+        axes.grid(visible=False, axis="y")
+        time_axis(axes, goal.at_s)
+        axes.set_xlabel(axes.get_xlabel().replace("since the start", "to the target"))
+
+    heading = f"Median over seeds to {goal.target_accuracy:.0%}, and their range"
+    height = max(3.1, 0.32 * len(rows) + 0.8)
+    return chart(f"{environment}: time to {goal.target_accuracy:.0%}", heading, draw, height=height)

@@ -1,0 +1,132 @@
+"""Loads result folders for the report.
+
+Aggregates events again, so that the page also shows a run that was killed or is still running.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import DataError
+from dlion_results.report.stored_files import (
+    read_environment,
+    read_summary,
+    stored_ending,
+    stored_scalability,
+)
+from dlion_results.run_folder.description import RunDescription, describe_folder
+from dlion_results.run_folder.environment import EnvironmentReport
+from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.folder import EVENTS, JOB
+from dlion_results.run_folder.models import read_models
+from dlion_results.summary.curves import Points, mean_over_replicas
+from dlion_results.summary.summary import Json, scalability, summarise
+from dlion_results.summary.tally import RunTally, WorkerTally
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """One run, ready to be drawn."""
+
+    label: str
+    run: RunDescription
+    tally: RunTally
+    summary: Json
+    environment: EnvironmentReport | None
+    job_text: str
+    """The manifest with its defaults, as in `job.yaml`."""
+    bad_lines: tuple[BadLine, ...] = ()
+    reference: str | None = None
+    """Label of the reference run for its speed-up."""
+
+    @property
+    def workers(self) -> list[WorkerTally]:
+        """Workers by rank."""
+        return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
+
+    def mean_accuracy(self) -> Points:
+        """Mean over replicas against time, shape [T, 2]."""
+        return mean_over_replicas([worker.accuracy_curve.points() for worker in self.workers])
+
+
+def load_runs(
+    folders: Sequence[Path], labels: Sequence[str] = (), *, reference: str | None = None
+) -> list[LoadedRun]:
+    """Load the runs of these folders.
+
+    Their speed-up is relative to the run labelled `reference`, or else to the first with one
+    worker. Raises DataError if a folder holds no run, or no run of one worker has that label.
+    """
+    names = list(labels) or _labels(folders)
+    runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
+    alone = _reference(runs, reference)
+    return runs if alone is None else [_with_scalability(alone, run) for run in runs]
+
+
+def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None:
+    alone = [run for run in runs if len(run.summary["workers"]) == 1]
+    if label is None:
+        return next(iter(alone), None)
+    for run in alone:
+        if run.label == label:
+            return run
+    allowed = ", ".join(repr(run.label) for run in alone) or "none, as no run here has one worker"
+    raise DataError(
+        f"report: the reference for the speed-up must be a run of one worker (given: {label!r}; "
+        f"allowed: {allowed})"
+    )
+
+
+def _with_scalability(reference: LoadedRun, run: LoadedRun) -> LoadedRun:
+    if len(run.summary["workers"]) <= 1:
+        return run
+    summary = {**run.summary, "scalability": scalability(run.summary, reference.summary)}
+    return replace(run, summary=summary, reference=reference.label)
+
+
+def load_run(folder: Path, label: str) -> LoadedRun:
+    """Load one run. Raises DataError if the folder holds none."""
+    run = describe_folder(folder)
+    tally = RunTally(worker.rank for worker in run.workers)
+    bad_lines: list[BadLine] = []
+    for record in read_events(folder / EVENTS, bad_lines.append):
+        tally.add(record)
+    stored = read_summary(folder)
+    summary = summarise(
+        run,
+        tally,
+        ending=stored_ending(stored),
+        models=read_models(folder),
+        bad_line_count=len(bad_lines),
+    )
+    summary["scalability"] = stored_scalability(stored)
+    environment = read_environment(folder)
+    job_text = (folder / JOB).read_text("utf-8")
+    return LoadedRun(label, run, tally, summary, environment, job_text, tuple(bad_lines))
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """Folder names, with as many parent folders as needed to make them unique.
+
+    A folder that is given twice is numbered.
+    """
+    paths = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, paths), default=0) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    else:
+        return []
+    twice = Counter(names)
+    counts: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        counts[name] += 1
+        if twice[name] > 1:
+            names[place] = f"{name} ({counts[name]})"
+    return names

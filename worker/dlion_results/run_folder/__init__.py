@@ -1,0 +1,1 @@
+"""The folder of a run: its files, lock, records, models and checks before a resume."""

@@ -1,0 +1,77 @@
+"""Reads `events.jsonl`, also of a run that was killed or is still running.
+
+`folder` writes the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import ContractError, DataError
+from dlion_api.protocol.records import MAX_RECORD_BYTES, record_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from dlion_api.protocol.progress import ProgressRecord
+
+MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
+"""Maximum length of a record with its newline."""
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is not a record; `number` counts from 1."""
+
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
+
+
+def read_events(
+    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+) -> Iterator[ProgressRecord]:
+    """Iterate over the records of the file, in order.
+
+    A last line without newline that is not a record is ignored: the writer was killed or is still
+    writing. Other bad lines are passed to `on_bad_line`, and reading continues.
+
+    Raises DataError if the file does not exist or cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(_lines(stream.readline), start=1):
+                record = _record(line, number, on_bad_line)
+                if record is not None:
+                    yield record
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}). Name a folder that `dlion run` made"
+        ) from error
+
+
+def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Lines with their newline; a line that is too long is replaced and its rest skipped."""
+    while line := readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            while (rest := readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            line = b"(too long)\n"
+        yield line
+
+
+def _record(
+    line: bytes, number: int, on_bad_line: Callable[[BadLine], None] | None
+) -> ProgressRecord | None:
+    if not line.strip():
+        return None
+    try:
+        return record_from_json(line)
+    except ContractError as error:
+        if line.endswith(b"\n") and on_bad_line is not None:
+            on_bad_line(BadLine(number, str(error)))
+        return None

@@ -1,0 +1,129 @@
+"""Checks whether a run may resume in a result folder.
+
+Compares the two jobs and looks for readable checkpoints. `folder` calls it under its lock.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from dlion_api.document import to_document
+from dlion_api.errors import DataError, Problem, SpecError
+from dlion_api.spec import load_job
+from dlion_core.npz_errors import NPZ_ERRORS
+from dlion_results.run_folder.description import describe_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from dlion_results.run_folder.description import RunDescription
+
+CHECKPOINTS = "state/w*/checkpoint.npz"
+_ABSENT = object()
+
+
+def check_resumable(path: Path, run: RunDescription) -> None:
+    """Check that `run` may resume in the folder `path`.
+
+    It must be the stored job with the same workers, except for `spec.trainer.stop` and fields that
+    may differ between sites. At least one worker must have a readable checkpoint: others take a
+    peer's state.
+
+    Raises: SpecError naming each field that differs, or the missing checkpoint; DataError if the
+    stored job or all checkpoints are unreadable.
+    """
+    problems = [
+        Problem(
+            field,
+            "differs from the run to resume",
+            value=_value_text(given),
+            allowed=_value_text(stored),
+        )
+        for field, stored, given in _differences(_kept(describe_folder(path)), _kept(run), "")
+    ]
+    if problems:
+        advice = (
+            f"Resume with the job as it was ({path / 'job.yaml'}), or start a new run with another"
+            " --out. Only trainer.stop, and fields that may differ between sites, may change"
+        )
+        other = Problem("--resume", "holds the run of another job", str(path), advice=advice)
+        raise SpecError([*problems, other])
+    checkpoints = sorted(path.glob(CHECKPOINTS))
+    if not checkpoints:
+        raise SpecError(
+            [
+                Problem(
+                    "--resume",
+                    "holds no checkpoint: the run ended before it had saved one, or was simulated",
+                    value=str(path),
+                    advice="Start a new run: omit --resume and give another --out",
+                )
+            ]
+        )
+
+    damaged = {one: problem for one in checkpoints if (problem := _damage(one))}
+    if len(damaged) == len(checkpoints):
+        raise DataError(
+            f"--resume {path}: no checkpoint can be read, so no worker can resume:\n"
+            + "".join(f"  {one}: {problem}\n" for one, problem in damaged.items())
+            + "Put an intact copy in place of one of them (the other workers take its state), or "
+            "start a new run: omit --resume and give another --out"
+        )
+
+
+def _damage(checkpoint: Path) -> str:
+    """Damage of the file as an archive; empty if there is none."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            wrong = archive.testzip()
+    except NPZ_ERRORS as error:
+        return str(error) or type(error).__name__
+    return f"{wrong} is damaged" if wrong else ""
+
+
+def _kept(run: RunDescription) -> dict[str, Any]:
+    """The part of a job's document that a resumed run must not change.
+
+    The number of workers is included: each checkpoint belongs to one worker.
+    """
+    job = load_job(run.document)
+    spec = to_document(job.spec, hashed_only=True)
+    for site, kept_site in zip(job.spec.sites, spec["sites"], strict=True):
+        for group, kept_group in zip(site.groups, kept_site["groups"], strict=True):
+            kept_group["workers"] = group.workers
+    trainer = {name: value for name, value in spec["trainer"].items() if name != "stop"}
+    names = {"name": job.metadata.name, "namespace": job.metadata.namespace}
+    return {"metadata": names, "spec": {**spec, "trainer": trainer}}
+
+
+def _differences(stored: Any, given: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """(Dotted path, stored value, given value) of the smallest differing parts."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        yield from _differing_fields(stored, given, where)
+    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
+        for index, (one, other) in enumerate(zip(stored, given, strict=True)):
+            yield from _differences(one, other, f"{where}[{index}]")
+    elif stored != given:
+        yield where, stored, given
+
+
+def _differing_fields(
+    stored: Mapping[str, Any], given: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in dict.fromkeys([*stored, *given]):
+        field = f"{where}.{name}" if where else name
+        yield from _differences(stored.get(name, _ABSENT), given.get(name, _ABSENT), field)
+
+
+def _value_text(value: object) -> str:
+    """A value as in the manifest; a list of objects by their names."""
+    if value is _ABSENT:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        names = [str(each.get("name", "?")) for each in value if isinstance(each, dict)]
+        return f"{len(value)} of them ({', '.join(names)})"
+    return str(value)

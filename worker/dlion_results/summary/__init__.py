@@ -1,0 +1,1 @@
+"""Figures of a run from its records: curves, totals, faults, and `summary.json`."""

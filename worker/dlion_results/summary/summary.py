@@ -1,0 +1,269 @@
+"""`summary.json`: the figures of a finished run, in a versioned format.
+
+Defines the format (`summary.schema.json`, docs/results.md) and computes each figure from the tally.
+Used by `folder` at the end of a run and by `report`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlion_results.run_folder.environment import (
+    EnvironmentReport,
+    environment_document,
+    finite_or_none,
+)
+from dlion_results.summary.curves import Points, at_times, time_to_accuracy
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.tally import first_step_s, training_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dlion_results.run_folder.description import RunDescription
+    from dlion_results.run_folder.models import SiteModel
+    from dlion_results.summary.tally import LinkTally, RunTally, WorkerTally
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or is removed, but not for new fields."""
+
+LEVELS = (0.25, 0.5, 0.65, 0.75, 0.8, 0.9, 0.95, 0.99)
+"""Accuracies whose time and bytes are reported, besides the job's target."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended.
+
+    `stop_reason` is the met condition of `stop`, or the error. `started_at` is the wall-clock
+    start, ISO 8601.
+    """
+
+    stop_reason: str
+    message: str = ""
+    succeeded: bool = True
+    started_at: str = ""
+    reason: str = ""
+    """`EndReason`; empty: derived from `succeeded`."""
+    missing: tuple[int, ...] = ()
+    """Ranks of replicas that a saved model lacks."""
+
+
+def summarise(
+    run: RunDescription,
+    tally: RunTally,
+    *,
+    ending: Ending,
+    models: Sequence[SiteModel] = (),
+    environment: EnvironmentReport | None = None,
+    reference: Mapping[str, Any] | None = None,
+    bad_line_count: int = 0,
+) -> Json:
+    """The content of `summary.json`.
+
+    `reference` is the summary of the same job on a single worker; without it there is no speed-up.
+    """
+    workers = [tally.workers[rank] for rank in sorted(tally.workers)]
+    summary: Json = {
+        "schema_version": SCHEMA_VERSION,
+        "job": {
+            "name": run.key.name,
+            "namespace": run.key.namespace,
+            "run_id": run.key.run_id,
+            "spec_hash": run.spec_hash,
+        },
+        "ending": _ending(ending, workers),
+        "included_sites": sorted({site for model in models for site in model.sites}),
+        "models": [_model(model) for model in models],
+        "time_s": tally.end_s,
+        **_totals(workers),
+        "accuracy": _accuracy(workers, models),
+        "target": level_reached(workers, run.target_accuracy) if run.target_accuracy else None,
+        "levels": [level_reached(workers, level) for level in LEVELS],
+        "drift": _drift(tally.drift_curve.points()),
+        "workers": [_worker(run, worker) for worker in workers],
+        "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
+        "bad_line_count": bad_line_count,
+        "environment": environment_document(environment) if environment else None,
+    }
+    summary["scalability"] = scalability(summary, reference) if reference else None
+    return summary
+
+
+def schema() -> Json:
+    """The JSON schema of the summary (draft 2020-12)."""
+    text = resources.files(__package__).joinpath("summary.schema.json").read_text("utf-8")
+    document: Json = json.loads(text)
+    return document
+
+
+def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Json:
+    """Speed-up X on Y workers, and X/Y, relative to the reference.
+
+    Uses the time to the highest accuracy that both reached, if any, and samples/s. Time counts from
+    the first step, because start-up time depends on the machine, not on training.
+    """
+    workers = len(summary["workers"])
+    own, other = (
+        {entry["accuracy"]: entry["training_time_s"] for entry in each["levels"]}
+        for each in (summary, reference)
+    )
+    both = [level for level in own if own[level] and other.get(level)]
+    level = max(both, default=None)
+    speed_up = other[level] / own[level] if level is not None else None
+    rate = reference["samples_per_s"]
+    return {
+        "workers": workers,
+        "reference_workers": len(reference["workers"]),
+        "accuracy": level,
+        "speed_up": speed_up,
+        "efficiency": speed_up / workers if speed_up is not None else None,
+        "throughput_ratio": summary["samples_per_s"] / rate if rate else None,
+    }
+
+
+def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
+    return {
+        "reason": ending.reason or (EndReason.COMPLETED if ending.succeeded else EndReason.FAILED),
+        "stop_reason": ending.stop_reason,
+        "message": ending.message,
+        "succeeded": ending.succeeded,
+        "started_at": ending.started_at,
+        "iteration": max((worker.last_iteration for worker in workers), default=0),
+        "missing": list(ending.missing),
+    }
+
+
+def _model(model: SiteModel) -> Json:
+    return {
+        "site": model.site,
+        "path": model.path,
+        "model": model.model,
+        "accuracy": finite_or_none(model.accuracy),
+        "averaged_accuracy": finite_or_none(model.averaged_accuracy),
+        "ranks": list(model.ranks),
+        "sites": list(model.sites),
+        "samples": model.samples,
+    }
+
+
+def _totals(workers: Sequence[WorkerTally]) -> Json:
+    cpu_s = sum(worker.cpu_s for worker in workers)
+    span_s = training_s(workers)
+    samples = sum(worker.samples for worker in workers)
+    return {
+        "training_s": span_s,
+        "steps": sum(worker.steps for worker in workers),
+        "samples": samples,
+        "samples_per_s": samples / span_s if span_s > 0 else 0.0,
+        "sent_bytes": sum(worker.sent_bytes for worker in workers),
+        "exchange_cpu_fraction": (
+            sum(worker.exchange_cpu_s for worker in workers) / cpu_s if cpu_s > 0 else None
+        ),
+    }
+
+
+def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Json:
+    """Over replicas, each by its final evaluation, or else its last."""
+    final = {
+        worker.rank: worker.last_evaluation.accuracy
+        for worker in workers
+        if worker.last_evaluation is not None and math.isfinite(worker.last_evaluation.accuracy)
+    }
+    averaged = max((model.averaged_accuracy for model in models), default=None)
+    return {
+        "mean": float(np.mean(list(final.values()))) if final else None,
+        "min": min(final.values(), default=None),
+        "max": max(final.values(), default=None),
+        "best_rank": max(final, key=lambda rank: final[rank], default=None),
+        "replicas": len(final),
+        "averaged_model": finite_or_none(averaged),
+    }
+
+
+def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
+    """When the mean over replicas reached that accuracy, and the bytes sent by then."""
+    time_s = time_to_accuracy([worker.accuracy_curve.points() for worker in workers], accuracy)
+    sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
+    began_s = first_step_s(workers)
+    trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
+    return {
+        "accuracy": accuracy,
+        "time_s": time_s,
+        "training_time_s": trained_s,
+        "sent_bytes": sent,
+    }
+
+
+def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
+    """Bytes that all workers had sent by those times; 0 at time 0."""
+    total = np.zeros(len(times_s))
+    for worker in workers:
+        points = worker.sent_curve.points()
+        if len(points):
+            begin = np.zeros((1, points.shape[1]))
+            total += at_times(np.concatenate((begin, points)), times_s)
+    return total
+
+
+def _drift(points: Points) -> Json:
+    return {
+        "last": float(points[-1, 1]) if len(points) else None,
+        "max": float(points[:, 1].max()) if len(points) else None,
+        "comparisons": len(points),
+    }
+
+
+def _worker(run: RunDescription, worker: WorkerTally) -> Json:
+    evaluation = worker.last_evaluation
+    identity = run.worker(worker.rank)
+    return {
+        "rank": worker.rank,
+        "name": run.worker_name(worker.rank),
+        "site": identity.site if identity else "",
+        "group": identity.group if identity else "",
+        "incarnations": len(worker.incarnations),
+        "steps": worker.steps,
+        "samples": worker.samples,
+        "samples_per_s": worker.samples_per_s,
+        "mean_loss": worker.loss_sum / worker.loss_count if worker.loss_count else None,
+        "last_loss": finite_or_none(worker.last_loss),
+        "accuracy": {
+            "final": finite_or_none(evaluation.accuracy) if evaluation else None,
+            "best": finite_or_none(worker.best_accuracy),
+            "evaluated_samples": evaluation.evaluated_samples if evaluation else 0,
+            "classes": [finite_or_none(a) for a in evaluation.class_accuracy] if evaluation else [],
+        },
+        "batch_size": {
+            "min": worker.batch_min,
+            "max": worker.batch_max,
+            "last": worker.batch_last,
+        },
+        "compute_s": worker.compute_s,
+        "waited_s": worker.waited_s,
+        "cpu_s": worker.cpu_s,
+        "exchange_cpu_s": worker.exchange_cpu_s,
+        "sent_bytes": worker.sent_bytes,
+        "links": [_link(peer, worker.links[peer]) for peer in sorted(worker.links)],
+    }
+
+
+def _link(peer: int, link: LinkTally) -> Json:
+    return {
+        "peer": peer,
+        "sent_bytes": link.sent_bytes,
+        "acknowledged_bytes": link.acknowledged_bytes,
+        "most_unacknowledged_bytes": link.most_unacknowledged_bytes,
+        "most_queued_bytes": link.most_queued_bytes,
+        "dropped_messages": link.dropped_messages,
+        "last_budget_bytes": link.budget_bytes,
+        "last_bandwidth_bytes_per_s": finite_or_none(link.bandwidth_bytes_per_s),
+    }

@@ -1,0 +1,244 @@
+"""Aggregates the records of a run, one at a time and in bounded memory.
+
+Holds running figures per worker, per link and of the whole job. `folder` feeds it during the run,
+so that the summary is ready at its end; `report` feeds it from `events.jsonl`. `summary` interprets
+the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlion_api.drift import DriftMeter
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import (
+    DirectiveRecord,
+    EvaluationRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
+from dlion_results.summary.curves import Curve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LINK_ROWS_IN_ALL = 60_000
+"""Rows of all link curves together: 30 workers have 870 links."""
+_KEPT_EVENTS = 2000
+
+
+@dataclass
+class LinkTally:
+    """Totals of one link in one direction."""
+
+    sent_bytes: int = 0
+    acknowledged_bytes: int = 0
+    dropped_messages: int = 0
+    iterations: int = 0
+    budget_bytes: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    most_unacknowledged_bytes: int = 0
+    most_queued_bytes: int = 0
+    curve: Curve = field(default_factory=lambda: Curve(4, limit=256))
+    """Sent bytes so far, budget (bytes per iteration), bandwidth (bytes/s), iterations so far."""
+    _dropped: int = 0
+    _iteration: int = 0
+
+    def add(self, record: LinkRecord) -> None:
+        """Add one report.
+
+        Byte counts are relative to the previous report. Dropped messages are a running total that
+        restarts with the worker.
+        """
+        self.sent_bytes += record.sent_bytes
+        self.acknowledged_bytes += record.acknowledged_bytes
+        self.dropped_messages += _increase(self._dropped, record.dropped_messages)
+        self.iterations += max(0, record.iteration - self._iteration)
+        self._dropped, self._iteration = record.dropped_messages, record.iteration
+        if record.budget_bytes is not None:
+            self.budget_bytes = record.budget_bytes
+        if record.bandwidth_bytes_per_s is not None:
+            self.bandwidth_bytes_per_s = record.bandwidth_bytes_per_s
+        unacknowledged = record.unacknowledged_bytes
+        self.most_unacknowledged_bytes = max(self.most_unacknowledged_bytes, unacknowledged)
+        self.most_queued_bytes = max(self.most_queued_bytes, record.queued_bytes)
+        self.curve.append(
+            record.time_s,
+            self.sent_bytes,
+            _number(record.budget_bytes),
+            _number(record.bandwidth_bytes_per_s),
+            self.iterations,
+        )
+
+
+@dataclass
+class WorkerTally:
+    """Totals of one worker over all of its incarnations."""
+
+    rank: Rank
+    steps: int = 0
+    samples: int = 0
+    incarnations: set[int] = field(default_factory=set)
+    started_s: float = math.inf
+    last_step_s: float = -math.inf
+    last_iteration: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    last_loss: float = math.nan
+    batch_min: int = 0
+    batch_max: int = 0
+    batch_last: int = 0
+    global_batch_last: int = 0
+    compute_s: float = 0.0
+    waited_s: float = 0.0
+    cpu_s: float = 0.0
+    exchange_cpu_s: float = 0.0
+    best_accuracy: float = math.nan
+    last_evaluation: EvaluationRecord | None = None
+    sent_bytes: int = 0
+    links: dict[Rank, LinkTally] = field(default_factory=dict)
+    directive: DirectiveRecord | None = None
+    loss_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024, averaged=True))
+    batch_curve: Curve = field(default_factory=lambda: Curve(2, limit=1024))
+    """Local and global batch size."""
+    rate_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024))
+    """Samples so far."""
+    accuracy_curve: Curve = field(default_factory=lambda: Curve(2, limit=4096))
+    """Accuracy and loss on the held-out split."""
+    sent_curve: Curve = field(default_factory=lambda: Curve(1))
+    """Bytes sent so far on all links."""
+    capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
+    """Relative compute power in samples/s, reported by this worker's sidecar."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples over wall time from the start of the first step to the end of the last."""
+        span_s = self.last_step_s - self.started_s
+        return self.samples / span_s if span_s > 0 else 0.0
+
+    def add_step(self, record: StepRecord) -> None:
+        """Add one iteration."""
+        batch = record.local_batch_size
+        self.batch_min = min(self.batch_min, batch) if self.steps else batch
+        self.batch_max = max(self.batch_max, batch)
+        self.batch_last, self.global_batch_last = batch, record.global_batch_size
+        self.steps += 1
+        self.samples += batch
+        self.incarnations.add(record.incarnation)
+        self.started_s = min(self.started_s, record.began_s)
+        self.last_step_s = max(self.last_step_s, record.time_s)
+        self.last_iteration = record.iteration
+        self.last_loss = record.loss
+        self.compute_s += record.compute_s
+        self.waited_s += record.waited_s
+        self.cpu_s += record.cpu_s
+        self.exchange_cpu_s += record.exchange_cpu_s
+        if math.isfinite(record.loss):
+            self.loss_sum += record.loss
+            self.loss_count += 1
+            self.loss_curve.append(record.time_s, record.loss)
+        self.batch_curve.append(record.time_s, batch, record.global_batch_size)
+        self.rate_curve.append(record.time_s, self.samples)
+
+    def add_evaluation(self, record: EvaluationRecord) -> None:
+        """Add one evaluation of this replica. A final one, over the whole split, takes
+        precedence."""
+        earlier = self.last_evaluation
+        if earlier is None or record.final or not earlier.final:
+            self.last_evaluation = record
+        if math.isfinite(record.accuracy):
+            self.best_accuracy = max(
+                record.accuracy, -1.0 if math.isnan(self.best_accuracy) else self.best_accuracy
+            )
+            if record.final:  # evaluated on different samples than before
+                self.accuracy_curve.hold(record.time_s)
+            self.accuracy_curve.append(record.time_s, record.accuracy, record.loss)
+
+    def add_link(self, record: LinkRecord, limit: int) -> None:
+        """Add one report of a link; its curve has at most `limit` rows."""
+        link = self.links.get(record.peer)
+        if link is None:
+            link = self.links[record.peer] = LinkTally(curve=Curve(4, limit=limit))
+        link.add(record)
+        self.sent_bytes += record.sent_bytes
+        self.sent_curve.append(record.time_s, self.sent_bytes)
+
+    def add_directive(self, record: DirectiveRecord) -> None:
+        """Add a directive of this worker's sidecar."""
+        self.directive = record
+        own = record.capacities.get(self.rank)
+        if own is not None:
+            self.capacity_curve.append(record.time_s, own)
+
+
+class RunTally:
+    """Totals of the whole run; `add` takes all workers' records in order."""
+
+    def __init__(self, ranks: Iterable[Rank]) -> None:
+        self.workers = {rank: WorkerTally(rank) for rank in ranks}
+        self.end_s = 0.0
+        self.drift_curve = Curve(1)
+        self.reasons: Counter[str] = Counter()
+        self.warning_count = 0
+        self.events: deque[EventRecord] = deque(maxlen=_KEPT_EVENTS)
+        self._drift = DriftMeter()
+        links = max(1, len(self.workers) * (len(self.workers) - 1))
+        self._link_rows = min(512, max(32, _LINK_ROWS_IN_ALL // links))
+
+    def add(self, record: ProgressRecord) -> None:
+        """Add one record."""
+        self.end_s = max(self.end_s, record.time_s)
+        match record:
+            case StepRecord():
+                self._worker(record.rank).add_step(record)
+            case LinkRecord():
+                self._worker(record.rank).add_link(record, self._link_rows)
+            case EvaluationRecord():
+                self._worker(record.rank).add_evaluation(record)
+                self._add_drift(record)
+            case DirectiveRecord():
+                self._worker(record.rank).add_directive(record)
+            case EventRecord():
+                self.reasons[record.reason] += 1
+                self.warning_count += record.warning
+                self.events.append(record)
+
+    def _worker(self, rank: Rank) -> WorkerTally:
+        """That worker, which need not be in the manifest (counts may differ at a site)."""
+        return self.workers.setdefault(rank, WorkerTally(rank))
+
+    def _add_drift(self, record: EvaluationRecord) -> None:
+        point = self._drift.add(record)
+        if point is not None and math.isfinite(point[1]):
+            self.drift_curve.append(*point)
+
+
+def first_step_s(workers: Iterable[WorkerTally]) -> float | None:
+    """Start of any worker's first step, or None: the origin of training time.
+
+    Start-up depends on the machine, so comparisons of runs must use this origin.
+    """
+    return min((worker.started_s for worker in workers if worker.steps), default=None)
+
+
+def training_s(workers: Iterable[WorkerTally]) -> float:
+    """Seconds from the first step of any worker to the end of the last; 0 before the first."""
+    trained = [worker for worker in workers if worker.steps]
+    began_s = first_step_s(trained)
+    if began_s is None:
+        return 0.0
+    return max(0.0, max(worker.last_step_s for worker in trained) - began_s)
+
+
+def _increase(before: int, now: int) -> int:
+    """Increase of a counter; one that fell has restarted from 0."""
+    return now - before if now >= before else now
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

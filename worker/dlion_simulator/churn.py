@@ -1,0 +1,292 @@
+"""Decides which workers take part in a virtual run: late starts, losses and returns.
+
+Holds the membership that sidecars receive, in place of the coordinator, and applies the
+environment's absences. `run` builds the workers, `admission` lets late ones in, and `connections`
+manages the links.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.reasons import EventReason
+from dlion_core.links.events import LinkUp
+from dlion_core.topology.topology import graph_of
+from dlion_simulator.admission import VirtualAdmission
+from dlion_simulator.bootstrap import (
+    connect_sidecar,
+    probe_link,
+    probe_pairs,
+    probe_speed,
+    send_membership,
+)
+from dlion_simulator.connections import VirtualConnections
+from dlion_simulator.context import WorkerPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlion_api.names import Rank, WorkerIdentity
+    from dlion_api.protocol.measurements import Capacity
+    from dlion_api.spec import Job
+    from dlion_core.links.events import LinkDown, StateRequest, StateSnapshot
+    from dlion_core.policies.interface import PolicyMachine
+    from dlion_environments.plan import Absence, Conditions, Plan
+    from dlion_simulator.clock import ScheduledEvent, VirtualClock
+    from dlion_simulator.links import VirtualLink
+    from dlion_simulator.network import VirtualNetwork
+    from dlion_simulator.worker import VirtualWorker
+
+
+STATE_RETRY_S = 0.01
+"""Interval between checks whether a peer's state includes the requested iteration."""
+
+
+class ChurnController:
+    """The workers of a run by rank, in their latest incarnations."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        clock: VirtualClock,
+        network: VirtualNetwork,
+        *,
+        build: Callable[[WorkerIdentity, int], VirtualWorker],
+        on_stop: Callable[[str], None],
+        on_failure: Callable[[str], None],
+        lost: Callable[[Rank], str | None],
+    ) -> None:
+        """Set up the workers of `job`; no worker is started yet.
+
+        `build(identity, incarnation)` returns an unlinked worker. `on_stop` ends the run with a
+        reason, `on_failure` as a failure. `lost` returns a reason to stop when a worker never comes
+        back.
+        """
+        self._job, self._plan = job, plan
+        self._clock, self._network = clock, network
+        self._conditions = plan.initial
+        self._build, self._lost = build, lost
+        self._on_stop, self._on_failure = on_stop, on_failure
+        self.workers: dict[Rank, VirtualWorker] = {}
+        """All workers that have ever started, in order of rank."""
+        self._members: dict[Rank, Member] = {}
+        self._version = 0
+        self._lost_permanently: set[Rank] = set()
+        self._connections = VirtualConnections(
+            clock,
+            network,
+            plan.initial,
+            graph_of(job.spec, [identity.rank for identity in job.workers()]),
+            link=lambda sender, receiver: self.workers[sender].parts.links[receiver],
+            notify=self._link_changed,
+            iteration_of=lambda rank: self.workers[rank].progress.iteration,
+        )
+
+    @property
+    def present(self) -> dict[Rank, VirtualWorker]:
+        """Workers whose process runs."""
+        return {
+            r: worker for r, worker in self.workers.items() if worker.phase is not WorkerPhase.GONE
+        }
+
+    @property
+    def training(self) -> dict[Rank, VirtualWorker]:
+        """Workers that train."""
+        return {rank: worker for rank, worker in self.workers.items() if worker.is_training}
+
+    # ---- the start -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the initial workers: ready, measured and linked."""
+        late = {absence.rank for absence in self._plan.absences if absence.leaves_s is None}
+        for identity in self._job.workers():
+            if identity.rank not in late:
+                self.workers[identity.rank] = self._build(identity, 1)
+                self._set_member(identity, MemberState.READY, 1)
+        membership = self._membership()
+        for worker in self.workers.values():
+            worker.follow_grouping()
+        self._connections.begin(self.workers)
+        for rank, worker in self.workers.items():
+            connect_sidecar(worker.parts, membership, 0.0)
+            for peer in worker.parts.links:
+                self._probe(rank, peer, self._plan.probed_bytes_per_s.get((rank, peer)))
+            probe_speed(worker.parts, 0.0)
+            worker.send_capacity()
+        for rank, worker in self.workers.items():
+            # No need to ask peers for their iteration: no worker has trained.
+            worker.inbox.link_epochs = dict.fromkeys(self._connections.linked(rank), 1)
+            worker.start_at(0)
+            worker.parts.reporter.event(
+                EventReason.TRAINING_STARTED, f"linked with {len(worker.inbox.link_epochs)} workers"
+            )
+
+    def schedule_absences(self) -> list[ScheduledEvent]:
+        """Schedule the environment's losses and starts of workers."""
+        made = []
+        for absence in self._plan.absences:
+            if absence.leaves_s is not None:
+                made.append(self._clock.after(absence.leaves_s, partial(self._end_worker, absence)))
+            if absence.comes_s is not None:
+                made.append(
+                    self._clock.after(
+                        absence.comes_s, partial(self._start_late_worker, absence.rank)
+                    )
+                )
+        return made
+
+    # ---- the run -------------------------------------------------------------------------------
+
+    def change(self, conditions: Conditions) -> None:
+        """Apply other links and capacities from now on."""
+        self._conditions = conditions
+        self._network.set_conditions(conditions)
+        self._connections.change(conditions)
+
+    def publish_capacity(self, rank: Rank, capacity: Capacity) -> None:
+        """Send a worker's capacity to every sidecar that it can reach."""
+        cut = self._conditions.worker(rank).cut_peers
+        for peer, worker in self.present.items():
+            if peer != rank and peer not in cut:
+                worker.heard(capacity, self._incarnation(rank))
+
+    def probe_links(self, rank: Rank) -> None:
+        """Run the link probes that are due at that worker's sidecar."""
+        probe_pairs(self.workers[rank].parts, self._conditions, self._clock.now_s)
+
+    def set_neighbours(self, rank: Rank, neighbours: frozenset[Rank]) -> None:
+        """Change the neighbours of a worker."""
+        self._connections.set_neighbours(rank, neighbours)
+
+    def give_up(self, rank: Rank, peer: Rank, reason: str) -> None:
+        """Close a link on behalf of a worker."""
+        self._connections.disconnect(rank, peer, reason)
+
+    def stop(self, reason: str) -> None:
+        """End the run: workers finish their current step; joining workers leave."""
+        for rank, worker in self.present.items():
+            worker.stop(reason)
+            if not worker.is_training:
+                worker.leave()
+                self._connections.process_ended(rank, reason)
+
+    # ---- comings and goings --------------------------------------------------------------------
+
+    def _end_worker(self, absence: Absence) -> None:
+        rank, worker = absence.rank, self.workers[absence.rank]
+        worker.parts.reporter.event(
+            EventReason.WORKER_LOST,
+            "its process died, as the environment says",
+            iteration=worker.progress.iteration,
+            warning=True,
+        )
+        worker.leave()
+        self._connections.process_ended(rank, "the peer's process has ended")
+        self._set_member(self._job.worker(rank), MemberState.LOST, self._incarnation(rank))
+        self._publish_membership()
+        if absence.comes_s is None:
+            self._lost_permanently.add(rank)
+            if why := self._stop_cause():
+                self._on_failure(f"worker {rank} is gone for good, and {why}")
+            elif reason := self._lost(rank):
+                self._on_stop(reason)
+
+    def _stop_cause(self) -> str:
+        """Why the run cannot continue without the permanently lost workers; empty if it can."""
+        spec = self._job.spec
+        if spec.failure_policy == "Fail":
+            return "failurePolicy is Fail"
+        left = {w.site for w in self._job.workers() if w.rank not in self._lost_permanently}
+        if len(left) < spec.min_sites:
+            return f"{len(left)} sites are left (minSites {spec.min_sites})"
+        return ""
+
+    def _start_late_worker(self, rank: Rank) -> None:
+        identity = self._job.worker(rank)
+        incarnation = 1 + self._incarnation(rank)
+        before = self.workers.get(rank)
+        worker = self._build(identity, incarnation)
+        if before is not None:  # the sidecar kept running
+            worker.parts.director = before.parts.director
+        self.workers = dict(sorted({**self.workers, rank: worker}.items()))
+        worker.admission = self._admission(worker)
+        worker.parts.reporter.event(
+            EventReason.WORKER_READY, f"incarnation {incarnation} is ready to train"
+        )
+        self._set_member(identity, MemberState.READY, incarnation)
+        connect_sidecar(worker.parts, self._membership(), self._clock.now_s)
+        worker.follow_grouping()
+        self._publish_membership()
+        self._connections.process_started(rank)
+
+    def rejoin(self, rank: Rank) -> None:
+        """Let a worker join again over new links, because others trained while it was paused."""
+        worker = self.workers[rank]
+        before = worker.parts.machine
+        worker.reset()
+        worker.admission = self._admission(worker, before)
+        for peer in self._connections.linked(rank):
+            self._connections.disconnect(rank, peer, "comes in anew: others trained meanwhile")
+
+    def _admission(
+        self, worker: VirtualWorker, before: PolicyMachine | None = None
+    ) -> VirtualAdmission:
+        return VirtualAdmission(
+            worker,
+            self._clock,
+            pull=partial(self._pull, worker.rank),
+            start_training=worker.begin_step,
+            retry=partial(self.rejoin, worker.rank),
+            before=before,
+        )
+
+    def _pull(
+        self, rank: Rank, donor: Rank, wanted: StateRequest, take: Callable[[StateSnapshot], None]
+    ) -> None:
+        """Request a peer's state and deliver it once it includes the requested iteration."""
+        link: VirtualLink = self.workers[donor].parts.links[rank]
+
+        def give() -> None:
+            worker = self.workers[donor]
+            if not link.is_up or worker.parts.links[rank] is not link:
+                return
+            if worker.parts.replica.iteration < wanted.at_least:
+                self._clock.after(STATE_RETRY_S, give)
+                return
+            snapshot = worker.parts.replica.snapshot_for(wanted)
+            link.pull(len(snapshot.payload), lambda: take(snapshot))
+
+        self._clock.after(self._network.latency_s(rank, donor), give)
+
+    def _link_changed(self, rank: Rank, event: LinkUp | LinkDown) -> None:
+        if isinstance(event, LinkUp):
+            self._probe(rank, event.peer)
+            peer = self.workers[event.peer]
+            self.workers[rank].heard(peer.parts.director.own(), self._incarnation(event.peer))
+        self.workers[rank].arrive(event)
+
+    def _probe(self, rank: Rank, peer: Rank, probed_bytes_per_s: float | None = None) -> None:
+        bytes_per_s = probed_bytes_per_s or self._conditions.link_bytes_per_s(rank, peer)
+        probe_link(self.workers[rank].parts, peer, bytes_per_s, self._clock.now_s)
+
+    # ---- the coordinator's part ----------------------------------------------------------------
+
+    def _incarnation(self, rank: Rank) -> int:
+        return self._members[rank].incarnation if rank in self._members else 0
+
+    def _set_member(self, identity: WorkerIdentity, state: MemberState, incarnation: int) -> None:
+        self._version += 1
+        self._members[identity.rank] = Member(identity, incarnation, state, "", "")
+
+    def _membership(self) -> Membership:
+        members = tuple(self._members[rank] for rank in sorted(self._members))
+        return Membership(self._version, self._job.key, len(self._job.workers()), members)
+
+    def _publish_membership(self) -> None:
+        membership, now_s = self._membership(), self._clock.now_s
+        for worker in self.present.values():
+            send_membership(worker.parts, membership, now_s)
+            worker.follow_grouping()

@@ -1,0 +1,44 @@
+"""Hash of a simulated run: equal if and only if two runs are equal.
+
+Covers all records, in order, and the final weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlion_api.protocol.records import record_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dlion_api.protocol.progress import ProgressRecord
+    from dlion_core.policies.interface import Flat
+
+
+class Trace:
+    """Forwards records and hashes them."""
+
+    def __init__(self, on_record: Callable[[ProgressRecord], None]) -> None:
+        self._on_record = on_record
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.latest_s = 0.0
+        """Virtual time of the latest record."""
+
+    def take(self, records: Iterable[ProgressRecord]) -> None:
+        """Hash and forward records, in order."""
+        for record in records:
+            self._hash.update(record_to_json(record).encode())
+            self.latest_s = max(self.latest_s, record.time_s)
+            self._on_record(record)
+
+    def weights(self, weights_D: Flat) -> None:
+        """Hash a replica's final weights."""
+        self._hash.update(np.ascontiguousarray(weights_D).data)
+
+    def hexdigest(self) -> str:
+        """32 hex digits."""
+        return self._hash.hexdigest()

@@ -1,0 +1,1 @@
+"""What runs beside the training loop: sidecar, data watch, publication, probes, renewal."""

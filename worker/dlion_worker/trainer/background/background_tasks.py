@@ -1,0 +1,169 @@
+"""Tasks in threads beside a worker's steps: dataset watching and model publishing.
+
+Also reports membership, training set size and initial speed to the sidecar. Called by `worker`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from dlion_api.protocol.measurements import Peers
+from dlion_api.protocol.trust import trust_fingerprint
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_worker.coordination import CoordinationClient
+from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.trainer.background.dataset_watcher import DatasetWatcher
+from dlion_worker.trainer.background.publishing import Publisher
+from dlion_worker.trainer.background.sidecar_client import SidecarClient
+from dlion_worker.trainer.background.speed_probing import measure_and_share_speed
+from dlion_worker.trainer.peer_selection import PeerSelection
+from dlion_worker.trainer.waiting_inbox import WaitingInbox
+from dlion_worker.training.datasets import (
+    BatchStream,
+    DataSet,
+    FolderWatch,
+    training_set_size_is_known,
+)
+from dlion_worker.training.replica import LocalReplica
+from dlion_worker.transport.peer_exchange import PeerExchange
+
+MAX_TOTAL_WAIT_S = 60.0
+"""How long after its first step a worker waits for the size of the training set, if it sees only a
+part. Then it assumes that all workers have as many samples as itself."""
+
+
+class BackgroundTasks:
+    """One worker's tasks. Call `start` when training begins, `close` (repeatable) at the end."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: WorkerConfig,
+        *,
+        data: DataSet,
+        stream: BatchStream,
+        replica: LocalReplica,
+        exchange: PeerExchange,
+        peer_selection: PeerSelection,
+        sidecar: SidecarClient,
+        coordination: CoordinationClient,
+        credentials: WorkerCredentials,
+        reporter: Reporter,
+        on_saved: Callable[[Path], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_saved` gets the folder of each published model."""
+        self._on_saved = on_saved
+        self._job, self._config = job, config
+        self._data, self._stream = data, stream
+        self._replica = replica
+        self._exchange = exchange
+        self._peer_selection = peer_selection
+        self._sidecar = sidecar
+        self._coordination = coordination
+        self._credentials = credentials
+        self._reporter = reporter
+        self._now_s = now_s
+        self._first_step_s: float | None = None
+        self._sending = threading.Lock()
+        self._closing = ExitStack()
+
+    def training_set_samples(self, has_stepped: bool) -> int:
+        """Samples of all workers together; 0: not known yet.
+
+        Where workers see different data, the sidecars exchange their counts. `has_stepped`: this
+        incarnation has made a step.
+        """
+        if training_set_size_is_known(self._job):
+            return self._estimated_total()
+        directive = self._sidecar.latest_directive()
+        if directive is not None and directive.training_set_samples:
+            return directive.training_set_samples
+        if has_stepped and self._first_step_s is None:
+            self._first_step_s = self._now_s()
+        is_late = (
+            self._first_step_s is not None and self._now_s() - self._first_step_s > MAX_TOTAL_WAIT_S
+        )
+        return self._estimated_total() if is_late else 0
+
+    def _estimated_total(self) -> int:
+        if self._job.spec.trainer.dataset.watch:
+            return self._stream.samples * len(self._job.workers())
+        return self._data.training_set_samples
+
+    def send_peers(self) -> None:
+        """Send membership and training set to the sidecar; from any thread, the latest last."""
+        with self._sending:
+            membership = self._coordination.membership()
+            if membership is not None:
+                self._sidecar.send(
+                    Peers(
+                        membership,
+                        self._estimated_total(),
+                        self._stream.samples,
+                        trust_fingerprint(self._credentials.site_bundles_pem),
+                    )
+                )
+
+    def measure_speed(self, inbox: WaitingInbox, stopped: Callable[[], str | None]) -> None:
+        """Measure this worker's speed; wait (bounded) until the sidecar knows all speeds."""
+        measure_and_share_speed(
+            self._job,
+            self._reporter.rank,
+            model=self._replica.model,
+            stream=self._stream,
+            exchange=self._exchange,
+            sidecar=self._sidecar,
+            inbox=inbox,
+            stopped=lambda: bool(inbox.stop_reason or stopped()),
+        )
+
+    def start(self) -> None:
+        """Start dataset watching and model publishing, as the manifest asks."""
+        trainer = self._job.spec.trainer
+        if trainer.dataset.watch:
+            self._start(
+                DatasetWatcher(self._watch(), report=self._report, on_samples=self.send_peers)
+            )
+        if trainer.stop.continuous:
+            self._start(self._publisher())
+
+    def close(self) -> None:
+        """Stop both tasks; afterwards nothing is written to the result folder."""
+        self._closing.close()
+
+    def _start(self, task: DatasetWatcher | Publisher) -> None:
+        self._closing.callback(task.close)
+        task.start()
+
+    def _watch(self) -> FolderWatch:
+        return FolderWatch(
+            self._job,
+            self._job.worker(self._config.rank),
+            data_root=Path(self._config.data_root),
+            data=self._data,
+            stream=self._stream,
+        )
+
+    def _publisher(self) -> Publisher:
+        return Publisher(
+            self._job,
+            self._reporter.rank,
+            replica=self._replica,
+            peers=self._peer_selection,
+            held_out=(self._data.held_out_x, self._data.held_out_y),
+            results_dir=Path(self._config.results_dir),
+            report=self._report,
+            on_saved=self._on_saved,
+        )
+
+    def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
+        iteration = self._replica.iteration
+        self._reporter.event(reason, message, iteration=iteration, warning=warning)

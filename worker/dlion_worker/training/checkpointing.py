@@ -1,0 +1,220 @@
+"""What a worker's checkpoint contains, and when it is saved.
+
+With it, the next batch and step are the same as without the interruption. At a barrier a worker may
+be stopped between sending a gradient and the update. The checkpoint then holds the state before
+that step, including what policies withhold of gradients. The position after the step is kept, too,
+in case a peer has made the update (`adopt`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import ContractError, DataError
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import StateSnapshot
+from dlion_worker.training.replica import LocalReplica
+from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
+
+Value = NDArray[np.generic] | int | float | str
+Values = dict[str, Value]
+
+
+class Stateful(Protocol):
+    """Anything whose state is flat named values: policies, optimizers, streams."""
+
+    def state(self) -> Values: ...
+    def restore(self, state: Values) -> None: ...
+
+
+class RestorablePolicies(Stateful, Protocol):
+    """The part of a worker's machine that checkpointing needs."""
+
+    def take_over(self, iteration: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The state that a local step changes before any update is made."""
+
+    progress: JobProgress
+    stream: Values
+    policies: Values
+    counters: NDArray[np.int64]
+    model_state_S: NDArray[np.float32]
+
+    def values(self) -> Values:
+        """The state as flat named values."""
+        return {
+            **asdict(self.progress),
+            **_prefixed("stream", self.stream),
+            **_prefixed("policies", self.policies),
+            "counters": self.counters,
+            "model_state": self.model_state_S,
+        }
+
+
+class Checkpointer:
+    """Saves to one file, at most every `every_s` seconds."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        every_s: float,
+        replica: LocalReplica,
+        progress: JobProgress,
+        stream: Stateful,
+        machine: RestorablePolicies,
+    ) -> None:
+        self._path = path
+        self._every_s = every_s
+        self._replica = replica
+        self._progress = progress
+        self._stream = stream
+        self._machine = machine
+        self._saved_s = time.monotonic()
+        self._before: StepState | None = None
+        self._undone: StepState | None = None
+        self._after: Values = {}
+
+    def due(self) -> bool:
+        """Whether the interval has passed since the last save."""
+        return time.monotonic() - self._saved_s >= self._every_s
+
+    def begin_step(self) -> None:
+        """Record the state before a local step whose update follows later, at a barrier."""
+        self._before = self._current()
+
+    def end_step(self) -> None:
+        """The update of that step has been made."""
+        self._before = None
+
+    def undo_step(self) -> None:
+        """Undo a step whose update was not made before the run ended."""
+        if self._before is not None:
+            self._undone = self._current()
+            self._progress.take(self._before.progress)
+
+    def reset(self, machine: RestorablePolicies) -> None:
+        """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
+        self._before = self._undone = None
+        self._after = {}
+        self._machine = machine
+
+    def save(self) -> None:
+        """Write the file atomically. Raises `OSError` where the disk is full; the old file
+        remains."""
+        values: Values = {
+            **(self._before or self._current()).values(),
+            "weights": self._replica.model.get_weights(),
+            "applied_iteration": self._replica.iteration,
+            **_prefixed("optimizer", self._replica.optimizer.state()),
+        }
+        if self._undone is not None:
+            values.update(_prefixed("after", self._undone.values()))
+        save_checkpoint(self._path, values)
+        self._saved_s = time.monotonic()
+
+    def load(self) -> bool:
+        """Restore the file's state; return whether there is one.
+
+        Raises: DamagedCheckpointError where it is unreadable; DataError where it belongs to another
+        job.
+        """
+        loaded = load_checkpoint(self._path)
+        if loaded is None:
+            return False
+        values = {name: _plain(value) for name, value in loaded.items()}
+        try:
+            self._restore(values)
+        except (KeyError, ValueError, ContractError) as error:
+            msg = (
+                f"checkpoint {self._path} does not fit this job ({error}); resume with the "
+                "manifest that it was made with, or remove it to start from scratch"
+            )
+            raise DataError(msg) from error
+        return True
+
+    def adopt(self, snapshot: StateSnapshot) -> None:
+        """Adopt a peer's state, keeping this worker's own position in its data.
+
+        If the peer has made the update of the unfinished step, the policies' withheld gradients
+        stay. Otherwise they are void (`Horizon.take_over`), as with an older release's checkpoint,
+        which lacks them. Raises: ContractError where the state is of another model.
+        """
+        self._replica.restore_from(snapshot)
+        policies: Values = {}
+        if self._after and int(_array(self._after["iteration"])) == snapshot.iteration:
+            self._restore_current(self._after)
+            policies = _unprefixed("policies", self._after)
+        if policies:
+            self._machine.restore({**policies, "iteration": snapshot.iteration})
+        else:
+            self._machine.take_over(snapshot.iteration)
+        self._progress.iteration = snapshot.iteration
+        self._replica.samples = self._progress.own_samples
+
+    def _current(self) -> StepState:
+        progress = JobProgress()
+        progress.take(self._progress)
+        model = self._replica.model
+        return StepState(
+            progress,
+            self._stream.state(),
+            self._machine.state(),
+            model.get_counters(),
+            model.get_state(),
+        )
+
+    def _restore(self, values: Values) -> None:
+        self._after = _unprefixed("after", values)
+        self._replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
+        self._replica.optimizer.restore(_unprefixed("optimizer", values))
+        self._restore_current(values)
+        self._machine.restore(_unprefixed("policies", values))
+        self._replica.iteration = int(_array(values["applied_iteration"]))
+        self._replica.samples = self._progress.own_samples
+
+    def _restore_current(self, values: Values) -> None:
+        model = self._replica.model
+        model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
+        model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
+        self._stream.restore(_unprefixed("stream", values))
+        self._progress.take(
+            JobProgress(
+                iteration=int(_array(values["iteration"])),
+                own_samples=int(_array(values["own_samples"])),
+                job_samples=int(_array(values["job_samples"])),
+                trained_s=float(_array(values["trained_s"])),
+            )
+        )
+
+
+def _prefixed(prefix: str, values: Values) -> Values:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def _unprefixed(prefix: str, values: Values) -> Values:
+    start = f"{prefix}."
+    return {
+        name.removeprefix(start): value for name, value in values.items() if name.startswith(start)
+    }
+
+
+def _array(value: Value) -> NDArray[np.generic]:
+    return np.asarray(value)
+
+
+def _plain(value: NDArray[np.generic]) -> Value:
+    """Return an array unchanged, a single value as a Python value."""
+    if value.ndim:
+        return value
+    item: Value = value.item()
+    return item

@@ -1,0 +1,174 @@
+"""This worker's copy of the model: weights, optimizer, and the lock for its two readers.
+
+The training thread changes weights in place; the exchange's thread copies them for peers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_core.codecs import Coding, ValueCodec, encode_weights
+from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.policies.interface import Flat, Layout
+from dlion_worker.training.model import FlatModel, Snapshot
+from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
+from dlion_worker.training.snapshot import TrainingState, pack, unpack
+
+UPDATE_WAIT_S = 60.0
+"""Longest wait for an update that a requested state must contain."""
+
+
+class LocalReplica:
+    """One model with its optimizer. Every method may be called from any thread."""
+
+    def __init__(self, job: Job, rank: Rank, model: FlatModel, optimizer: FlatOptimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._job = job
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._updated = threading.Condition(self._lock)
+        self.iteration = 0
+        """The last iteration whose update is in these weights."""
+        self.samples = 0
+        self.learning_rate = 0.0
+        self._is_settled = True
+        """False between an update and the policies' reaction to it."""
+        self._withheld_D: Flat | None = None
+        """Part of the weights that peers still receive from this worker's policy."""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the weights."""
+        return self.model.layout
+
+    @property
+    def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """The live weights, changed in place."""
+        return self.model.weights_D
+
+    @property
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        """Where the optimizer's moments would carry the weights without further gradients."""
+        with self._lock:
+            return self.optimizer.resting_D(self.model.weights_D)
+
+    def apply_gradient(
+        self,
+        gradient_D: Flat,
+        *,
+        batch_samples: int,
+        iteration: int,
+        samples: int,
+        on_updated: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make one update, with the learning rate for a gradient of `batch_samples`.
+
+        `samples` counts this worker's own since the run began. `on_updated` runs directly
+        afterwards; no peer gets a state in between.
+        """
+        spec = self._job.spec
+        self.learning_rate = learning_rate_for(
+            spec.trainer.optimizer,
+            batch_samples,
+            initial_batch_samples=spec.batching.global_batch_size.initial,
+        )
+        with self._lock:
+            self.optimizer.apply(self.model.weights_D, gradient_D, self.learning_rate)
+            self.iteration, self.samples = iteration, samples
+            self._is_settled = False
+        try:
+            on_updated()
+        finally:
+            with self._lock:
+                self._is_settled = True
+                self._updated.notify_all()
+
+    def blend(self, other_D: Flat, fraction: float, since_D: Flat | None = None) -> None:
+        """w <- (1 - fraction) w + fraction other.
+
+        With `since_D`, these weights at the time of the other's: w <- w + fraction (other - since).
+        """
+        weights_D = self.model.weights_D
+        with self._lock:
+            if since_D is None:
+                weights_D *= np.float32(1.0 - fraction)
+                weights_D += np.float32(fraction) * other_D
+            else:
+                weights_D += np.float32(fraction) * (other_D - since_D)
+
+    def add(self, update_D: Flat) -> None:
+        """w <- w + update."""
+        with self._lock:
+            self.model.weights_D += update_D
+
+    def replace(self, weights_D: Flat) -> None:
+        """w <- weights; the optimizer keeps its moments."""
+        with self._lock:
+            self.model.set_weights(weights_D)
+
+    def withhold(self, update_D: Flat) -> None:
+        """Subtract this update from states that peers pull from now on."""
+        with self._lock:
+            self._withheld_D = update_D
+
+    def encoded_weights(self, weights_D: Flat | None = None) -> bytes:
+        """The given or current weights in the exchange's codec, for a knowledge transfer."""
+        exchange = self._job.spec.exchange
+        coding = Coding(ValueCodec(exchange.codec), decimals=exchange.codec_decimals)
+        with self._lock:
+            now_D = self.model.weights_D
+            return bytes(encode_weights(now_D if weights_D is None else weights_D, coding))
+
+    def snapshot_for(self, wanted: StateRequest) -> StateSnapshot:
+        """Return the state that a peer asks for.
+
+        Waits a limited time for the required update, then returns the state as it is; the caller
+        checks its iteration.
+        """
+        with self._updated:
+            self._updated.wait_for(
+                lambda: self._is_settled and self.iteration >= wanted.at_least,
+                timeout=UPDATE_WAIT_S,
+            )
+            state = self._state()
+            if self._withheld_D is not None and not wanted.weights_only:
+                np.subtract(state.weights_D, self._withheld_D, out=state.weights_D)
+            payload = pack(state, weights_only=wanted.weights_only)
+            return StateSnapshot(self.iteration, self.samples, payload)
+
+    def restore_from(self, snapshot: StateSnapshot) -> None:
+        """Adopt a peer's state. Raises: ContractError where it does not fit."""
+        state = unpack(bytes(snapshot.payload), self._state(), weights_only=False)
+        with self._lock:
+            self.model.set_weights(state.weights_D)
+            self._withheld_D = None
+            self.model.set_state(state.model_state_S)
+            self.optimizer.restore_flat(state.optimizer_M)
+            self.iteration = snapshot.iteration
+
+    def state(self) -> TrainingState:
+        """A copy of the whole state."""
+        with self._lock:
+            return self._state()
+
+    def snapshot_of(self, state: TrainingState) -> Snapshot:
+        """Another state of this model, to be evaluated or saved."""
+        return self.model.snapshot_of(state.weights_D, state.model_state_S)
+
+    def save(self, path: Path, state: TrainingState) -> None:
+        """Save another state of this model as a Keras file. Raises: OSError."""
+        self.model.save_keras(path, snapshot=self.snapshot_of(state))
+
+    def _state(self) -> TrainingState:
+        return TrainingState(
+            weights_D=self.model.weights_D.copy(),
+            model_state_S=self.model.get_state(),
+            optimizer_M=self.optimizer.flat_state(),
+        )

@@ -1,0 +1,145 @@
+"""The model that a site keeps at the end of a run: the choice, and the files.
+
+The lowest live rank of each site, its *lead*, collects the replicas. It keeps the better of their
+average and the best replica.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.atomic_file import write_atomically
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_worker.training.snapshot import TrainingState
+
+STILL_TRAINING = "still training"
+"""The stop reason in `model.json` of a model published during training."""
+
+
+@dataclass(frozen=True)
+class CollectedReplica:
+    """One worker's weights at the end of the run."""
+
+    rank: Rank
+    state: TrainingState
+    samples: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """The content of `model.json`. None: not every replica was evaluated."""
+
+    model: str
+    """`averaged`, or `replica <rank>`."""
+    accuracy: float
+    averaged_accuracy: float
+    best_replica: int | None
+    best_replica_accuracy: float | None
+    mean_replica_accuracy: float | None
+    ranks: tuple[int, ...]
+    sites: tuple[str, ...]
+    samples: int
+    stop_reason: str
+
+    def __str__(self) -> str:
+        mean = self.mean_replica_accuracy
+        return (
+            f"{self.model} of worker{'s' * (len(self.ranks) > 1)} "
+            f"{', '.join(map(str, self.ranks))}: "
+            f"accuracy {self.accuracy:.4f} (averaged {self.averaged_accuracy:.4f}"
+            + ("" if mean is None else f", mean {mean:.4f}")
+            + ")"
+        )
+
+
+def choose_model(
+    job: Job,
+    replicas: list[CollectedReplica],
+    *,
+    accuracy_of: Callable[[TrainingState], float],
+    stop_reason: str,
+) -> tuple[ModelSummary, TrainingState]:
+    """Return the better of the average and the best replica, with its description."""
+    averaged = average(replicas)
+    accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
+    averaged_accuracy = accuracy_of(averaged)
+    best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
+    is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
+    about = ModelSummary(
+        model="averaged" if is_averaged else f"replica {best.rank}",
+        accuracy=max(averaged_accuracy, accuracies[best.rank]),
+        averaged_accuracy=averaged_accuracy,
+        best_replica=best.rank,
+        best_replica_accuracy=accuracies[best.rank],
+        mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
+        ranks=tuple(replica.rank for replica in replicas),
+        sites=tuple(sorted({job.worker(replica.rank).site for replica in replicas})),
+        samples=sum(replica.samples for replica in replicas),
+        stop_reason=stop_reason,
+    )
+    return about, averaged if is_averaged else best.state
+
+
+def save_site_model(
+    about: ModelSummary,
+    state: TrainingState,
+    *,
+    save: Callable[[Path, TrainingState], None],
+    results_dir: Path,
+    site: str,
+) -> Path:
+    """Save a site's model and its description; return the folder. Raises: OSError."""
+    folder = results_dir / "models" / site
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / "model.keras", state)
+    text = json.dumps(asdict(about), indent=2) + "\n"
+    write_atomically(folder / "model.json", text.encode(), mode=0o644)
+    return folder
+
+
+def ranks_in_saved_model(results_dir: Path, site: str, *, since_s: float) -> set[int]:
+    """Ranks in a site's model saved since that Unix time; empty if there is none."""
+    path = results_dir / "models" / site / "model.json"
+    try:
+        about = json.loads(path.read_text("utf-8")) if path.stat().st_mtime > since_s else {}
+    except (OSError, ValueError):
+        return set()
+    is_final = about.get("stop_reason") not in (None, STILL_TRAINING)
+    return set(about["ranks"]) if is_final else set()
+
+
+def site_leads(job: Job, alive: set[Rank], *, saved_by: Collection[Rank] = ()) -> set[Rank]:
+    """The lowest live rank of every site whose model is not saved yet."""
+    done = {job.worker(rank).site for rank in saved_by}
+    leads: dict[str, Rank] = {}
+    for worker in map(job.worker, sorted(alive)):
+        if worker.site not in done:
+            leads.setdefault(worker.site, worker.rank)
+    return set(leads.values())
+
+
+def average(replicas: list[CollectedReplica]) -> TrainingState:
+    """Mean of the replicas' weights and model states, weighted by samples."""
+    total = sum(replica.samples for replica in replicas)
+    shares = [replica.samples / total if total else 1 / len(replicas) for replica in replicas]
+    return TrainingState(
+        weights_D=_weighted(shares, [r.state.weights_D for r in replicas]),
+        model_state_S=_weighted(shares, [r.state.model_state_S for r in replicas]),
+        optimizer_M=replicas[0].state.optimizer_M,
+    )
+
+
+def _weighted(
+    shares: list[float], vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    total = np.zeros(vectors[0].shape, dtype=np.float64)
+    for share, vector in zip(shares, vectors, strict=True):
+        total += share * vector
+    return total.astype(np.float32)

@@ -1,0 +1,109 @@
+"""A worker's state as bytes: for peers that rejoin, and for its own checkpoints.
+
+Bytes from a peer are untrusted: a snapshot must have the exact length of the layout and only finite
+values. A checkpoint is written to a new file that replaces the old one, so a crash loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlion_api.errors import ContractError, DataError
+from dlion_core.npz_errors import NPZ_ERRORS, as_array
+from dlion_core.policies.interface import Flat
+
+CheckpointValues = Mapping[str, NDArray[np.generic] | int | float | str]
+
+
+class DamagedCheckpointError(DataError):
+    """A checkpoint file cannot be read."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a worker needs to continue from another worker's position."""
+
+    weights_D: Flat
+    model_state_S: Flat
+    optimizer_M: Flat
+
+
+def pack(state: TrainingState, *, weights_only: bool) -> bytes:
+    """Little-endian float32: weights, model state, and (unless `weights_only`) optimizer state."""
+    parts = [state.weights_D, state.model_state_S]
+    if not weights_only:
+        parts.append(state.optimizer_M)
+    return b"".join(np.ascontiguousarray(part, dtype="<f4").tobytes() for part in parts)
+
+
+def unpack(payload: bytes, like: TrainingState, *, weights_only: bool) -> TrainingState:
+    """Decode a state with the sizes of `like`.
+
+    Raises: ContractError where the length differs or a value is not finite.
+    """
+    sizes = [like.weights_D.size, like.model_state_S.size]
+    sizes.append(0 if weights_only else like.optimizer_M.size)
+    if len(payload) != 4 * sum(sizes):
+        msg = (
+            f"a peer's state has {len(payload)} bytes, this model's has {4 * sum(sizes)}: "
+            "the two workers run different programs"
+        )
+        raise ContractError(msg)
+    values = np.frombuffer(payload, dtype="<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ContractError("a peer's state has values that are not finite; it is not adopted")
+    weights_D, model_state_S, optimizer_M = np.split(values, np.cumsum(sizes)[:2])
+    return TrainingState(
+        weights_D, model_state_S, like.optimizer_M.copy() if weights_only else optimizer_M
+    )
+
+
+def storage_error_message(error: OSError) -> str:
+    """What a failed write means, and what to do about it."""
+    where = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{where}{error.strerror or error}. Free some space or make the folder writable; "
+        "`dlion run --resume DIR` continues from the last checkpoint"
+    )
+
+
+def save_checkpoint(path: Path, values: CheckpointValues) -> None:
+    """Write named values. Raises `OSError` (a full disk, say); the old file then remains."""
+    path.parent.mkdir(exist_ok=True)  # the parent is the run's folder: never recreate it
+    temporary = path.with_suffix(".writing")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{k: np.asarray(v) for k, v in values.items()})
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load_checkpoint(path: Path) -> dict[str, NDArray[np.generic]] | None:
+    """Load the saved values; None: there is no file. Raises: DamagedCheckpointError."""
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: as_array(archive[name]) for name in archive.files}
+    except NPZ_ERRORS as error:
+        raise DamagedCheckpointError(f"checkpoint {path} cannot be read ({error})") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file to a free name, and return that name. Raises: OSError."""
+    name = f"{path.name}.damaged"
+    aside, number = path.with_name(name), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{name}-{number}")
+    return path.rename(aside)

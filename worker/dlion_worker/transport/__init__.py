@@ -1,0 +1,10 @@
+"""Links between workers: gRPC streams with mutual TLS.
+
+`service` takes incoming streams, `client` opens outgoing ones, and `peer_exchange` is the thread
+that runs both. The state machines behind them are in `dlion_core.links`. Payload formats belong to
+`codecs`, the meaning of messages to `policies`.
+"""
+
+from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+
+__all__ = ["PeerExchange", "PeerExchangeConfig"]

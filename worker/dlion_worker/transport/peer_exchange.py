@@ -1,0 +1,390 @@
+"""All links of one worker, run by one thread with one event loop.
+
+Methods may be called from any thread; only `start`, `pull_state` and `close` block. `on_event` runs
+*in the exchange's own thread*: put the event in a queue and return, and never call a blocking
+method from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+
+import grpc.aio
+
+from dlion_api.addresses import join_host_port
+from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.protocol.measurements import LinkDelivery
+from dlion_api.protocol.membership import Membership, MemberState
+from dlion_core.links.deadline import HEARTBEAT_S
+from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
+from dlion_core.links.framing import check_outgoing
+from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, QueueRule, equalize_similar
+from dlion_core.policies.interface import Message
+from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.transport.client import PeerConnector
+from dlion_worker.transport.cpu import ExchangeCpuMeter
+from dlion_worker.transport.link_watchdog import check_link
+from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink, PeerLinks
+from dlion_worker.transport.server import bounded_server, listen
+from dlion_worker.transport.service import ExchangeService
+
+logger = logging.getLogger(__name__)
+
+TICK_S = HEARTBEAT_S / 2
+START_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class PeerExchangeConfig:
+    job: JobKey
+    identity: WorkerIdentity
+    incarnation: int
+    credentials: WorkerCredentials
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0  # 0: any free port
+    advertise_host: str = ""  # empty: the same as `listen_host`
+    is_exposed: bool = False  # peers of other sites connect to the address in the membership
+    max_message_bytes: int = 256 * 2**20
+    max_state_bytes: int = 2**30
+    queue_rule: QueueRule = QueueRule.KEEP
+    max_queued_messages: int = MAX_QUEUED_MESSAGES
+
+
+class PeerExchange:
+    def __init__(
+        self,
+        config: PeerExchangeConfig,
+        on_event: Callable[[ExchangeEvent], None],
+        state_provider: Callable[[StateRequest], StateSnapshot],
+    ) -> None:
+        """`state_provider` runs in a thread of its own. It may block, and may raise
+        `UnavailableError` if there is no state to send."""
+        self._config = config
+        local = LocalPeer(
+            config.job,
+            config.identity,
+            config.incarnation,
+            config.queue_rule,
+            config.max_queued_messages,
+            config.max_message_bytes,
+        )
+        self._shared = LinkContext(local, on_event, config.is_exposed)
+        self._links = PeerLinks(self._shared)
+        self._service = ExchangeService(self._links, config.credentials, state_provider)
+        self._connectors: dict[Rank, PeerConnector] = {}
+        self._connector_tasks: dict[Rank, asyncio.Task[None]] = {}
+        self._outgoing: deque[tuple[Rank, Message]] = deque()
+        self._budgets: Mapping[Rank, int] = {}
+        self._bandwidths: Mapping[Rank, float] = {}
+        self._reported: dict[Rank, tuple[int, int, float]] = {}
+        self._rng = random.Random()  # noqa: S311 -- jitter
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._cpu = ExchangeCpuMeter(self._thread)
+        self._started: Future[int] = Future()
+
+    # ---- from any thread ----
+
+    def start(self) -> int:
+        """Start the thread and the server; return the server's port.
+
+        Raises:
+            UnavailableError: The address cannot be listened on.
+        """
+        self._thread.start()
+        return self._started.result(START_TIMEOUT_S)
+
+    @property
+    def address(self) -> str:
+        """`host:port` for peers to connect to; empty before `start`."""
+        return self._shared.address
+
+    def set_members(
+        self,
+        membership: Membership,
+        dial: Mapping[Rank, str] | None = None,
+        *,
+        linked: Collection[Rank] | None = None,
+    ) -> None:
+        """Keep links to these members, or only to those in `linked`.
+
+        Links to other members are closed; states can still be pulled from them. `dial` overrides
+        addresses (for a relay).
+        """
+        self._call(self._set_members, membership, dict(dial or {}), linked)
+
+    def set_iteration(self, iteration: int) -> None:
+        """Set the last finished iteration, which hellos report to peers."""
+        self._shared.iteration = iteration
+
+    def send(self, peer: Rank, message: Message) -> None:
+        """Queue a message; if the link is down, drop and count it.
+
+        The payload is not copied and must not change.
+
+        Raises:
+            ContractError: The message exceeds what peers accept.
+        """
+        check_outgoing(message, self._config.max_message_bytes)
+        self._outgoing.append((peer, message))
+        self._call(self._drain)
+
+    def set_budgets(
+        self,
+        budget_bytes: Mapping[Rank, int],
+        bandwidth_bytes_per_s: Mapping[Rank, float] | None = None,
+    ) -> None:
+        """Set bytes per iteration and, where known, bandwidth per link. Links without a budget are
+        unbounded."""
+        self._budgets = dict(budget_bytes)
+        self._bandwidths = dict(bandwidth_bytes_per_s or {})
+        for rank, link in list(self._links.by_rank.items()):
+            link.send_queue.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
+        self._call(self._wake)
+
+    def sendable_bytes(self) -> dict[Rank, int]:
+        """For each link with a budget, the largest gradient in bytes to send now.
+
+        This is one budget at most, less while more than half a budget is in flight. Similar sizes
+        are made equal (see `equalize_similar`).
+        """
+        rooms = {
+            rank: link.send_queue.sendable_bytes()
+            for rank, link in list(self._links.by_rank.items())
+        }
+        return equalize_similar({rank: room for rank, room in rooms.items() if room is not None})
+
+    def one_way_delays_s(self) -> dict[Rank, float]:
+        """For each idle link, half the minimum round-trip time."""
+        links = list(self._links.by_rank.items())
+        delays = {rank: link.send_queue.idle_delay_s for rank, link in links}
+        return {rank: delay_s / 2 for rank, delay_s in delays.items() if delay_s is not None}
+
+    def reset_links(self, reason: str) -> None:
+        """Close all links; they are opened again as after a restart."""
+        self._call(self._links.close_streams, reason)
+
+    def migrate_links(self) -> None:
+        """Move all links to connections with the newest certificate; nothing is interrupted or
+        lost."""
+        self._call(self._migrate_links)
+
+    def record_violation(self, peer: Rank, reason: str) -> None:
+        """Count an invalid message against the peer's incarnation.
+
+        Violations of the link protocol count too. At `MAX_VIOLATIONS` the peer is rejected until it
+        restarts.
+        """
+        self._call(self._record_violation, peer, reason)
+
+    def link_counters(self) -> dict[Rank, LinkCounters]:
+        links = list(self._links.by_rank.items())
+        return {rank: link.state() for rank, link in links if link.was_wanted}
+
+    def wire_bytes(self) -> int:
+        """Bytes sent and received so far, on all current and former links."""
+        return sum(link.wire_bytes for link in list(self._links.by_rank.values()))
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the exchange so far, including gRPC's threads. Call it from one thread
+        only."""
+        return self._cpu.seconds()
+
+    def take_deliveries(self) -> list[LinkDelivery]:
+        """What each peer has acknowledged since the last call. Call it from one thread only."""
+        deliveries = []
+        for rank, link in list(self._links.by_rank.items()):
+            box = link.send_queue
+            total = (box.acknowledged_total, box.busy_bytes_total, box.receiver_busy_s_total)
+            before = self._reported.get(rank, (0, 0, 0.0))
+            self._reported[rank] = total
+            if total[0] == before[0] and not box.unacknowledged_bytes:
+                continue
+            deliveries.append(
+                LinkDelivery(
+                    peer=rank,
+                    acknowledged_bytes=total[0] - before[0],
+                    busy_bytes=total[1] - before[1],
+                    receiver_busy_s=total[2] - before[2],
+                    unacknowledged_bytes=box.unacknowledged_bytes,
+                )
+            )
+        return deliveries
+
+    def pull_state(self, peer: Rank, wanted: StateRequest | None = None) -> StateSnapshot:
+        """Pull that peer's state; block while it keeps arriving.
+
+        Raises:
+            UnavailableError: The peer is unreachable or went silent, or the exchange was closed.
+            ContractError: The data received is not a state.
+        """
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            raise UnavailableError("the exchange is not running")
+        pulling = asyncio.run_coroutine_threadsafe(self._pull(peer, wanted or StateRequest()), loop)
+        try:
+            return pulling.result()
+        except CancelledError as error:
+            raise UnavailableError("the exchange was closed") from error
+
+    def close(self) -> None:
+        self._call(self._request_stop)
+        if self._thread.is_alive():
+            self._thread.join(2 * CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                logger.error("the exchange's thread did not end within %s s", 2 * CLOSE_TIMEOUT_S)
+
+    def _call(self, what: Callable[..., None], *arguments: object) -> None:
+        """Run `what` on the loop, in call order; do nothing if the loop is closed."""
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(what, *arguments)
+        except RuntimeError:  # closed meanwhile: there is nothing to run it on
+            return
+
+    # ---- on the loop ----
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.set_exception_handler(_on_loop_error)
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._stop = asyncio.Event()
+        own = self._config
+        server = bounded_server(self._service.handler())
+        try:
+            port = listen(server, own.listen_host, own.listen_port, own.credentials)
+            await server.start()
+        except UnavailableError as error:
+            self._started.set_exception(error)
+            return
+        self._shared.address = join_host_port(own.advertise_host or own.listen_host, port)
+        ticking = asyncio.create_task(self._tick())
+        self._started.set_result(port)
+        await self._stop.wait()
+        self._shared.emit = lambda _: None  # the caller of `close` expects links to go down
+        await self._end(server, [ticking, *self._connector_tasks.values()])
+
+    async def _end(self, server: grpc.aio.Server, tasks: list[asyncio.Task[None]]) -> None:
+        self._links.close_streams(f"{self._config.identity.name} is closing")
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S / 2)
+        await server.stop(grace=CLOSE_TIMEOUT_S / 4)
+
+    def _request_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    def _set_members(
+        self, membership: Membership, dial: Mapping[Rank, str], linked: Collection[Rank] | None
+    ) -> None:
+        for member in membership.members:
+            rank = member.identity.rank
+            if rank == self._config.identity.rank:
+                continue
+            link = self._links.by_rank.get(rank) or self._add(member.identity)
+            is_wanted = linked is None or rank in linked
+            if is_wanted and not link.wanted:
+                self._connect(link)
+            elif link.wanted and not is_wanted:
+                self._disconnect(link)
+            if rank in dial and dial[rank] != link.dial_override:
+                link.dial_override = dial[rank]
+                link.redial.set()
+            if member.state is MemberState.READY:
+                link.set_member(member.incarnation, member.exchange_address)
+
+    def _add(self, identity: WorkerIdentity) -> PeerLink:
+        rank = identity.rank
+        link = self._links.by_rank[rank] = PeerLink(identity, self._shared)
+        link.send_queue.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
+        self._connectors[rank] = PeerConnector(
+            link, self._shared.local, self._config.credentials, self._rng
+        )
+        return link
+
+    def _connect(self, link: PeerLink) -> None:
+        link.wanted = link.was_wanted = True
+        dialling = self._connectors[link.rank].run(after=self._connector_tasks.get(link.rank))
+        task = asyncio.create_task(dialling, name=f"dial rank {link.rank}")
+        self._connector_tasks[link.rank] = task
+        task.add_done_callback(_report_defect)
+
+    def _disconnect(self, link: PeerLink) -> None:
+        """Close the link; the peer's streams are rejected until it is a neighbour again."""
+        link.wanted = False
+        link.close_streams("no neighbour any more")
+        self._connector_tasks[link.rank].cancel()
+
+    def _drain(self) -> None:
+        while self._outgoing:
+            peer, message = self._outgoing.popleft()
+            link = self._links.by_rank.get(peer)
+            if link is None:
+                logger.warning("message to rank %d, which is not a member: dropped", peer)
+            else:
+                link.push(message)
+
+    def _wake(self) -> None:
+        for link in self._links.by_rank.values():
+            link.wake.set()
+
+    def _migrate_links(self) -> None:
+        for connector in self._connectors.values():
+            connector.renew()
+
+    def _record_violation(self, peer: Rank, reason: str) -> None:
+        if (link := self._links.by_rank.get(peer)) is not None:
+            link.record_violation(reason)
+
+    async def _pull(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
+        connector = self._connectors.get(peer)
+        if connector is None:
+            raise UnavailableError(f"rank {peer} is not a known member")
+        limit = self._config.max_state_bytes
+        return await connector.pull(wanted, max_state_bytes=limit)
+
+    async def _tick(self) -> None:
+        """Send heartbeats on idle links and close silent streams."""
+        expected_s = time.monotonic() + TICK_S
+        broken: set[Rank] = set()
+        while True:
+            await asyncio.sleep(max(0.0, expected_s - time.monotonic()))
+            now_s = time.monotonic()
+            late_s = now_s - expected_s
+            expected_s = now_s + TICK_S
+            for rank, link in self._links.by_rank.items():
+                try:
+                    check_link(link, self._connectors[rank], now_s, late_s)
+                except Exception:  # a defect of one link must not leave the others unchecked
+                    if rank not in broken:  # log once: it may fail at every tick
+                        logger.exception("defect: the link to rank %d is not checked", rank)
+                    broken.add(rank)
+
+
+def _report_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("defect: %s ended", task.get_name(), exc_info=error)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    # Two gRPC loops in one process wake each other spuriously; the second finds no event.
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,355 @@
+"""All links of one worker; everything here runs on the exchange's loop.
+
+A link combines a peer's `SendQueue` and `Handshake`. `service` and `client` report what happened to
+a stream, `exchange` what the trainer wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
+from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
+from dlion_core.links.events import ExchangeEvent, LinkCounters, LinkDown, LinkUp, Refused
+from dlion_core.links.framing import PROTOCOL
+from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_core.links.send_queue import QueueRule, SendQueue
+from dlion_core.policies.interface import Message, MessageArrived
+
+logger = logging.getLogger(__name__)
+
+MAX_VIOLATIONS = 3
+"""An incarnation with this many protocol violations is rejected from then on."""
+
+MAX_ADDRESS_LENGTH = 300
+
+
+class LinkStream(Protocol):
+    """A stream, as far as a link needs it."""
+
+    def end(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class LocalPeer:
+    """This worker, for hellos and certificates."""
+
+    job: JobKey
+    identity: WorkerIdentity
+    incarnation: int
+    queue_rule: QueueRule
+    max_queued_messages: int
+    max_message_bytes: int
+
+
+@dataclass
+class LinkContext:
+    """What all links share."""
+
+    local: LocalPeer
+    emit: Callable[[ExchangeEvent], None]
+    is_exposed: bool = False
+    """Whether peers of other sites connect to another address than peers of this site."""
+    address: str = ""
+    iteration: int = 0
+
+
+class PeerLink:
+    def __init__(self, peer: WorkerIdentity, shared: LinkContext) -> None:
+        self.peer = peer
+        self._shared = shared
+        self.send_queue = SendQueue(shared.local.queue_rule, shared.local.max_queued_messages)
+        self.handshake = Handshake(peer.rank)
+        self.address = ""
+        self.dial_override: str | None = None
+        self.wanted = False
+        """Whether to keep streams with this peer; if not, only states are pulled."""
+        self.was_wanted = False
+        """Whether streams are or were kept: their counters still count."""
+        self.incoming: LinkStream | None = None
+        self.outgoing: LinkStream | None = None
+        self.received_total = 0
+        self.wire_received_bytes = 0
+        self.remade_count = 0
+        self._last_error = "no answer yet"
+        self.wake = asyncio.Event()  # there may be something to send
+        self.redial = asyncio.Event()  # the address may have changed: reconnect at once
+        self._changed = asyncio.Event()
+        self._hello_due = False
+        self._violations: Counter[int] = Counter()  # by incarnation
+        self._quarantined: int | None = None
+
+    @property
+    def rank(self) -> Rank:
+        return self.peer.rank
+
+    @property
+    def target(self) -> str:
+        """Address to connect to; empty if unknown."""
+        return self.dial_override or self.address
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.send_queue.wire_sent_bytes + self.wire_received_bytes
+
+    # ---- called for the trainer ----
+
+    def push(self, message: Message) -> None:
+        """Queue a message; if the link is down, drop and count it."""
+        if self.handshake.up is None:
+            self.send_queue.dropped_messages += 1
+            return
+        try:
+            self.send_queue.push(message)
+        except UnavailableError as error:
+            logger.warning("rank %d: %s", self.rank, error)
+            self.close_streams(str(error))
+        self.wake.set()
+
+    def set_member(self, incarnation: int, address: str) -> None:
+        """Take the peer's incarnation and address from the membership."""
+        if incarnation < self.handshake.newest:
+            return
+        self.set_address(address)
+        self.apply(self.handshake.learn_incarnation(incarnation))
+
+    def set_address(self, address: str) -> None:
+        """Connect to this address from now on."""
+        if address and address != self.address:
+            self.address = address
+            self.redial.set()
+
+    def _quarantine(self, reason: str) -> None:
+        """Reject the peer's current incarnation from now on."""
+        if self.quarantined:  # already reported; more messages had been received by then
+            return
+        self._quarantined = self.handshake.newest
+        text = f"incarnation {self._quarantined} is quarantined: {reason}"
+        self._shared.emit(Refused(self.rank, text, kind=PeerRefusal.QUARANTINED))
+        self.close_streams(text)
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether the peer's newest incarnation is rejected."""
+        return self._quarantined is not None and self.handshake.newest <= self._quarantined
+
+    def close_streams(self, reason: str) -> None:
+        """End both streams; they are opened again unless the peer is quarantined."""
+        for stream in (self.outgoing, self.incoming):
+            if stream is not None:
+                stream.end(reason)
+
+    # ---- stream events ----
+
+    def check_caller(self, incarnation: int) -> None:
+        """Check that this incarnation of the peer may call.
+
+        Raises:
+            CallerError: It has been replaced or is quarantined.
+        """
+        self.handshake.check(incarnation)
+        if self._quarantined is not None and incarnation <= self._quarantined:
+            text = f"incarnation {incarnation} is in quarantine"
+            raise CallerError(PeerRefusal.QUARANTINED, text)
+
+    def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
+        """Use the peer's new stream instead of an older one.
+
+        Raises:
+            CallerError: That incarnation has been replaced or is quarantined.
+        """
+        self.check_caller(hello.incarnation)
+        older, self.incoming = self.incoming, stream
+        if older is not None:
+            older.end("replaced by a newer stream")
+        if self._uses_announced_address:
+            self.set_address(hello.address[:MAX_ADDRESS_LENGTH])
+        self.apply(
+            self.handshake.hello_received(hello.incarnation, hello.iteration, new_stream=True)
+        )
+
+    def hello_repeated(self, hello: Hello, *, has_messages: bool) -> None:
+        """The peer restarts its epoch on the existing stream."""
+        outcome = self.handshake.hello_received(
+            hello.incarnation, hello.iteration, new_stream=False, has_messages=has_messages
+        )
+        self.apply(outcome)
+
+    def incoming_ended(self, stream: LinkStream, reason: str) -> None:
+        """A stream has ended; ignore it if a newer one has replaced it."""
+        if self.incoming is stream:
+            self.incoming = None
+            self.apply(self.handshake.inbound_closed(reason))
+
+    def incoming_migrated(self, stream: LinkStream) -> None:
+        """The peer's stream has moved to this one without interruption."""
+        self.incoming = stream
+        self._changed.set()
+
+    def outgoing_started(self, stream: LinkStream) -> None:
+        """A stream to the peer is opening; the hello is its first frame."""
+        self.outgoing = stream
+        self._start_epoch()
+
+    def outgoing_ended(self, reason: str) -> None:
+        """The stream to the peer broke or could not be opened."""
+        self.outgoing, self._last_error = None, reason
+        self.apply(self.handshake.outbound_closed(reason))
+
+    def acknowledged(self, a: Acknowledgement, now_s: float) -> None:
+        if self.handshake.outbound is None:
+            self.apply(self.handshake.outbound_opened(a.incarnation))
+        self.send_queue.acknowledge(a, now_s)
+        self.wake.set()
+
+    async def wait_until_up(self, stream: LinkStream) -> bool:
+        """Wait until the link is up; return False if the stream is obsolete."""
+        while self.incoming is stream and self.handshake.inbound is not None:
+            if self.handshake.up is not None:
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return False
+
+    def deliver(self, message: Message) -> None:
+        """Pass a complete message to the trainer."""
+        self._shared.emit(MessageArrived(self.rank, message))
+
+    def record_violation(self, reason: str) -> None:
+        """Report and count a protocol violation; quarantine the peer at `MAX_VIOLATIONS`."""
+        self._shared.emit(Refused(self.rank, reason))
+        self._violations[self.handshake.newest] += 1
+        count = self._violations[self.handshake.newest]
+        if count >= MAX_VIOLATIONS:
+            self._quarantine(f"{count} violations, the last one: {reason}")
+
+    def trust_expired(self, error: CallerError) -> None:
+        """The peer's authentication is no longer valid: end both streams.
+
+        They are opened again once each side can prove its identity.
+        """
+        self._shared.emit(Refused(self.rank, str(error), kind=error.kind))
+        self.close_streams(str(error))
+
+    def peer_refused(self, kind: PeerRefusal, reason: str) -> None:
+        """Report that the peer rejects our stream or fails to authenticate: retrying alone does not
+        help."""
+        self._shared.emit(Refused(self.rank, reason, outgoing=True, kind=kind))
+
+    # ---- outgoing frames and state ----
+
+    def next_frame(self, now_s: float) -> bytes | None:
+        """The next frame of the outgoing stream, or None: wait for `wake`."""
+        if self._hello_due:
+            self._hello_due = False
+            self.send_queue.heartbeat()  # its acknowledgement measures the idle link's delay
+            data = Frame(hello=self._hello()).SerializeToString()
+            self.send_queue.wire_sent_bytes += len(data)
+            return data
+        return self.send_queue.next_frame(now_s)
+
+    def migration_hello(self) -> bytes:
+        """The first frame on a new connection that the stream is to move to."""
+        hello = self._hello()
+        hello.continues = True
+        data = Frame(hello=hello).SerializeToString()
+        self.send_queue.wire_sent_bytes += len(data)
+        return data
+
+    def state(self) -> LinkCounters:
+        box = self.send_queue
+        return LinkCounters(
+            connected=self.handshake.up is not None,
+            incarnation=self.handshake.newest,
+            queued_bytes=box.queued_bytes,
+            unacknowledged_bytes=box.unacknowledged_bytes,
+            window_bytes=box.window_bytes,
+            sent_total=box.sent_total,
+            acknowledged_total=box.acknowledged_total,
+            received_total=self.received_total,
+            dropped_messages=box.dropped_messages,
+            wire_sent_bytes=box.wire_sent_bytes,
+            wire_received_bytes=self.wire_received_bytes,
+            remade_count=self.remade_count,
+            problem=self._problem(),
+        )
+
+    def _problem(self) -> str:
+        if self.handshake.up is not None:
+            return ""
+        if not self.target:
+            return "its address is unknown"
+        if self.handshake.outbound is not None:
+            return f"reached at {self.target}, but it does not reach this worker"
+        return f"not reached at {self.target}: {self._last_error}"
+
+    def apply(self, outcome: HandshakeActions) -> None:
+        for item in outcome:
+            if isinstance(item, LinkUp | LinkDown):
+                self._shared.emit(item)
+            elif item is HandshakeAction.CLEAR_QUEUE:
+                self.send_queue.reset()
+            elif item is HandshakeAction.SEND_HELLO and self.outgoing is not None:
+                self._start_epoch()
+            elif item is HandshakeAction.RECONNECT and self.outgoing is not None:
+                self.outgoing.end("the peer has a newer incarnation")
+        self._changed.set()
+        self.wake.set()
+
+    def _start_epoch(self) -> None:
+        self.send_queue.reset()
+        self._hello_due = True
+        self.wake.set()
+
+    def _hello(self) -> Hello:
+        local = self._shared.local
+        return Hello(
+            run=str(local.job),
+            rank=local.identity.rank,
+            incarnation=local.incarnation,
+            protocol=PROTOCOL,
+            epoch=self.send_queue.epoch,
+            iteration=self._shared.iteration,
+            address=self._shared.address if self._uses_announced_address else "",
+        )
+
+    @property
+    def _uses_announced_address(self) -> bool:
+        """Whether both sides connect to the addresses in hellos; if not, to those in the
+        membership."""
+        return not self._shared.is_exposed or self.peer.site == self._shared.local.identity.site
+
+
+@dataclass
+class PeerLinks:
+    """All links by rank."""
+
+    shared: LinkContext
+    by_rank: dict[Rank, PeerLink] = field(default_factory=dict)
+
+    def close_streams(self, reason: str) -> None:
+        """End the streams of all links; wanted ones are opened again."""
+        for link in self.by_rank.values():
+            link.close_streams(reason)
+
+    def find_caller(self, run: str, rank: int) -> PeerLink:
+        """Find the link for the rank and run that a caller claims.
+
+        Raises:
+            CallerError: The caller belongs to another run.
+            UnavailableError: The rank is unknown; our membership may be outdated.
+        """
+        if run != str(self.shared.local.job):
+            text = f"run {run[:300]!r}; this worker takes part in {self.shared.local.job}"
+            raise CallerError(PeerRefusal.WRONG_RUN, text)
+        link = self.by_rank.get(Rank(rank))
+        if link is None:
+            raise UnavailableError(f"rank {rank} is not known here yet; retry later")
+        return link
