@@ -221,22 +221,22 @@ def _profiled(run: Callable[[], Any], path: Path | None) -> Any:
 
 
 def _watch_all(watch: Stopwatch) -> None:
-    from dlion_core import policies
     from dlion_core.lifecycle.reporting import Reporter
+    from dlion_core.policies import factory
     from dlion_core.resource_control.resource_controller import ResourceController
     from dlion_simulator import final_models, links, network, run, trace
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.evaluation import Evaluator
     from dlion_worker.training.replica import LocalReplica
 
-    built = policies.build_for
+    built = factory.build_for
 
     def build_for(*arguments: Any) -> Any:
         machine = built(*arguments)
         machine.handle = watch.timed("policies: select, encode, decode, add", machine.handle)
         return machine
 
-    policies.build_for = build_for
+    factory.build_for = build_for
     watch.watch(Future, "result", "waiting for gradients")
     watch.watch(LocalReplica, "descend add replace mix", "weights: optimizer, mixing")
     rates = "_settle _replan _complete_transfers begin"

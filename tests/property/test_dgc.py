@@ -22,8 +22,8 @@ from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
 from dlion_core.codecs import ValueCodec, decode_gradient
-from dlion_core.policies import build
 from dlion_core.policies.catalogue import parameters_of
+from dlion_core.policies.factory import build
 from dlion_core.policies.gradient.dgc import DeepCompression
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 from dlion_core.policies.interface import Layout

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, encode_whole
-from dlion_core.policies import build
 from dlion_core.policies.catalogue import BUILT_IN
+from dlion_core.policies.factory import build
 from dlion_core.policies.hierarchical.site_messages import RESULT
 from dlion_core.policies.interface import (
     Layout,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,

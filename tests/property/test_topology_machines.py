@@ -19,7 +19,7 @@ import pytest
 import graph_policies
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     Event,
     Instruction,

@@ -29,8 +29,8 @@ from dlion_core.codecs import (
     encode_weights,
     encode_whole,
 )
-from dlion_core.policies import build
 from dlion_core.policies.catalogue import parameters_of
+from dlion_core.policies.factory import build
 from dlion_core.policies.gradient.twostep import LinkReleases
 from dlion_core.policies.interface import (
     ApplyGradient,

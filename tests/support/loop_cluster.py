@@ -23,11 +23,12 @@ from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import StepRecord
 from dlion_api.spec import Job, load_job
-from dlion_core import policies
+from dlion_core.lifecycle.admission import Admission
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
+from dlion_core.policies import factory
 from dlion_core.policies.interface import Layout, Message, MessageArrived
-from dlion_worker.trainer.admission import Admission
+from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.signal_handler import Interrupted
@@ -248,7 +249,7 @@ class Node:
 
     def _new_machine(self, job: Job) -> Any:
         layout = Layout(("w",), (SIZE,))
-        return policies.build(job.spec, self.rank, layout, self._ranks, replica=self.replica)
+        return factory.build(job.spec, self.rank, layout, self._ranks, replica=self.replica)
 
     def start(self) -> Node:
         self._network.join(self)
@@ -301,11 +302,11 @@ class Node:
 
     def _enter(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
         exchange = SimpleNamespace(send=self._send, pull_state=self._network.pull)
-        snapshot = Admission(
-            job=self._job, rank=self.rank, exchange=exchange, inbox=self.inbox,
-            membership=self._membership, stopped=self._stopped, state_bytes=8 * SIZE,
-            is_rejoin=is_rejoin,
-        ).join()  # fmt: skip
+        admission = Admission(
+            self._job, self.rank, self.inbox, membership=self._membership,
+            now_s=time.monotonic(), state_bytes=8 * SIZE, is_rejoin=is_rejoin,
+        )  # fmt: skip
+        snapshot = join_run(admission, exchange, self.inbox, stopped=self._stopped)
         if snapshot is not None:
             self.checkpointer.adopt(snapshot)
         return snapshot
@@ -354,7 +355,6 @@ class Node:
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
                 inbox=self.inbox, refusals=refusals, training_set_samples=lambda _: 1000,
-                worker_count=len(self._job.workers()),
             ),
             progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
@@ -378,6 +378,7 @@ def synchronous_job(
     min_sites: int = 1,
     deadline_s: int = 0,
     policy: str = "full",
+    mode: str = "synchronous",
 ) -> Job:
     """Gradients in lock step, by default whole ones; at one site, or at those named. `deadline_s`:
     0 for none."""
@@ -401,7 +402,7 @@ def synchronous_job(
                     "stop": {"maxSteps": max_steps},
                 },
                 "exchange": {"policy": policy, "codec": "float32"},
-                "synchronization": {"mode": "synchronous"},
+                "synchronization": {"mode": mode},
                 "knowledgeTransfer": {"policy": "none"},
             },
         }

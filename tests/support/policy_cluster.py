@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.names import Rank
 from dlion_api.spec import Spec, load_job
 from dlion_core.codecs import encode_weights
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,

@@ -19,8 +19,8 @@ from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_core.policies import build
 from dlion_core.policies.catalogue import has_barrier
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import LocalStepDone, Message, MessageArrived
 from dlion_simulator.admission import VirtualAdmission
 from dlion_simulator.clock import VirtualClock

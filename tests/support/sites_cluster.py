@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import MemberJoined, MemberLeft
 from weights_cluster import WeightsCluster
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_core.codecs import encode_weights
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     AddUpdate,
     ApplyGradient,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_core.links.framing import lane_of
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     AddUpdate,
     ApplyGradient,

@@ -237,8 +237,9 @@ class ChurnController:
         return VirtualAdmission(
             worker,
             self._clock,
+            membership=self._membership,
             pull=partial(self._pull, worker.rank),
-            start_training=worker.begin_step,
+            start_training=worker.advance,
             retry=partial(self.rejoin, worker.rank),
             before=before,
         )

@@ -20,10 +20,10 @@ from dlion_api.endings import stop_rule_met
 from dlion_api.errors import UnavailableError
 from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
-from dlion_core import policies
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule
 from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies import factory
 from dlion_core.policies.catalogue import messages_must_arrive
 from dlion_core.policies.interface import MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
@@ -251,7 +251,7 @@ class Simulation:
             rank=rank,
             replica=replica,
             stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
-            machine=policies.build_for(job, rank, replica),
+            machine=factory.build_for(job, rank, replica),
             director=ResourceController(job, rank),
             reporter=Reporter(
                 rank=rank,
@@ -312,7 +312,7 @@ class Simulation:
             self._deadline = self._clock.after(most_s, over)
             self._scheduled.append(self._deadline)
         for worker in self._churn.workers.values():
-            worker.begin_step()
+            worker.advance()
 
     def _change(self, change: ConditionsChange) -> None:
         self._conditions = change.conditions

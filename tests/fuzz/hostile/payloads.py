@@ -18,7 +18,6 @@ import numpy as np
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
-from dlion_core import policies
 from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
@@ -35,6 +34,7 @@ from dlion_core.codecs.positions import Positions
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies import factory
 from dlion_core.policies.interface import (
     ApplyGradient,
     AverageWeights,
@@ -210,7 +210,7 @@ def any_message(chance: random.Random, size: int) -> Message:
 def attack_policies(chance: random.Random, folder: Path) -> str | None:
     """One hostile message, through the trainer's inbox, against real policies at a barrier."""
     size = 3
-    machine = policies.build(
+    machine = factory.build(
         _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
     )
     sent: list[Message] = []

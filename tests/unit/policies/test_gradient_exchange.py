@@ -13,7 +13,7 @@ import pytest
 from dlion_api.names import Rank
 from dlion_api.spec.policies import OPEN_POLICIES
 from dlion_core.codecs import ValueCodec, decode_gradient, encode_loss, encode_whole
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,

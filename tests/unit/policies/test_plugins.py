@@ -19,9 +19,8 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
-from dlion_core import policies
 from dlion_core.codecs import NotFiniteError
-from dlion_core.policies import catalogue
+from dlion_core.policies import catalogue, factory
 from dlion_core.policies.interface import Layout, LocalStepDone, MemberJoined
 from local_run import job_document
 
@@ -97,7 +96,7 @@ def line_of(path: Path, words: str) -> str:
 
 def a_step_is_made() -> Any:
     spec = load_job(job_document(2, exchange={"policy": "mine"})).spec
-    machine = policies.build(spec, Rank(0), LAYOUT, [Rank(0), Rank(1)])
+    machine = factory.build(spec, Rank(0), LAYOUT, [Rank(0), Rank(1)])
     machine.handle(MemberJoined(Rank(1)))
     return machine.handle(LocalStepDone(1, np.ones(8, np.float32), 4, 1.0))
 

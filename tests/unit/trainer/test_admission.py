@@ -8,21 +8,28 @@ Left out: real loops, whoever vanishes and comes (`test_loop_cluster.py`).
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.admission import Admission
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.links.events import LinkDown, LinkUp
 from dlion_core.policies.interface import MemberJoined, Message, MessageArrived, MessageKind
-from dlion_worker.trainer.admission import Admission
+from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from loop_cluster import synchronous_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlion_core.links.events import StateSnapshot
 
 ONLY, OWN, OTHER = Rank(0), Rank(1), Rank(2)
 
@@ -33,7 +40,7 @@ def out(peer: Rank) -> MessageArrived:
 
 def told(
     inbox: WaitingInbox, to_come: list[list[Any]], membership: Membership | None = None
-) -> tuple[Admission, list[tuple[Rank, Message]]]:
+) -> tuple[Callable[[], StateSnapshot | None], list[tuple[Rank, Message]]]:
     """One of three on its way in, to whom that comes, a part at a time; what it sends."""
     sent: list[tuple[Rank, Message]] = []
 
@@ -42,16 +49,16 @@ def told(
             inbox.put(arrival)
         return None if to_come else "nothing more comes"
 
-    entrance = Admission(
-        job=synchronous_job(3, 100),
-        rank=OWN,
-        exchange=SimpleNamespace(send=lambda *message: sent.append(message)),  # type: ignore[arg-type]
-        inbox=inbox,
+    admission = Admission(
+        synchronous_job(3, 100),
+        OWN,
+        inbox,
         membership=lambda: membership,
-        stopped=arrive,
+        now_s=time.monotonic(),
         state_bytes=2**40,  # more than may come while it is on its way
     )
-    return entrance, sent
+    exchange = cast("Any", SimpleNamespace(send=lambda *message: sent.append(message)))
+    return lambda: join_run(admission, exchange, inbox, stopped=arrive), sent
 
 
 VANISHES = [
@@ -69,7 +76,7 @@ VANISHES = [
 def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
     inbox = WaitingInbox(lambda peer, message: None)
     entrance, _ = told(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
-    assert entrance.join() is None
+    assert entrance() is None
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0)]
 
 
@@ -81,7 +88,7 @@ def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
     )
     begun = [[LinkUp(ONLY, 1, 0), out(ONLY)], [LinkUp(OTHER, 2, 0), named, out(OTHER)], []]
     entrance, _ = told(inbox, begun)
-    assert entrance.join() is None
+    assert entrance() is None
     promise = MessageArrived(OTHER, Message(MessageKind.PROGRESS, 11))
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0), promise]
 
@@ -93,7 +100,7 @@ def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
         WaitingInbox(lambda peer, message: None), [*VANISHES, [is_training], [], []]
     )
     with pytest.raises(Interrupted):
-        entrance.join()
+        entrance()
     assert sent[-1] == (OTHER, join_barrier.join_request(12 + join_barrier.FIRST_MARGIN))
 
 
@@ -116,5 +123,5 @@ def test_no_iteration_is_named_before_the_links_with_all_who_are_there(state: Me
     ):
         entrance, sent = told(WaitingInbox(lambda peer, message: None), to_come, membership)
         with pytest.raises(Interrupted):
-            entrance.join()
+            entrance()
         assert sent == expected

@@ -18,10 +18,10 @@ import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_core import policies
 from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
+from dlion_core.policies import factory
 from dlion_core.policies.interface import (
     ApplyGradient,
     Instruction,
@@ -51,7 +51,7 @@ class Worker:
             synchronization=dataclasses.replace(spec.synchronization, mode=mode),
         )
         layout = Layout(("w",), (SIZE,))
-        self.machine = policies.build(spec, Rank(0), layout, [Rank(0), Rank(1)])
+        self.machine = factory.build(spec, Rank(0), layout, [Rank(0), Rank(1)])
         self.replica, self.stream = Replica(Model(0, None, 0.0, lambda: None)), Stream()
         self.progress = JobProgress()
         self.checkpointer = Checkpointer(

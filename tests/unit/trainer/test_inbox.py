@@ -12,7 +12,7 @@ import pytest
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.lifecycle import join_barrier
-from dlion_core.lifecycle.inbox import DEPARTURE_S, StopKind, stop_message
+from dlion_core.lifecycle.inbox import DEPARTURE_S, EventInbox, StopKind, stop_message
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
 from dlion_core.links.events import LinkDown, LinkUp
 from dlion_core.policies.interface import (
@@ -42,7 +42,7 @@ def gradient(sender: Rank, iteration: int) -> MessageArrived:
     return MessageArrived(sender, Message(MessageKind.GRADIENT, iteration, 8, payload=b"x"))
 
 
-def arrive(inbox: WaitingInbox, *arrivals: object) -> list[object]:
+def arrive(inbox: EventInbox, *arrivals: object) -> list[object]:
     for arrival in arrivals:
         inbox.put(arrival)  # type: ignore[arg-type]
     return list(inbox.drain())
@@ -116,11 +116,9 @@ def test_the_first_to_stop_says_why_and_where(inbox: WaitingInbox) -> None:
     assert (inbox.stopped, inbox.saved) == ({A}, {B}), "what it saved stays saved"
 
 
-def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves(
-    inbox: WaitingInbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves() -> None:
     now_s = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    inbox = EventInbox(lambda peer, message: None, clock_s=lambda: now_s)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))

@@ -17,7 +17,7 @@ from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
-from dlion_core.policies import build
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import Layout, LocalStepDone, MemberJoined
 from local_run import job_document
 from policy_cluster import spec

@@ -245,7 +245,7 @@ def test_a_peer_that_cannot_be_asked_is_left_out_and_named(
     assert published.about()["ranks"] == [0, 2]
     np.testing.assert_allclose(published.weights(), expected_D, rtol=1e-6, atol=1e-7)
     assert [event[1].split(":")[0] for event in published.events] == ["averaged of workers 0, 2"]
-    named = [r.getMessage() for r in caplog.records if r.name.endswith("trainer.publishing")]
+    named = [r.getMessage() for r in caplog.records if r.name.endswith(".publishing")]
     assert len(named) == 1
     assert "without worker 1" in named[0]
     assert words in named[0]

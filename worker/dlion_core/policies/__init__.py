@@ -8,7 +8,3 @@ clocks, threads, and the encoding of payloads (`codecs`).
 The trainer and the simulator build one `PolicyMachine` per worker, pass it every event, and execute
 the returned instructions in order.
 """
-
-from dlion_core.policies.factory import build, build_for
-
-__all__ = ["build", "build_for"]

@@ -1,27 +1,32 @@
 """The training loop of one worker: directive, gradient, policies, arrivals.
 
-Runs on the main thread. Only `_wait_for_peers` blocks, while the synchronisation policy waits for
-peers. Training errors, such as a loss that is not finite, raise; peers' faults do not.
+Runs on the main thread and drives `lifecycle.step_cycle`. Only waiting for peers blocks. Training
+errors, such as a loss that is not finite, raise; peers' faults do not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import Directive, StepTiming
-from dlion_api.protocol.progress import StepRecord
+from dlion_api.protocol.measurements import Directive
 from dlion_api.spec import Job
 from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
-from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.inbox import stop_message
 from dlion_core.lifecycle.reporting import Reporter, has_traffic
+from dlion_core.lifecycle.step_cycle import (
+    ComputeStep,
+    EndRun,
+    EndStep,
+    Rejoin,
+    StepCycle,
+    StepDuration,
+    StepPhase,
+    WaitForEvents,
+)
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
-from dlion_core.policies.interface import BudgetsChanged, Event, LocalStepDone
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
@@ -32,7 +37,7 @@ from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
 from dlion_worker.training.replica import LocalReplica
-from dlion_worker.transport.peer_exchange import PeerExchange
+from dlion_worker.transport import PeerExchange
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""
@@ -57,7 +62,29 @@ class TrainerComponents:
     refusals: PeerRefusalReporter
     training_set_samples: Callable[[bool], int]
     """Samples of all workers; 0 if unknown. Its argument: whether this worker has made a step."""
-    worker_count: int
+
+
+@dataclass(frozen=True)
+class _Links:
+    """The exchange and the sidecar, as the steps use them."""
+
+    exchange: PeerExchange
+    sidecar: SidecarClient
+
+    def latest_directive(self) -> Directive | None:
+        return self.sidecar.latest_directive()
+
+    def set_budgets(self, directive: Directive) -> None:
+        self.exchange.set_budgets(directive.budget_bytes, directive.bandwidth_bytes_per_s)
+
+    def sendable_bytes(self) -> Mapping[Rank, int]:
+        return self.exchange.sendable_bytes()
+
+    def one_way_delays_s(self) -> Mapping[Rank, float]:
+        return self.exchange.one_way_delays_s()
+
+    def set_iteration(self, iteration: int) -> None:
+        self.exchange.set_iteration(iteration)
 
 
 class TrainingLoop:
@@ -78,27 +105,23 @@ class TrainingLoop:
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
-        self._has_barrier = has_barrier
         self._external_stop = external_stop
         self._interrupted = interrupted
         self._after_step = after_step
-        self._directive: Directive | None = None
-        self._norms = NormMeter(parts.job)
-        self._dispatcher = EventDispatcher(
+        self._cycle = StepCycle(
             parts,
             progress,
+            _Links(parts.exchange, parts.sidecar),
+            checkpointer,
+            has_barrier=has_barrier,
             send=parts.exchange.send,
             refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
-            norms=self._norms,
-            has_barrier=has_barrier,
             cpu_s=time.thread_time,
         )
-        self._instructions = self._dispatcher.instructions
-        self._quorum_gate = self._dispatcher.quorum_gate
+        self._instructions = self._cycle.dispatcher.instructions
         self._quota = QuotaWatch()
-        self._loss = 0.0
-        self._local_batch_size = 0
-        self._iteration_s = 0.0
+        self._silent_s = 0.0
+        """How long nothing came while only stopped peers were awaited."""
         self._trained_before_s = progress.trained_s
         self._began_s = time.monotonic()
         self._clock = self._new_clock()
@@ -114,30 +137,29 @@ class TrainingLoop:
         self._parts.exchange.set_iteration(self.progress.iteration)
         with self._quota.reporting_changes(self._parts.sidecar.send):
             reason = self._iterate() if self._begin() else self._over()
-        self._checkpointer.undo_step()
         if reason is not None and not self._interrupted():
             self._announce(reason)
         return reason
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare for another `run`, with a machine that has received no events yet."""
-        self._dispatcher.reset(machine)
+        self._cycle.reset(machine)
         self._checkpointer.reset(machine)
 
     @property
     def lacks_quorum(self) -> bool:
         """Whether too few sites are connected for this worker to continue."""
-        return self._quorum_gate.is_closed
+        return self._cycle.lacks_quorum
 
     def _begin(self) -> bool:
         """Catch up to the current iteration. Return False on failure."""
         parts = self._parts
         if not parts.inbox.peers_ahead:
-            self._handle(parts.inbox.start(self.progress.iteration))
+            self._cycle.handle(parts.inbox.start(self.progress.iteration))
             return True
         catch_up = CatchUp(
             parts.inbox,
-            dispatcher=self._dispatcher,
+            dispatcher=self._cycle.dispatcher,
             progress=self.progress,
             machine=parts.machine,
             send=parts.exchange.send,
@@ -149,113 +171,71 @@ class TrainingLoop:
             outcome := catch_up.advance()
         ) is CatchUpOutcome.IN_PROGRESS and self._over() is None:
             catch_up.take(parts.inbox.wait(WAIT_SLICE_S))
+        if outcome is not CatchUpOutcome.CAUGHT_UP:
+            self._checkpointer.undo_step()
         return outcome is CatchUpOutcome.CAUGHT_UP
 
     def _before_pass(self, iteration: int) -> None:
         self._checkpointer.begin_step()
-        self.progress.advance(
-            iteration, local_batch_size=0, global_batch_size=self.global_batch_size()
-        )
+        global_batch_size = self._cycle.global_batch_size()
+        self.progress.advance(iteration, local_batch_size=0, global_batch_size=global_batch_size)
         self._parts.exchange.set_iteration(iteration)
 
     def _iterate(self) -> str | None:
-        parts = self._parts
-        while (reason := self._over()) is None:
-            if not self._quorum_gate.may_step():
-                if self._quorum_gate.is_behind:
+        while True:
+            match self._cycle.next(self._over, gives_up=self._gives_up):
+                case EndRun(reason):
+                    return reason
+                case Rejoin():
                     return None
-                self._handle(parts.inbox.wait(WAIT_SLICE_S))
-                self.report_links()  # observers must see a cut-off worker, too
-                self._after_step(self.progress)  # a checkpoint may be due
-                continue
-            if parts.machine.waiting_for():  # messages from before the first step may require it
-                self._handle(parts.inbox.wait(WAIT_SLICE_S))
-                continue
-            self._take_directive()
-            self._step()
-            if not self._wait_for_peers():
-                continue
-            self._checkpointer.end_step()
-            self._report()
-            self._after_step(self.progress)
-        return reason
+                case ComputeStep(batch_size=batch_size):
+                    self._compute(batch_size)
+                case EndStep():
+                    self._report()
+                    self._after_step(self.progress)
+                case WaitForEvents():
+                    self._wait()
 
-    def _step(self) -> None:
-        parts, batch_size = self._parts, self._batch_size()
+    def _compute(self, batch_size: int) -> None:
+        parts = self._parts
+        self._silent_s = 0.0
         self._clock = self._new_clock()
-        if self._has_barrier:
-            self._checkpointer.begin_step()
-        iteration = parts.machine.next_iteration()
         with self._clock.own():
             x_B, y_B = parts.stream.next(batch_size)
             result = parts.replica.model.step(x_B, y_B)
         self._clock.compute_s = time.monotonic() - self._clock.began_s
-        if not result.finite:
-            msg = (
-                f"loss {result.loss} at iteration {iteration}: it or its gradient is not finite. "
-                "Lower spec.trainer.optimizer.learningRate, or look for bad samples in the data"
-            )
-            raise DivergedError(msg)
-        self._loss, self._local_batch_size = result.loss, len(y_B)
-        self._norms.own(result.gradient_D, len(y_B))
-        global_batch_size = self.global_batch_size()
-        self.progress.advance(
-            iteration,
-            local_batch_size=self._local_batch_size,
-            global_batch_size=global_batch_size,
-        )
-        self.progress.trained_s = self._trained_s()
-        parts.exchange.set_iteration(iteration)
-        self._take_directive()  # the current rates determine this gradient's size
-        self._handle(
-            [
-                BudgetsChanged(parts.exchange.sendable_bytes(), self._delay_steps()),
-                LocalStepDone(
-                    iteration=self.progress.iteration,
-                    gradient_D=result.gradient_D,
-                    local_batch_size=self._local_batch_size,
-                    loss=result.loss,
-                    global_batch_size=global_batch_size,
-                ),
-            ]
-        )
+        self._cycle.step_computed(result, samples=len(y_B), trained_s=self._trained_s())
+        self._cycle.handle(parts.inbox.drain())
 
-    def _delay_steps(self) -> dict[Rank, float]:
-        """One-way delays to peers, in units of the last iteration's duration."""
-        if not self._iteration_s:
-            return {}
-        delays_s = self._parts.exchange.one_way_delays_s()
-        return {peer: delay_s / self._iteration_s for peer, delay_s in delays_s.items()}
-
-    def _wait_for_peers(self) -> bool:
-        """Process arrivals and wait for the peers that the machine names. False: give up.
-
-        An iteration is finished even when the run stops. It is given up if a peer stopped before
-        it, if all awaited peers have stopped and deliver nothing for a while, or if this worker
-        must end.
-        """
+    def _wait(self) -> None:
+        """Wait for the next events, and process them."""
         inbox = self._parts.inbox
-        self._handle(inbox.drain())
-        silent_s = 0.0
-        while awaited := self._parts.machine.waiting_for():
-            if inbox.stop_iteration is not None and inbox.stop_iteration < self.progress.iteration:
-                return False
-            began_s = time.monotonic()
-            events = inbox.wait(WAIT_SLICE_S)
-            waited_s = time.monotonic() - began_s
+        awaited = self._parts.machine.waiting_for()
+        began_s = time.monotonic()
+        events = inbox.wait(WAIT_SLICE_S)
+        waited_s = time.monotonic() - began_s
+        if self._cycle.phase is StepPhase.OPEN:
             self._clock.waited_s += waited_s
-            silent_s = silent_s + waited_s if awaited <= inbox.stopped and not events else 0.0
-            if silent_s > STOPPED_PEER_WAIT_S:
-                return False
-            if self._interrupted():  # others may end too; do not update without them
-                return False
-            self._handle(events)
-            if self.lacks_quorum:  # the awaited peers may lack it, too
-                if self._quorum_gate.is_behind or self._over() is not None:
-                    return False
-                self.report_links()
-                self._after_step(self.progress)
-        return True
+            is_silent = awaited <= inbox.stopped and not events
+            self._silent_s = self._silent_s + waited_s if is_silent else 0.0
+        self._cycle.handle(events)
+        if self.lacks_quorum:
+            self.report_links()  # observers must see a cut-off worker, too
+            self._after_step(self.progress)  # a checkpoint may be due
+
+    def _gives_up(self) -> bool:
+        """Whether the open step will get no more answers.
+
+        That is so if a peer stopped before it, if all awaited peers have stopped and deliver
+        nothing for a while, or if this worker must end: others may end too, and an update without
+        them would differ.
+        """
+        stopped_at = self._parts.inbox.stop_iteration
+        return (
+            (stopped_at is not None and stopped_at < self.progress.iteration)
+            or self._silent_s > STOPPED_PEER_WAIT_S
+            or self._interrupted()
+        )
 
     def _trained_s(self) -> float:
         return self._trained_before_s + time.monotonic() - self._began_s
@@ -273,7 +253,7 @@ class TrainingLoop:
         )
 
     def _training_set_samples(self) -> int:
-        return self._parts.training_set_samples(self._local_batch_size > 0)
+        return self._parts.training_set_samples(self._cycle.local_batch_size > 0)
 
     def _announce(self, reason: str) -> None:
         inbox = self._parts.inbox
@@ -281,90 +261,45 @@ class TrainingLoop:
         for peer in sorted(inbox.linked):
             self._parts.exchange.send(peer, inbox.stop_message)
 
-    # ---- events --------------------------------------------------------------------------------
-
-    def _handle(self, events: Iterable[Event]) -> None:
-        self._dispatcher.handle(events)
-
-    # ---- directives and reports ----------------------------------------------------------------
-
-    def _take_directive(self) -> None:
-        directive = self._parts.sidecar.latest_directive()
-        if directive is None or directive is self._directive:
-            return
-        if self._directive is None or directive.version != self._directive.version:
-            self._directive = directive
-            self._parts.exchange.set_budgets(
-                directive.budget_bytes, directive.bandwidth_bytes_per_s
-            )
-            self._parts.reporter.directive(directive, self.progress.iteration)
-
-    def _batch_size(self) -> int:
-        if self._directive is not None:
-            return self._directive.local_batch_size
-        return max(1, self.global_batch_size() // self._parts.worker_count)
-
-    def global_batch_size(self) -> int:
-        """Samples of all workers per iteration: the sidecar's value, at first the initial one."""
-        if self._directive is not None:
-            return self._directive.global_batch_size
-        return self._parts.job.spec.batching.global_batch_size.initial
+    # ---- reports -------------------------------------------------------------------------------
 
     def _report(self) -> None:
         parts, clock = self._parts, self._clock
-        wall_s = self._iteration_s = time.monotonic() - clock.began_s
-        cpu_s = time.process_time() - clock.began_cpu_s
-        exchange_cpu_s = self._exchange_cpu_s()
+        took = StepDuration(
+            compute_s=clock.compute_s,
+            wall_s=time.monotonic() - clock.began_s,
+            waited_s=clock.waited_s,
+            cpu_s=time.process_time() - clock.began_cpu_s,
+            exchange_cpu_s=self._exchange_cpu_s(),
+        )
         with clock.own():
-            parts.reporter.step(
-                StepRecord(
-                    time_s=parts.reporter.now_s(),
-                    rank=parts.rank,
-                    incarnation=parts.reporter.incarnation,
-                    iteration=self.progress.iteration,
-                    loss=float(self._loss),
-                    local_batch_size=self._local_batch_size,
-                    global_batch_size=self.global_batch_size(),
-                    learning_rate=parts.replica.learning_rate,
-                    compute_s=clock.compute_s,
-                    wall_s=wall_s,
-                    cpu_s=cpu_s,
-                    exchange_cpu_s=exchange_cpu_s,
-                    waited_s=clock.waited_s,
-                    samples=self.progress.own_samples,
-                    weights_hash=weights_hash(parts.replica.model.weights_D)
-                    if parts.job.spec.trainer.hash_weights
-                    else "",
-                    epochs=self.progress.epochs(self._training_set_samples()),
-                )
+            has_hash = parts.job.spec.trainer.hash_weights
+            self._cycle.report_step(
+                took,
+                training_set_samples=self._training_set_samples(),
+                weights_hash=weights_hash(parts.replica.model.weights_D) if has_hash else "",
             )
         parts.refusals.report(parts.inbox.take_refusals())
         self.report_links()
-        self._report_to_sidecar(wall_s, cpu_s)
+        self._report_to_sidecar(took)
 
     def report_links(self, *, now: bool = False) -> None:
         """Report link counters when due, or `now`."""
         states, iteration = self._parts.exchange.link_counters, self.progress.iteration
-        self._parts.reporter.links(states, self._directive, iteration, now=now)
+        self._parts.reporter.links(states, self._cycle.directive, iteration, now=now)
 
-    def _report_to_sidecar(self, wall_s: float, cpu_s: float) -> None:
+    def _report_to_sidecar(self, took: StepDuration) -> None:
         """Send deliveries before the timing, which closes their iteration."""
         parts = self._parts
         for delivery in filter(has_traffic, parts.exchange.take_deliveries()):
             parts.sidecar.send(delivery)
         quota_changed = self._quota.changed()
         parts.sidecar.send(
-            StepTiming(
-                iteration=self.progress.iteration,
-                samples=self._local_batch_size,
-                compute_s=self._clock.compute_s,
-                wall_s=wall_s,
-                cpu_s=cpu_s,
+            self._cycle.timing(
+                took,
                 compute_cpu_s=self._own_cpu_s(),
-                waited_s=self._clock.waited_s,
                 exchanged_bytes=parts.exchange.wire_bytes() - self._clock.exchange_began_bytes,
                 quota_changed=quota_changed,
-                norms=self._norms.take(),
             )
         )
         if (allowance := self._quota.allowance(now=quota_changed)) is not None:

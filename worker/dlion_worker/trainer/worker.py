@@ -16,17 +16,18 @@ from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_core import policies
+from dlion_core.lifecycle.admission import Admission
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_core.links.send_queue import QueueRule
+from dlion_core.policies import factory
 from dlion_core.policies.catalogue import has_barrier, messages_must_arrive
 from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.trainer.admission import Admission
+from dlion_worker.trainer.admission import join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
 from dlion_worker.trainer.background.certificate_renewal import (
     CertificateRenewer,
@@ -163,7 +164,7 @@ class Worker:
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
         optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
-        self._machine = policies.build_for(self._job, self._rank, self._replica)
+        self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(
             self._config,
             checkpointer=partial(
@@ -269,21 +270,20 @@ class Worker:
         selection = self._peer_selection
         neighbours = None if selection.is_all_to_all else selection.neighbours
         admission = Admission(
-            job=self._job,
-            rank=self._rank,
-            exchange=self._exchange,
-            inbox=self._inbox,
+            self._job,
+            self._rank,
+            self._inbox,
             membership=self._members,
-            stopped=self._stopped,
+            now_s=time.monotonic(),
             state_bytes=2 * self._replica.model.weights_D.nbytes,
             is_rejoin=is_rejoin,
             neighbours=neighbours,
-            on_wait=JoinWaitReporter(
-                self._rank, self._exchange, self._reporter, self._members, neighbours
-            ).report,
         )
+        on_wait = JoinWaitReporter(
+            self._rank, self._exchange, self._reporter, self._members, neighbours
+        ).report
         with self._signals.immediate():
-            snapshot = admission.join()
+            snapshot = join_run(admission, self._exchange, self._inbox, self._stopped, on_wait)
         if snapshot is not None:
             batching = self._job.spec.batching
             self._saving.adopt(snapshot, batch_samples=batching.global_batch_size.initial)
@@ -305,7 +305,6 @@ class Worker:
                 inbox=self._inbox,
                 refusals=self._refusals,
                 training_set_samples=self._companions.training_set_samples,
-                worker_count=len(self._job.workers()),
             ),
             progress=self._progress,
             checkpointer=self._saving.checkpointer,
