@@ -23,7 +23,7 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.links.events import LinkDown, LinkUp, Refused, StateRequest, StateSnapshot
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey

@@ -28,7 +28,7 @@ from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.events import LinkCounters, LinkDown, LinkUp, Refused
 from dlion_core.links.framing import PROTOCOL
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.links.events import LinkCounters
 from dlion_core.links.framing import Lane, lane_of
-from dlion_core.links.send_queue import (
-    BACKLOG_BUDGETS,
-    MAX_QUEUED_MESSAGES,
-    MIN_BUDGET_BYTES,
-    UNBUDGETED_WINDOW_BYTES,
+from dlion_core.links.link_budget import (
+    LinkBudget,
     QueueRule,
 )
-from dlion_core.policies.interface import Message, MessageKind
+from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
+from dlion_core.policies.interface import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,7 +60,7 @@ class VirtualLink:
         self._pulled_bytes = 0
         self._queues: dict[Lane, deque[Message]] = {lane: deque() for lane in Lane}
         self._in_flight: dict[Lane, tuple[VirtualTransfer, Message]] = {}
-        self._budget_bytes: int | None = None
+        self._budget = LinkBudget()
         self._offered_bytes = 0
         self._busy_s = 0.0
         self._busy_since_s: float | None = None
@@ -121,17 +119,14 @@ class VirtualLink:
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Set the budget in bytes per iteration; None if unknown."""
-        self._budget_bytes = budget_bytes
+        self._budget = LinkBudget(budget_bytes)
 
     def sendable_bytes(self) -> int | None:
         """Bytes of a gradient that the link accepts now, as `SendQueue.sendable_bytes`."""
-        if self._budget_bytes is None:
-            return None
-        budget = max(MIN_BUDGET_BYTES, self._budget_bytes)
         held = self._remaining_bytes(Lane.ORDERED) + sum(
-            m.size_bytes for m in self._queues[Lane.ORDERED] if not self._is_superseded(m)
+            m.size_bytes for m in self._queues[Lane.ORDERED] if not self._rule.drops(m)
         )
-        return max(0, min(budget, int(BACKLOG_BUDGETS * budget) - held))
+        return self._budget.sendable_bytes(held)
 
     def push(self, message: Message) -> None:
         """Queue a message in its lane. A link that is down drops it."""
@@ -140,8 +135,8 @@ class VirtualLink:
             return
         lane = lane_of(message.kind)
         queue = self._queues[lane]
-        if self._is_superseded(message):
-            kept = [waiting for waiting in queue if not self._is_superseded(waiting)]
+        if self._rule.drops(message):
+            kept = [waiting for waiting in queue if not self._rule.drops(waiting)]
             self._dropped += len(queue) - len(kept)
             self._offered_bytes -= _payload(queue) - _payload(kept)
             self._queues[lane] = queue = deque(kept)
@@ -181,7 +176,7 @@ class VirtualLink:
             incarnation=1,
             queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
             unacknowledged_bytes=in_flight_bytes,
-            window_bytes=self._window_bytes(),
+            window_bytes=self._budget.window_bytes,
             sent_total=self._sent_bytes + self._pulled_bytes,
             acknowledged_total=arrived + self._pulled_bytes,
             received_total=0,
@@ -231,15 +226,14 @@ class VirtualLink:
         """Messages that do not fully fit in the window, as a real link counts them."""
         if sum(len(queue) for queue in self._queues.values()) < MAX_QUEUED_MESSAGES:
             return 0
-        sendable_bytes = self._window_bytes() - sum(self._remaining_bytes(lane) for lane in Lane)
+        sendable_bytes = self._budget.window_bytes - sum(
+            self._remaining_bytes(lane) for lane in Lane
+        )
         waiting = 0
         for message in (message for queue in self._queues.values() for message in queue):
             sendable_bytes -= message.size_bytes
             waiting += sendable_bytes < 0
         return waiting
-
-    def _is_superseded(self, message: Message) -> bool:
-        return self._rule is QueueRule.NEWEST and message.kind is MessageKind.GRADIENT
 
     def _remaining_bytes(self, lane: Lane) -> int:
         """Payload bytes of the current message that have not arrived."""
@@ -258,13 +252,8 @@ class VirtualLink:
         since_s = self._busy_since_s
         return self._busy_s + (0.0 if since_s is None else self._clock.now_s - since_s)
 
-    def _window_bytes(self) -> int:
-        if self._budget_bytes is None:
-            return UNBUDGETED_WINDOW_BYTES
-        return 2 * max(MIN_BUDGET_BYTES, self._budget_bytes)
-
     def _unacknowledged_bytes(self) -> int:
-        return min(self._offered_bytes - self._arrived_bytes(), self._window_bytes())
+        return min(self._offered_bytes - self._arrived_bytes(), self._budget.window_bytes)
 
 
 def _payload(messages: Iterable[Message]) -> int:

@@ -22,7 +22,7 @@ from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
 from dlion_core.policies.catalogue import messages_must_arrive
 from dlion_core.policies.interface import MessageArrived

@@ -23,7 +23,7 @@ from dlion_core.lifecycle.step_cycle import (
     WaitForEvents,
 )
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
-from dlion_core.links.send_queue import equalize_similar
+from dlion_core.links.link_budget import equalize_similar
 from dlion_core.policies.catalogue import has_barrier, rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups

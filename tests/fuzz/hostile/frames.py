@@ -16,7 +16,8 @@ from dlion_api.errors import ContractError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello, StateChunk
 from dlion_core.links.events import StateSnapshot
 from dlion_core.links.framing import StreamReceiver, allowed_bytes, split_payload
-from dlion_core.links.send_queue import QueueRule, SendQueue
+from dlion_core.links.link_budget import QueueRule
+from dlion_core.links.send_queue import SendQueue
 from dlion_core.links.state_transfer import StateAssembler, state_chunks
 from dlion_core.policies.interface import Message, MessageKind
 from dlion_worker.transport.client import _acknowledgement

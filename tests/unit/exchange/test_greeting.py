@@ -10,7 +10,7 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.wire.exchange_pb2 import Frame, Hello
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 

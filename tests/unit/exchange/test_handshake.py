@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_core.links.handshake import (
+    TRANSITIONS,
+    Handshake,
+    HandshakeAction,
+    HandshakeActions,
+    LinkInput,
+    LinkState,
+)
 
 
 def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
@@ -65,14 +72,15 @@ def test_a_restarted_peer_replaces_its_old_self() -> None:
     assert link.hello_received(2, 31, new_stream=False) == [up(2, 31)]
     with pytest.raises(ContractError, match="replaced by 2"):
         link.hello_received(1, 41, new_stream=True)
-    assert link.up == 2
+    assert link.is_up
+    assert link.newest == 2
 
 
 def test_a_stream_that_leads_to_a_ghost_is_dialled_again() -> None:
     link = Handshake(Rank(1))
     assert link.learn_incarnation(3) == []
     assert link.outbound_opened(2) == [HandshakeAction.RECONNECT]
-    assert link.up is None
+    assert not link.is_up
 
 
 def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() -> None:
@@ -158,7 +166,7 @@ class Pair:
         if way == "back":
             if what == "broken":
                 self.lose(receiver, stream)
-            elif side.dialled == stream and side.link.outbound is None:
+            elif side.dialled == stream and not side.link.is_outbound_open:
                 self.apply(receiver, side.link.outbound_opened(1))
         elif what == "broken":
             if side.accepted == stream:
@@ -202,3 +210,18 @@ def test_whatever_breaks_in_whatever_order_the_link_comes_up_again_on_both_sides
             pair.move(moves[choice // 5 % len(moves)])
     pair.settle()
     assert [side.up for side in pair.sides] == [True, True]
+
+
+def test_the_table_has_every_input_in_every_state() -> None:
+    assert set(TRANSITIONS) == set(LinkState)
+    assert all(set(inputs) == set(LinkInput) for inputs in TRANSITIONS.values())
+
+
+@pytest.mark.parametrize("state", LinkState)
+def test_a_newer_process_of_the_peer_and_a_broken_stream_of_ours_begin_anew(
+    state: LinkState,
+) -> None:
+    for take in (Handshake.learn_incarnation, lambda link, _: link.outbound_closed("broke")):
+        link = Handshake(Rank(1), state, newest=1)
+        take(link, 2)
+        assert link.state is LinkState.DOWN

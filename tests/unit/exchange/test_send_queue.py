@@ -16,14 +16,14 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, StreamReceiver
-from dlion_core.links.send_queue import (
+from dlion_core.links.link_budget import (
     BACKLOG_BUDGETS,
     MIN_BUDGET_BYTES,
     SIMILAR_FRACTION,
     QueueRule,
-    SendQueue,
     equalize_similar,
 )
+from dlion_core.links.send_queue import SendQueue
 from dlion_core.policies.interface import Message, MessageKind
 
 KIB = 1024

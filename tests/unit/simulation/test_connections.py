@@ -9,7 +9,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_environments.plan import Conditions, WorkerConditions
 from dlion_simulator.clock import VirtualClock
 from dlion_simulator.connections import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageKind
 from dlion_environments.plan import Conditions, Pipe, WorkerConditions
 from dlion_simulator.clock import VirtualClock

@@ -17,7 +17,7 @@ from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Hello
 from dlion_core.links.events import LinkDown, Refused
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_worker.once_per_key import MAX_PER_KEY
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.transport.peer_links import MAX_VIOLATIONS, LinkContext, LocalPeer, PeerLink

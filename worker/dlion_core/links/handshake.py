@@ -1,10 +1,7 @@
 """When a link is up: both of its streams are open, between the same two incarnations.
 
-A state machine without I/O, one per peer: stream events in, actions for `links` out.
-
-    outbound: the stream that we opened; open once the peer has acknowledged our hello
-    inbound:  the stream that the peer opened; valid if its hello came *after the link was last
-    down*
+A state machine without I/O, one per peer: stream events in, actions for `peer_links` out. The table
+`TRANSITIONS` is the whole machine; what happens besides follows from the states before and after.
 
 A link that breaks in one direction breaks in both: queued messages are lost. The direction that
 survives repeats its hello, so that neither side takes old messages for new ones.
@@ -17,11 +14,65 @@ first when a member joins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 from dlion_api.names import Rank
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.links.events import LinkDown, LinkUp
+
+
+class LinkState(Enum):
+    """Which streams are open, between this worker and the peer's newest incarnation."""
+
+    DOWN = auto()
+    OUTBOUND = auto()  # the stream that we opened; the peer has acknowledged our hello
+    INBOUND = auto()  # the stream that the peer opened; its hello came after the link was last down
+    UP = auto()  # both
+
+
+class LinkInput(Enum):
+    """What happened to a stream or to the peer."""
+
+    NEW_INCARNATION = auto()  # a newer process of the peer: all streams are obsolete
+    OUTBOUND_OPENED = auto()
+    OUTBOUND_CLOSED = auto()  # the peer's hello is obsolete, too
+    HELLO_ON_NEW_STREAM = auto()
+    HELLO_REPEATED = auto()
+    INBOUND_CLOSED = auto()
+
+
+_ANYWHERE = {LinkInput.NEW_INCARNATION: LinkState.DOWN, LinkInput.OUTBOUND_CLOSED: LinkState.DOWN}
+
+TRANSITIONS: dict[LinkState, dict[LinkInput, LinkState]] = {
+    LinkState.DOWN: {
+        **_ANYWHERE,
+        LinkInput.OUTBOUND_OPENED: LinkState.OUTBOUND,
+        LinkInput.HELLO_ON_NEW_STREAM: LinkState.INBOUND,
+        LinkInput.HELLO_REPEATED: LinkState.INBOUND,
+        LinkInput.INBOUND_CLOSED: LinkState.DOWN,
+    },
+    LinkState.OUTBOUND: {
+        **_ANYWHERE,
+        LinkInput.OUTBOUND_OPENED: LinkState.OUTBOUND,
+        LinkInput.HELLO_ON_NEW_STREAM: LinkState.UP,
+        LinkInput.HELLO_REPEATED: LinkState.UP,
+        LinkInput.INBOUND_CLOSED: LinkState.OUTBOUND,
+    },
+    LinkState.INBOUND: {
+        **_ANYWHERE,
+        LinkInput.OUTBOUND_OPENED: LinkState.UP,
+        LinkInput.HELLO_ON_NEW_STREAM: LinkState.INBOUND,
+        LinkInput.HELLO_REPEATED: LinkState.INBOUND,
+        LinkInput.INBOUND_CLOSED: LinkState.DOWN,
+    },
+    LinkState.UP: {
+        **_ANYWHERE,
+        LinkInput.OUTBOUND_OPENED: LinkState.UP,
+        LinkInput.HELLO_ON_NEW_STREAM: LinkState.UP,  # down and up again
+        LinkInput.HELLO_REPEATED: LinkState.UP,
+        LinkInput.INBOUND_CLOSED: LinkState.OUTBOUND,
+    },
+}
 
 
 class HandshakeAction(Enum):
@@ -37,42 +88,52 @@ HandshakeActions = list[LinkUp | LinkDown | HandshakeAction]
 
 @dataclass
 class Handshake:
+    """The handshake with one peer."""
+
     peer: Rank
-    outbound: int | None = None
-    """The peer's incarnation on the stream that we opened."""
-    inbound: int | None = None
-    """The incarnation that sent us its hello."""
-    up: int | None = None
-    """The incarnation that the link is up with."""
+    state: LinkState = LinkState.DOWN
     newest: int = 0
     """The newest known incarnation of the peer; older ones have been replaced."""
     iteration: int = 0
+    """The peer's iteration in its last hello."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether messages pass in both directions."""
+        return self.state is LinkState.UP
+
+    @property
+    def is_outbound_open(self) -> bool:
+        """Whether the peer has acknowledged our hello."""
+        return self.state in {LinkState.OUTBOUND, LinkState.UP}
+
+    @property
+    def is_inbound_open(self) -> bool:
+        """Whether the peer's hello is valid."""
+        return self.state in {LinkState.INBOUND, LinkState.UP}
 
     def learn_incarnation(self, incarnation: int) -> HandshakeActions:
         """The membership reports this incarnation: links to older ones are obsolete."""
         if incarnation <= self.newest:
             return []
+        was_outbound_open = self.is_outbound_open
+        actions = self._move(LinkInput.NEW_INCARNATION, f"replaced by incarnation {incarnation}")
         self.newest = incarnation
-        outcome = self._down(f"replaced by incarnation {incarnation}")
-        self.inbound = None
-        if self.outbound is not None:
-            self.outbound = None
-            outcome.append(HandshakeAction.RECONNECT)
-        return outcome
+        return [*actions, HandshakeAction.RECONNECT] if was_outbound_open else actions
 
     def outbound_opened(self, incarnation: int) -> HandshakeActions:
         """The peer has acknowledged our hello."""
         if incarnation < self.newest:
             return [HandshakeAction.RECONNECT]
-        outcome = self.learn_incarnation(incarnation)
-        self.outbound = incarnation
-        return outcome + self._settle()
+        return self.learn_incarnation(incarnation) + self._move(LinkInput.OUTBOUND_OPENED)
 
     def outbound_closed(self, reason: str) -> HandshakeActions:
-        """Our stream broke or could not be opened: the peer's hello is obsolete too."""
-        self.outbound = None
-        self.inbound = None
-        return self._down(reason)
+        """Our stream broke or could not be opened."""
+        return self._move(LinkInput.OUTBOUND_CLOSED, reason)
+
+    def inbound_closed(self, reason: str) -> HandshakeActions:
+        """The peer's stream broke."""
+        return self._move(LinkInput.INBOUND_CLOSED, reason)
 
     def check(self, incarnation: int) -> None:
         """Check that this incarnation may send a hello.
@@ -94,35 +155,38 @@ class Handshake:
         `has_messages`: messages have arrived on that stream since its last hello.
         """
         self.check(incarnation)
-        outcome = self.learn_incarnation(incarnation)
-        if self.up is not None and not new_stream:
-            # The peer answers our new stream late. It counts from our outbound stream, so nothing
-            # of ours is lost.
-            self.iteration = iteration
-            if not has_messages:
-                return outcome
-            reopened = LinkDown(self.peer, self.up, "the peer opened the link again")
-            return [*outcome, reopened, LinkUp(self.peer, self.up, iteration)]
-        outcome += self._down("the peer opened the link again")
-        self.inbound = incarnation
+        actions = self.learn_incarnation(incarnation)
         self.iteration = iteration
+        reason = "the peer opened the link again"
         if new_stream:
             # The peer discarded our messages when it lost its own stream.
-            outcome.append(HandshakeAction.SEND_HELLO)
-        return outcome + self._settle()
+            moved = self._move(LinkInput.HELLO_ON_NEW_STREAM, reason)
+            return [*actions, *_with_hello(moved)]
+        if self.is_up and has_messages:
+            # The peer answers our new stream late. It counts from our outbound stream, so nothing
+            # of ours is lost.
+            return [*actions, self._link_down(reason), self._link_up()]
+        return actions + self._move(LinkInput.HELLO_REPEATED)
 
-    def inbound_closed(self, reason: str) -> HandshakeActions:
-        self.inbound = None
-        return self._down(reason)
+    def _move(self, what: LinkInput, reason: str = "") -> HandshakeActions:
+        before, self.state = self.state, TRANSITIONS[self.state][what]
+        is_new_stream = what is LinkInput.HELLO_ON_NEW_STREAM
+        actions: HandshakeActions = []
+        if before is LinkState.UP and (is_new_stream or not self.is_up):
+            actions += [HandshakeAction.CLEAR_QUEUE, self._link_down(reason)]
+        if self.is_up and (is_new_stream or before is not LinkState.UP):
+            actions.append(self._link_up())
+        return actions
 
-    def _settle(self) -> HandshakeActions:
-        if self.up is not None or self.inbound is None or self.inbound != self.outbound:
-            return []
-        self.up = self.inbound
-        return [LinkUp(self.peer, self.up, self.iteration)]
+    def _link_up(self) -> LinkUp:
+        return LinkUp(self.peer, self.newest, self.iteration)
 
-    def _down(self, reason: str) -> HandshakeActions:
-        if self.up is None:
-            return []
-        incarnation, self.up = self.up, None
-        return [HandshakeAction.CLEAR_QUEUE, LinkDown(self.peer, incarnation, reason)]
+    def _link_down(self, reason: str) -> LinkDown:
+        return LinkDown(self.peer, self.newest, reason)
+
+
+def _with_hello(actions: HandshakeActions) -> HandshakeActions:
+    """Repeat our hello once the link is down, and before it is up."""
+    is_up = bool(actions) and isinstance(actions[-1], LinkUp)
+    at = len(actions) - is_up
+    return [*actions[:at], HandshakeAction.SEND_HELLO, *actions[at:]]

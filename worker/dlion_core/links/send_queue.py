@@ -6,32 +6,17 @@ No timer paces it: a frame is sent when acknowledgements make room, so the recei
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import Rank
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame
 from dlion_core.links.framing import MIN_CHUNK_BYTES, Lane, OutgoingMessage, lane_of
-from dlion_core.policies.interface import Message, MessageKind
-
-UNBUDGETED_WINDOW_BYTES = 8 * 2**20
-"""The window of a link whose rate has not been measured."""
-
-MIN_BUDGET_BYTES = 2048
-"""Minimum budget: a link must carry something to be measured."""
+from dlion_core.links.link_budget import LinkBudget, QueueRule
+from dlion_core.policies.interface import Message
 
 CHUNKS_PER_WINDOW = 4
 """The window holds at least this many chunks, so that one is acknowledged while others are in
 flight."""
-
-BACKLOG_BUDGETS = 1.5
-"""Maximum backlog of a link when a gradient is added, in budgets.
-
-Keeps the link busy through a step half as long again as usual. Stays below the window's two
-budgets, because after a drop the new rate has to clear the whole backlog.
-"""
 
 SATURATION_FACTOR = 1.5
 """Acknowledgements later than this multiple of the idle delay show that frames queue in the
@@ -40,17 +25,6 @@ network."""
 
 MAX_QUEUED_MESSAGES = 64
 """A link with more queued messages is closed: its peer is too slow."""
-
-SIMILAR_FRACTION = 0.1
-"""Links whose sizes differ by less than this get the same, so that what they carry is selected and
-coded once. What a link is given too little of is made up for with the next gradient."""
-
-
-class QueueRule(StrEnum):
-    """What to do with gradients that the peer cannot take in time."""
-
-    KEEP = "keep"  # drop nothing; the synchronisation policy limits the queue
-    NEWEST = "newest"  # a newer gradient replaces one that has not been started
 
 
 CHUNK_S = 0.125
@@ -76,7 +50,7 @@ class SendQueue:
     def __init__(self, rule: QueueRule, max_queued_messages: int) -> None:
         self._rule = rule
         self._max_queued_messages = max_queued_messages
-        self._budget_bytes: int | None = None
+        self._budget = LinkBudget()
         self._bandwidth_bytes_per_s: float | None = None
         self.epoch = 0
         self.sent_total = 0
@@ -122,15 +96,13 @@ class SendQueue:
     @property
     def window_bytes(self) -> int:
         """The limit for `unacknowledged_bytes`: two budgets."""
-        if self._budget_bytes is None:
-            return UNBUDGETED_WINDOW_BYTES
-        return 2 * max(MIN_BUDGET_BYTES, self._budget_bytes)
+        return self._budget.window_bytes
 
     def set_budget(
         self, budget_bytes: int | None, bandwidth_bytes_per_s: float | None = None
     ) -> None:
         """Set bytes per iteration for this link and its rate; None if unknown."""
-        self._budget_bytes = budget_bytes
+        self._budget = LinkBudget(budget_bytes)
         self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
 
     def sendable_bytes(self) -> int | None:
@@ -139,15 +111,12 @@ class SendQueue:
         Superseded gradients do not count, nor does bulk, which travels beside them. May be called
         from any thread.
         """
-        if self._budget_bytes is None:
-            return None
-        budget = max(MIN_BUDGET_BYTES, self._budget_bytes)
         held = self._ordered_in_flight_bytes + sum(
             waiting.remaining_bytes
             for waiting in tuple(self._queues[Lane.ORDERED])
             if not self._is_superseded(waiting)
         )
-        return max(0, min(budget, int(BACKLOG_BUDGETS * budget) - held))
+        return self._budget.sendable_bytes(held)
 
     @property
     def idle_delay_s(self) -> float | None:
@@ -162,7 +131,7 @@ class SendQueue:
                 sender runs out of memory.
         """
         lane = lane_of(message.kind)
-        if self._rule is QueueRule.NEWEST and message.kind is MessageKind.GRADIENT:
+        if self._rule.drops(message):
             self._drop_superseded(lane)
         if self.queued_messages >= self._max_queued_messages:
             raise UnavailableError(
@@ -297,8 +266,7 @@ class SendQueue:
 
     def _is_superseded(self, waiting: OutgoingMessage) -> bool:
         """Whether the next gradient replaces it."""
-        is_gradient = waiting.message.kind is MessageKind.GRADIENT
-        return self._rule is QueueRule.NEWEST and is_gradient and not waiting.started
+        return self._rule.drops(waiting.message) and not waiting.started
 
     def _record_frame(self, data: bytes, size_bytes: int, lane: Lane | None, now_s: float) -> bytes:
         self._heartbeat = False
@@ -310,19 +278,3 @@ class SendQueue:
         self._ordered_in_flight_bytes += ordered
         self._in_flight.append(_InFlightFrame(self._frames, self._stream_bytes, ordered, now_s))
         return data
-
-
-def equalize_similar(sendable_bytes: Mapping[Rank, int]) -> dict[Rank, int]:
-    """Reduce sizes that hardly differ to the smallest of them.
-
-    >>> equalize_similar({Rank(0): 1000, Rank(1): 950, Rank(2): 600})
-    {0: 950, 1: 950, 2: 600}
-    """
-    level: dict[Rank, int] = {}
-    group: list[Rank] = []
-    for rank in sorted(sendable_bytes, key=lambda rank: (-sendable_bytes[rank], rank)):
-        if group and sendable_bytes[rank] < (1 - SIMILAR_FRACTION) * sendable_bytes[group[0]]:
-            group = []
-        group.append(rank)
-        level.update(dict.fromkeys(group, sendable_bytes[rank]))
-    return {rank: level[rank] for rank in sendable_bytes}

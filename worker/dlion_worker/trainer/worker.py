@@ -20,7 +20,7 @@ from dlion_core.lifecycle.admission import Admission
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
-from dlion_core.links.send_queue import QueueRule
+from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
 from dlion_core.policies.catalogue import has_barrier, messages_must_arrive
 from dlion_core.policies.message_sizes import max_message_bytes

@@ -27,7 +27,8 @@ from dlion_api.protocol.membership import Membership, MemberState
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
 from dlion_core.links.framing import check_outgoing
-from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, QueueRule, equalize_similar
+from dlion_core.links.link_budget import QueueRule, equalize_similar
+from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
 from dlion_core.policies.interface import Message
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.transport.client import PeerConnector

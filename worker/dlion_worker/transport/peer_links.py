@@ -20,7 +20,8 @@ from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.events import ExchangeEvent, LinkCounters, LinkDown, LinkUp, Refused
 from dlion_core.links.framing import PROTOCOL
 from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
-from dlion_core.links.send_queue import QueueRule, SendQueue
+from dlion_core.links.link_budget import QueueRule
+from dlion_core.links.send_queue import SendQueue
 from dlion_core.policies.interface import Message, MessageArrived
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class PeerLink:
 
     def push(self, message: Message) -> None:
         """Queue a message; if the link is down, drop and count it."""
-        if self.handshake.up is None:
+        if not self.handshake.is_up:
             self.send_queue.dropped_messages += 1
             return
         try:
@@ -204,15 +205,15 @@ class PeerLink:
         self.apply(self.handshake.outbound_closed(reason))
 
     def acknowledged(self, a: Acknowledgement, now_s: float) -> None:
-        if self.handshake.outbound is None:
+        if not self.handshake.is_outbound_open:
             self.apply(self.handshake.outbound_opened(a.incarnation))
         self.send_queue.acknowledge(a, now_s)
         self.wake.set()
 
     async def wait_until_up(self, stream: LinkStream) -> bool:
         """Wait until the link is up; return False if the stream is obsolete."""
-        while self.incoming is stream and self.handshake.inbound is not None:
-            if self.handshake.up is not None:
+        while self.incoming is stream and self.handshake.is_inbound_open:
+            if self.handshake.is_up:
                 return True
             self._changed.clear()
             await self._changed.wait()
@@ -266,7 +267,7 @@ class PeerLink:
     def state(self) -> LinkCounters:
         box = self.send_queue
         return LinkCounters(
-            connected=self.handshake.up is not None,
+            connected=self.handshake.is_up,
             incarnation=self.handshake.newest,
             queued_bytes=box.queued_bytes,
             unacknowledged_bytes=box.unacknowledged_bytes,
@@ -282,11 +283,11 @@ class PeerLink:
         )
 
     def _problem(self) -> str:
-        if self.handshake.up is not None:
+        if self.handshake.is_up:
             return ""
         if not self.target:
             return "its address is unknown"
-        if self.handshake.outbound is not None:
+        if self.handshake.is_outbound_open:
             return f"reached at {self.target}, but it does not reach this worker"
         return f"not reached at {self.target}: {self._last_error}"
 
