@@ -1,6 +1,6 @@
 """A cluster of several sites in virtual time whose workers hold still without a quorum.
 
-The real inbox, hearing, standstill, quorum, entrance (the simulator's), checkpointer and machine of
+The real inbox, step cycle, quorum gate, entrance (the simulator's), checkpointer and machine of
 each worker. Only the model is replaced, by a quadratic whose gradient follows rank and iteration,
 and the network, by links that keep their order and take a time by chance.
 """
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.names import Rank
+from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.reasons import EventReason
-from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-from dlion_core.lifecycle.gradient_norms import NormMeter
+from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.step_cycle import ComputeStep, EndStep, Rejoin, StepCycle, StepPhase
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_core.policies.catalogue import has_barrier
 from dlion_core.policies.factory import build
-from dlion_core.policies.interface import LocalStepDone, Message, MessageArrived
+from dlion_core.policies.interface import Message, MessageArrived
 from dlion_simulator.admission import VirtualAdmission
 from dlion_simulator.clock import VirtualClock
-from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from quorum_parts import LAYOUT, Replica, job
 
 if TYPE_CHECKING:
@@ -54,14 +54,22 @@ class Node:
             reporter=reporter, stream=None,
             links={p: SimpleNamespace(push=partial(self.send, p)) for p in self.neighbours},
         )  # fmt: skip
-        self.has_barrier = has_barrier(cluster.job.spec)
-        self.dispatcher = EventDispatcher(
-            self.parts, self.progress, send=self.send, refuse=self._refuse,
-            norms=NormMeter(cluster.job), has_barrier=self.has_barrier,
+        before = JobProgress()
+        undo = SimpleNamespace(
+            begin_step=lambda: before.take(self.progress), end_step=lambda: None,
+            undo_step=lambda: self.progress.take(before),
+        )  # fmt: skip
+        links = SimpleNamespace(
+            latest_directive=lambda: None, sendable_bytes=dict, one_way_delays_s=dict,
+            set_iteration=lambda _iteration: None,
+        )  # fmt: skip
+        self.cycle = StepCycle(
+            self.parts, self.progress, links, undo,  # type: ignore[arg-type]
+            has_barrier=has_barrier(cluster.job.spec), send=self.send, refuse=self._refuse,
             due=lambda after_s: cluster.clock.after(after_s, self._look),
         )  # fmt: skip
-        self.quorum_gate = self.dispatcher.quorum_gate
-        self.inbox = WaitingInbox(self.send)
+        self.quorum_gate = self.cycle.dispatcher.quorum_gate
+        self.inbox = EventInbox(self.send, clock_s=lambda: cluster.clock.now_s)
         self.admission: VirtualAdmission | None = None
         self.lives: dict[Rank, int] = {}
         """Of each link that it believes to be up, which of its lives."""
@@ -69,9 +77,7 @@ class Node:
         """When each of its iterations ended."""
         self.weights_after: dict[int, bytes] = {}
         self.is_gone = self.is_paused = False
-        self._computes = self._is_held = False
         self._arrived: list[Any] = []
-        self._before = JobProgress()
 
     def new_machine(self) -> Any:
         spec, ranks = self.cluster.job.spec, self.cluster.ranks
@@ -85,26 +91,25 @@ class Node:
 
     def _look(self) -> None:
         if self.admission is None and not self.is_gone:
-            self.dispatcher.handle([])
+            self.cycle.handle([])
 
     # ---- the way in ----------------------------------------------------------------------------
 
     def come_in(self, before: Any = None) -> None:
         self.admission = VirtualAdmission(
-            self, self.cluster.clock, pull=partial(self.cluster.pull, self),  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            self.cluster.clock, membership=self.cluster.membership,
+            pull=partial(self.cluster.pull, self),
             start_training=self._go_on, retry=self._come_in_anew, before=before,
         )  # fmt: skip
 
     def start_at(self, iteration: int) -> None:
         self.admission = None
-        self.dispatcher.handle(self.inbox.start(iteration))
+        self.cycle.handle(self.inbox.start(iteration))
 
     def _come_in_anew(self) -> None:
-        if self._is_held and self.has_barrier:
-            self.progress.take(self._before)
-        self._is_held = False
         before = self.parts.machine
-        self.dispatcher.reset(before.restarted())
+        self.cycle.reset(before.restarted())
         self.inbox.reset(self.progress.iteration)
         self.come_in(before)
         for peer in sorted(self.neighbours):
@@ -127,42 +132,45 @@ class Node:
         elif self._computes:
             self._arrived += events
         else:
-            self.dispatcher.handle(events)
+            self.cycle.handle(events)
             self._go_on()
 
+    @property
+    def _computes(self) -> bool:
+        return self.cycle.phase is StepPhase.COMPUTING
+
     def _go_on(self) -> None:
-        if self.quorum_gate.is_behind:
-            self._come_in_anew()
-            return
-        if self.parts.machine.waiting_for():
-            return
-        if self._is_held:
-            self._is_held = False
-            self.ends.append(self.cluster.clock.now_s)
-            self.weights_after[self.progress.iteration] = self.replica.weights_D.tobytes()
-        if self.is_paused or not self.quorum_gate.may_step() or self.parts.machine.waiting_for():
-            return
-        self._computes = True
-        self.cluster.later(STEP_S, self._step_done)
+        while not (self.is_paused and self.cycle.phase is StepPhase.IDLE) or (
+            self.quorum_gate.is_behind
+        ):
+            match self.cycle.next(lambda: None):
+                case ComputeStep(iteration=iteration):
+                    self.cluster.later(STEP_S, partial(self._step_done, iteration))
+                    return
+                case EndStep():
+                    self.ends.append(self.cluster.clock.now_s)
+                    self.weights_after[self.progress.iteration] = self.replica.weights_D.tobytes()
+                case Rejoin():
+                    self._come_in_anew()
+                    return
+                case _:
+                    return
 
     def resume(self) -> None:
         self.is_paused = False
         if self.admission is None and not (self._computes or self.is_gone):
             self._go_on()
 
-    def _step_done(self) -> None:
+    def _step_done(self, iteration: int) -> None:
         if self.is_gone:
             return
-        self._before.take(self.progress)
-        iteration = self.parts.machine.next_iteration()
-        self.progress.advance(iteration, local_batch_size=1, global_batch_size=1)
         gradient_D = np.float32(0.1) * self.replica.weights_D + np.float32(
             (self.rank + 1) * (iteration % 7 - 3)
         )
-        self._computes, self._is_held = False, True
-        self.dispatcher.handle([LocalStepDone(iteration, gradient_D, 1, 1.0)])
+        result = SimpleNamespace(loss=1.0, gradient_D=gradient_D, finite=True)
+        self.cycle.step_computed(result, samples=1, trained_s=0.0)  # type: ignore[arg-type]
         arrived, self._arrived = self._arrived, []
-        self.dispatcher.handle(arrived)
+        self.cycle.handle(arrived)
         self._go_on()
 
 
@@ -196,6 +204,16 @@ class QuorumCluster:
             node.start_at(0)
         for node in self.nodes.values():
             node._go_on()
+
+    def membership(self) -> Membership:
+        workers = self.job.workers()
+        gone = {rank for rank, node in self.nodes.items() if node.is_gone}
+        states = dict.fromkeys(gone, MemberState.LOST)
+        members = tuple(
+            Member(worker, 1, states.get(worker.rank, MemberState.READY), "a:1")
+            for worker in workers
+        )
+        return Membership(1, self.job.key, len(workers), members)
 
     def of_sites(self, *numbers: int) -> list[Rank]:
         names = {f"site-{number}" for number in numbers}
