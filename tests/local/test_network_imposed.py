@@ -20,9 +20,13 @@ from attempts import first_that_holds
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_environments import Environment, Plan, unlimited_plan
-from dlion_local.emulation.backends import CpuBackend, LinkBackend
 from dlion_local.emulation.compute.quotas import control_groups_unavailable
-from dlion_local.emulation.emulation import LINKS_MEASURED_ONCE_NOTE, EmulatedEnvironment
+from dlion_local.emulation.emulation import (
+    LINKS_MEASURED_ONCE_NOTE,
+    CpuBackend,
+    EmulatedEnvironment,
+    LinkBackend,
+)
 from dlion_local.emulation.measurement import Quantity
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
 

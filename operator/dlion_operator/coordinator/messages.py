@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.records import record_from_json
@@ -20,7 +24,7 @@ from dlion_api.protocol.refusals import (
     MAX_TOKEN_BYTES,
     PeerRefusal,
 )
-from dlion_api.protocol.trust import FOLLOWING, JOINING
+from dlion_api.protocol.trust import FOLLOWING, JOINING, proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
     CertificateRequested,
@@ -29,7 +33,6 @@ from dlion_operator.coordinator.events import (
     RecordsRequested,
     ReportReceived,
 )
-from dlion_operator.coordinator.pod_proofs import ProvedRequest, checked_proof
 from dlion_operator.pki.token_bindings import Proof
 
 if TYPE_CHECKING:
@@ -38,6 +41,37 @@ if TYPE_CHECKING:
     from dlion_api.protocol.membership import Membership
     from dlion_operator.coordinator.feed import RecordBatch
     from dlion_operator.pki.token_bindings import Bearer
+
+
+ProvedRequest = (
+    coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.FollowRequest
+)
+
+
+def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Proof:
+    """Return the verified proof of a size-checked request; empty if it carries none.
+
+    Raises:
+        ContractError: The key cannot be read or has not signed this request.
+    """
+    if not request.HasField("proof"):
+        return Proof()
+    proof = request.proof
+    try:
+        key = serialization.load_der_public_key(proof.key_der)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ContractError(f"proof: its key cannot be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ContractError(f"proof: a key of type {type(key).__name__}; allowed: EC P-256")
+    statement = proof_statement(request.run, use, csr_pem, proof.count)
+    try:
+        key.verify(proof.signature, statement, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature as error:
+        raise ContractError("proof: its key has not signed this request") from error
+    # Normalised, because the key's encoding identifies the pod.
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return Proof(key.public_bytes(*form), proof.count)
+
 
 MAX_COUNTER = 2**53
 """Of incarnations, versions and sequence numbers; exact in JSON, too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlion_cli.local_runs.resume_command import ResumeCommand
+from dlion_cli.commands.local.run import ResumeCommand
 
 
 def with_a_checkpoint(folder: Path) -> Path:

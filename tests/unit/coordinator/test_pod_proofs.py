@@ -17,8 +17,7 @@ from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import MAX_PROOF_BYTES
 from dlion_api.protocol.trust import FOLLOWING, JOINING
 from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
-from dlion_operator.coordinator.messages import checked_size
-from dlion_operator.coordinator.pod_proofs import checked_proof
+from dlion_operator.coordinator.messages import checked_proof, checked_size
 from dlion_operator.pki.token_bindings import Proof
 from dlion_worker.coordination.pod_proof import make_pod_proof
 from dlion_worker.security.credential_store import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dlion_api.names import Rank
 from dlion_local.emulation.compute.duty_cycle import CYCLE_S, CpuBudget
 from dlion_local.emulation.measurement import QuotaUsage, TransferMeasurement
-from dlion_local.emulation.network.pacing import BURST_S, Pacer
+from dlion_local.emulation.network.relay import BURST_S, Pacer
 from dlion_local.emulation.network.traffic_shaping import gso_bytes, queue_bytes
 from example_counts import examples
 

@@ -23,7 +23,6 @@ from dlion_operator.federation.events import (
     StreamOpened,
 )
 from dlion_operator.federation.messages import statement_of, to_wire
-from dlion_operator.federation.report_memory import memory_bytes
 from dlion_operator.federation.reports import (
     LinksTo,
     ReportedWorkers,
@@ -33,7 +32,7 @@ from dlion_operator.federation.reports import (
     SpecFingerprint,
     TrainingFigures,
 )
-from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, FederationState
+from dlion_operator.federation.state import MAX_KEPT_BYTES, MAX_RUNS, FederationState, memory_bytes
 from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 A, B = SiteName("plant-a"), SiteName("plant-b")

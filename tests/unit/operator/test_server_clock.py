@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from dlion_operator.kubernetes.api import KubernetesApi
+from dlion_operator.kubernetes.api import KubernetesApi, ServerClock
 from dlion_operator.kubernetes.client import Kind, ServerError
-from dlion_operator.kubernetes.server_clock import ServerClock
 
 TRUE = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 AHEAD = timedelta(hours=2)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
 from dlion_cli.inputs.manifests import (
+    STDIN,
     apply_set,
     load_manifest,
     read_document,
@@ -26,7 +30,6 @@ from dlion_cli.inputs.manifests import (
 from dlion_cli.inputs.required_files import find_program_root, require_program
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.local_runs.local_training import EnvironmentRequest, LocalTraining, RunResult
-from dlion_cli.local_runs.resume_command import ResumeCommand
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
@@ -34,9 +37,38 @@ from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments import load_environment, unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.description import describe
-from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.folder import JOB, ResultFolder
+from dlion_results.run_folder.resume_checks import CHECKPOINTS
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending, Json
+
+
+@dataclass(frozen=True)
+class ResumeCommand:
+    """The options of `dlion run` that a resumed run needs again."""
+
+    file: Path
+    environment: str | None = None
+    assignments: Sequence[str] = ()
+    data_root: Path = Path()
+    unprivileged: bool = False
+
+    def command_line(self, folder: Path) -> str:
+        """The command that continues in that result folder; empty if it has no checkpoint."""
+        if not any(folder.glob(CHECKPOINTS)):
+            return ""
+        file = folder / JOB if str(self.file) == STDIN else self.file
+        command_line = ["dlion", "run", str(file), "--resume", str(folder)]
+        if self.environment is not None:
+            command_line += ["--environment", self.environment]
+        for assignment in self.assignments:
+            command_line += ["--set", assignment]
+        if self.data_root != Path():
+            command_line += ["--data-root", str(self.data_root)]
+        if self.unprivileged:
+            command_line.append("--unprivileged")
+        return shlex.join(command_line)
+
 
 log = logging.getLogger(__name__)
 
