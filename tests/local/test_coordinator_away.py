@@ -25,11 +25,12 @@ from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_worker.environments import unlimited_plan
 from dlion_worker.local.outcome import RunOutcome
 from dlion_worker.local.runner import LocalRunner
-from local_run import LONG_S, blobs, job_document
+from local_run import LONG_S, UNTIL_THERE, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
-WORKERS, TRAINING_S = 3, 45
+WORKERS, STEPS = 3, 1000
+"""With their naps steps last 50 s, or until the killed trainer is back."""
 
 
 def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
@@ -37,6 +38,10 @@ def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def is_rejoined(record: ProgressRecord) -> bool:
+    return isinstance(record, EventRecord) and record.reason == "WorkerRejoined"
 
 
 def started(folder: Path, rank: int) -> list[int]:
@@ -48,7 +53,9 @@ def started(folder: Path, rank: int) -> list[int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", [pytest.param("bounded", marks=pytest.mark.slow), "synchronous"])
 def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str) -> None:
-    trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": TRAINING_S}}
+    back = tmp_path / "back"
+    program = blobs(tmp_path, nap_s=0.05, more=UNTIL_THERE.format(path=str(back)))
+    trainer = {"program": program, "stop": {"maxSteps": STEPS}}
     job = load_job(job_document(WORKERS, trainer=trainer, synchronization={"mode": mode}))
     records: list[ProgressRecord] = []
     outcomes: list[RunOutcome] = []
@@ -70,6 +77,8 @@ def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str)
     coordinator.close()
     os.kill(started(tmp_path, 1)[0], signal.SIGKILL)
     wait_until(lambda: len(started(tmp_path, 1)) == 2)
+    wait_until(lambda: [r for r in list(records) if is_rejoined(r)], 200)
+    back.touch()
     running.join(200)
     assert [outcome.exit_code for outcome in outcomes] == [ExitCode.OK]
     about = json.loads((tmp_path / "models" / "plant-a" / "model.json").read_text())

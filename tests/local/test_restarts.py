@@ -34,7 +34,10 @@ def load_data(split, site, worker_index):
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("how", "words", "code"),
-    [("os.abort()", "signal SIGABRT", 134), ("os._exit(9)", "exit code 9", 9)],
+    [
+        ("os.abort()", "signal SIGABRT", 134),
+        pytest.param("os._exit(9)", "exit code 9", 9, marks=pytest.mark.slow),
+    ],
     ids=["signal", "code"],
 )
 def test_each_restart_is_told_at_once(tmp_path: Path, how: str, words: str, code: int) -> None:
