@@ -29,7 +29,7 @@ from local_run import LONG_S, UNTIL_THERE, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
-WORKERS, STEPS = 3, 1000
+WORKERS, STEPS = 2, 1000
 """With their naps steps last 50 s, or until the killed trainer is back."""
 
 
@@ -82,5 +82,5 @@ def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str)
     running.join(200)
     assert [outcome.exit_code for outcome in outcomes] == [ExitCode.OK]
     about = json.loads((tmp_path / "models" / "plant-a" / "model.json").read_text())
-    assert about["ranks"] == [0, 1, 2]
+    assert about["ranks"] == [0, 1]
     assert not any(key.exists() for key in keys)

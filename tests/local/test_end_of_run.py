@@ -34,13 +34,13 @@ def load_data(split, site, worker_index):
 
 @pytest.mark.timeout(200)
 def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
-    job = job_document(SITES, trainer={"stop": {"maxSteps": 60}})
+    job = job_document(dict.fromkeys(SITES, 1), trainer={"stop": {"maxSteps": 60}})
     with LocalRun(tmp_path, job) as run:
         assert run.finish() == 0, run.terminal()
     for site in SITES:
         folder = run.folder / "models" / site
         about = json.loads((folder / "model.json").read_text())
-        assert about["ranks"] == [0, 1, 2]
+        assert about["ranks"] == [0, 1]
         assert about["sites"] == ["plant-a", "plant-b"]
         best = max(about["averaged_accuracy"], about["best_replica_accuracy"])
         assert about["accuracy"] == best
