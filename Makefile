@@ -40,6 +40,7 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini tests/local tests/cluster tests/simulated
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/codespell $(SOURCES) crds docs examples environments helm *.md

@@ -1,10 +1,12 @@
-"""A test of real processes that fails is run once more, and the report lists it as rerun.
+"""A test on clusters that fails is run once more, and the report lists it as rerun.
 
 Such tests share two cores with whatever else the machine does. What fails twice fails the run;
 `tools/test-all` then runs it by itself, as what it shares with the other tests of its file, a
-cluster that one of them broke, say, goes with that run. Nothing else is run again: neither the
-fast tests nor bars that a measurement is held against. No fast test is timed: hypothesis would
-fail an example that took 0.2 s, which is a busy machine's doing and not the code's.
+cluster that one of them broke, say, goes with that run. Nothing else is run again: neither tests of
+local processes nor fast tests nor bars that a measurement is held against.
+
+No fast test is timed: hypothesis would fail an example that took 0.2 s, which is a busy machine's
+doing and not the code's.
 
 `--patience=N` gives N times as long to everything that a test waits for: for a crowded machine.
 
@@ -23,8 +25,8 @@ import pytest
 from example_counts import examples
 from time_budgets import TimeBudgets, budgets
 
-REAL_PROCESSES = ("local", "cluster")
-"""Folders here whose tests start processes of the project."""
+CLUSTERS = "cluster"
+"""The folder here whose tests use real clusters."""
 MOST_BY_THEMSELVES = 3
 """More that fail than this are no accident."""
 
@@ -34,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--by-itself",
         action="store_true",
-        help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but of real processes",
+        help=f"with --lf: at most {MOST_BY_THEMSELVES} tests, and none but on clusters",
     )
     parser.addoption(
         "--patience", type=float, default=1.0, help="times as long for all that tests wait for"
@@ -60,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             own = item.get_closest_marker("timeout")
             longest_s = patience * (own.args[0] if own else usual_s)
             item.add_marker(pytest.mark.timeout(longest_s), append=False)
-        if _of_real_processes(item) and item.get_closest_marker("measured") is None:
+        if _on_clusters(item) and item.get_closest_marker("measured") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
@@ -76,10 +78,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if len(session.items) > MOST_BY_THEMSELVES:
         pytest.exit(f"{len(session.items)} have failed: that is no accident", returncode=1)
-    if others := [item.nodeid for item in session.items if not _of_real_processes(item)]:
+    if others := [item.nodeid for item in session.items if not _on_clusters(item)]:
         pytest.exit(f"not run again: {', '.join(others)}", returncode=1)
 
 
-def _of_real_processes(item: pytest.Item) -> bool:
-    here = Path(__file__).parent
-    return item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in REAL_PROCESSES
+def _on_clusters(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(Path(__file__).parent / CLUSTERS)

@@ -5,23 +5,27 @@ Left out: the fit itself (tests/unit/simulation/test_calibration.py).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlion_cli", *words], capture_output=True, text=True, check=False
-    )
+def command(*words: str) -> SimpleNamespace:
+    """Runs `dlion` in this process: TensorFlow is imported once for all tests."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = main([*words])
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 def test_a_job_is_measured_and_simulated_by_what_was_measured(tmp_path: Path) -> None:

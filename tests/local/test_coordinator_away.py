@@ -25,11 +25,12 @@ from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_environments import unlimited_plan
 from dlion_local.runner.outcome import RunOutcome
 from dlion_local.runner.runner import LocalRunner
-from local_run import LONG_S, blobs, job_document
+from local_run import LONG_S, UNTIL_THERE, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
-WORKERS, TRAINING_S = 3, 45
+WORKERS, STEPS = 2, 1000
+"""With their naps steps last 50 s, or until the killed trainer is back."""
 
 
 def wait_until(holds: Callable[[], object], within_s: float = LONG_S) -> None:
@@ -48,8 +49,15 @@ def started(folder: Path, rank: int) -> list[int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", [pytest.param("bounded", marks=pytest.mark.slow), "synchronous"])
 def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str) -> None:
-    trainer = {"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": TRAINING_S}}
-    job = load_job(job_document(WORKERS, trainer=trainer, synchronization={"mode": mode}))
+    back = tmp_path / "back"
+    program = blobs(tmp_path, nap_s=0.05, more=UNTIL_THERE.format(path=str(back)))
+    trainer = {"program": program, "stop": {"maxSteps": STEPS}}
+    synchronization, checkpoint = {"mode": mode}, {"everySeconds": 1}
+    job = load_job(
+        job_document(
+            WORKERS, trainer=trainer, synchronization=synchronization, checkpoint=checkpoint
+        )
+    )
     records: list[ProgressRecord] = []
     outcomes: list[RunOutcome] = []
     coordinator = LocalCoordinator(job, lambda record: runner.record(record))
@@ -70,8 +78,13 @@ def test_a_trainer_comes_back_without_the_coordinator(tmp_path: Path, mode: str)
     coordinator.close()
     os.kill(started(tmp_path, 1)[0], signal.SIGKILL)
     wait_until(lambda: len(started(tmp_path, 1)) == 2)
+    began_ns = time.time_ns()
+    saved = tmp_path / "state" / "w1" / "checkpoint.npz"
+    # What it tells goes to the coordinator, which is gone: a checkpoint shows that it trains again.
+    wait_until(lambda: saved.exists() and saved.stat().st_mtime_ns > began_ns)
+    back.touch()
     running.join(200)
     assert [outcome.exit_code for outcome in outcomes] == [ExitCode.OK]
     about = json.loads((tmp_path / "models" / "plant-a" / "model.json").read_text())
-    assert about["ranks"] == [0, 1, 2]
+    assert about["ranks"] == [0, 1]
     assert not any(key.exists() for key in keys)

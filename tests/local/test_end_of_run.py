@@ -34,13 +34,13 @@ def load_data(split, site, worker_index):
 
 @pytest.mark.timeout(200)
 def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
-    job = job_document(SITES, trainer={"stop": {"maxSteps": 60}})
+    job = job_document(dict.fromkeys(SITES, 1), trainer={"stop": {"maxSteps": 60}})
     with LocalRun(tmp_path, job) as run:
         assert run.finish() == 0, run.terminal()
     for site in SITES:
         folder = run.folder / "models" / site
         about = json.loads((folder / "model.json").read_text())
-        assert about["ranks"] == [0, 1, 2]
+        assert about["ranks"] == [0, 1]
         assert about["sites"] == ["plant-a", "plant-b"]
         best = max(about["averaged_accuracy"], about["best_replica_accuracy"])
         assert about["accuracy"] == best
@@ -50,6 +50,7 @@ def test_every_site_has_a_model_that_says_what_it_is(tmp_path: Path) -> None:
     assert run.summary()["included_sites"] == ["plant-a", "plant-b"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_who_has_little_data_does_not_end_the_run_of_those_who_have_more(tmp_path: Path) -> None:
     program = blobs(tmp_path, more=LITTLE_AT_THE_FIRST)
@@ -63,7 +64,7 @@ def test_who_has_little_data_does_not_end_the_run_of_those_who_have_more(tmp_pat
 
 @pytest.mark.timeout(200)
 def test_a_lead_lost_at_the_end_is_replaced(tmp_path: Path) -> None:
-    trainer = {"program": blobs(tmp_path, evaluation_nap_s=2.0), "stop": {"maxSteps": 20}}
+    trainer = {"program": blobs(tmp_path, evaluation_nap_s=0.5), "stop": {"maxSteps": 20}}
     with LocalRun(tmp_path, job_document(SITES, trainer=trainer, maxRestarts=0)) as run:
         run.wait_until(lambda: run.events("TrainingStopped"), "the end begins")
         run.kill_trainer(0)
@@ -85,14 +86,14 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
         "coreScale": 0.5,
         "sites": [{"name": name, "workers": 1} for name in sides],
         "betweenSites": {"mbitPerS": 100},
-        "changes": [{"at": {"seconds": 5}, "cutSites": ["plant-c"]}],
+        "changes": [{"at": {"seconds": 3}, "cutSites": ["plant-c"]}],
     }
     path = tmp_path / "cut.yaml"
     path.write_text(yaml.safe_dump(environment))
     job = job_document(
         dict.fromkeys(sides, 1),
         minSites=1,
-        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": 45}},
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSeconds": 16}},
         exchange={"policy": "dlion", "codec": "float16"},
         synchronization={"mode": "bounded", "maxStaleness": 5},
     )
@@ -103,7 +104,7 @@ def test_both_sides_of_a_cut_end_and_say_whose_their_models_are(tmp_path: Path) 
         about = json.loads((run.folder / "models" / site / "model.json").read_text())
         assert about["sites"] == list(sides[site]), site
         assert about["ranks"] == [r for r, name in enumerate(sides) if name in sides[site]]
-        assert run.steps(rank)[-1].time_s > stopped[rank] - 10, "it trained to the end"
+        assert run.steps(rank)[-1].time_s > stopped[rank] - 5, "it trained to the end"
     missed = {int(event.rank): event.message for event in run.events("ReplicaMissing")}
     assert missed == {0: "worker 2: no link", 1: "worker 2: no link", 2: "workers 0, 1: no link"}
     summary = run.summary()

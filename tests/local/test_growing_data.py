@@ -63,7 +63,7 @@ def growing_job(**trainer: Any) -> dict[str, Any]:
         exchange={"policy": "dlion"},
         synchronization={"mode": "bounded"},
         knowledgeTransfer={"policy": "best2all", "everySteps": 50},
-        checkpoint={"everySeconds": 3},
+        checkpoint={"everySeconds": 1},
     )
 
 
@@ -312,6 +312,7 @@ def test_a_job_starts_from_an_earlier_jobs_model(
         assert run.summary()["accuracy"]["mean"] >= 0.9
 
 
+@pytest.mark.slow
 def test_a_model_of_another_architecture_is_refused_in_words(
     grown: tuple[LocalRun, dict[str, Any]], tmp_path: Path
 ) -> None:

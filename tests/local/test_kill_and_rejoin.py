@@ -1,7 +1,8 @@
-"""Facts: of four workers the lowest rank is killed, later two others at once. The supervisor
-restarts them, they go on from a peer's state and contribute again within 15 s of their
-TensorFlow import; no local step of the others is thrown away, and they do not stand still. In
-lock step all hold bit-identical weights again after each return.
+"""Facts: of four workers the lowest rank and another are killed at once. The supervisor restarts
+them, they go on from a peer's state and contribute again within 300 of the others' iterations after
+their TensorFlow import; no local step of the others is thrown away, and they do not stand still. In
+lock step all hold bit-identical weights again after the return. Slow: the lowest rank alone and
+later two others, also in modes where nobody waits for them.
 
 Left out: a coordinator that is away (test_coordinator_away.py); how long the others' longest
 iteration is (`benchmarks/kill_restart.py`: on a busy machine it says more of the machine), and many
@@ -20,7 +21,9 @@ from dlion_api.names import Rank
 from dlion_results.summary.faults import iteration_losses
 from local_run import LocalRun, blobs, hashes, job_document
 
-BACK_WITHIN_S = 15.0
+BACK_WITHIN_ITERATIONS = 300
+STANDSTILL_FACTOR = 100
+"""An iteration so many times as long as the median: the others stood still."""
 WORKERS = 4
 
 
@@ -47,8 +50,9 @@ def kill_and_wait(run: LocalRun, ranks: tuple[int, ...]) -> None:
         )
     for event in run.events("TrainerImported")[imported:]:
         first = next(s for s in run.steps(event.rank) if s.incarnation > before[event.rank])
-        print(f"worker {event.rank}: back {first.time_s - event.time_s:.1f} s after its import")
-        assert first.time_s - event.time_s < BACK_WITHIN_S
+        meanwhile = {s.iteration for s in run.steps() if event.time_s < s.time_s < first.time_s}
+        print(f"worker {event.rank}: back {len(meanwhile)} iterations after its import")
+        assert len(meanwhile) < BACK_WITHIN_ITERATIONS
     run.wait_for_step(max(step.iteration for step in run.steps()) + 10)
 
 
@@ -57,19 +61,27 @@ def assert_nothing_thrown_away(run: LocalRun, killed: set[int], *, may_skip: boo
         print(f"worker {rank}: median {loss.median_s:.3f} s, longest {loss.longest_s:.3f} s")
         assert not loss.repeated, loss
         assert may_skip or not loss.skipped, loss
-        assert loss.longest_s < 5.0, loss
+        assert loss.longest_s < STANDSTILL_FACTOR * loss.median_s, loss
 
 
 @pytest.mark.timeout(400)
-def test_killed_workers_meet_the_others_at_a_barrier(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kills",
+    [((0, 3),), pytest.param(((0,), (1, 3)), marks=pytest.mark.slow)],
+    ids=["at-once", "one-then-two"],
+)
+def test_killed_workers_meet_the_others_at_a_barrier(
+    tmp_path: Path, kills: tuple[tuple[int, ...], ...]
+) -> None:
+    killed = {rank for ranks in kills for rank in ranks}
     with LocalRun(tmp_path, document(tmp_path, {"mode": "synchronous"})) as run:
         run.wait_for_step(20)
-        kill_and_wait(run, (0,))
-        kill_and_wait(run, (1, 3))
-        assert len(run.events("WorkerRejoined")) == 3
+        for ranks in kills:
+            kill_and_wait(run, ranks)
+        assert {event.rank for event in run.events("WorkerRejoined")} == killed
         run.process.terminate()
         assert run.finish() == 130
-    assert_nothing_thrown_away(run, {0, 1, 3})
+    assert_nothing_thrown_away(run, killed)
     by_iteration = hashes(run.steps())
     whole = [i for i, known in by_iteration.items() if len(known) == WORKERS]
     differing = [i for i, known in by_iteration.items() if len(set(known.values())) > 1]
@@ -81,7 +93,7 @@ def test_killed_workers_meet_the_others_at_a_barrier(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mode",
     [
-        {"mode": "bounded", "maxStaleness": 5},
+        pytest.param({"mode": "bounded", "maxStaleness": 5}, marks=pytest.mark.slow),
         pytest.param({"mode": "backup", "backupWorkers": 1}, marks=pytest.mark.slow),
         pytest.param({"mode": "asynchronous"}, marks=pytest.mark.slow),
     ],

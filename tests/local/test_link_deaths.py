@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +77,9 @@ def test_a_killed_process_is_noticed_at_once_and_comes_back_as_a_new_incarnation
             # It says PROGRESS to every gradient that it gets.
             assert a.wait_for(MessageArrived).message.iteration == incarnation
             process.send_signal(signal.SIGKILL)
-            began_s = time.monotonic()
-            assert a.wait_for(LinkDown).incarnation == incarnation
-            assert time.monotonic() - began_s < 1.0
+            down = a.wait_for(LinkDown)
+            assert down.incarnation == incarnation
+            assert "timeout" not in down.reason, "its connection ended: nobody waits for it"
 
 
 def test_a_process_that_stands_still_is_missed_by_the_gaps_that_were_usual(

@@ -1,6 +1,7 @@
 """Proves: of images that come four times with camera noise no more than 30 % are kept, and a model
-that learns from these is within a point of one that learns from all of them, and of one that learns
-from the images without duplicates (mean of three seeds, equal numbers of steps). In a real run each
+that learns from these is within two points of one that learns from all of them, and of one that
+learns from the images without duplicates (equal numbers of steps; slow: within one point, mean of
+three seeds). In a real run each
 worker filters its own samples alone and says how many went. With `-o json` such a run prints its
 summary and nothing else.
 
@@ -64,7 +65,10 @@ def accuracy(train: Samples, test: Samples, seed: int) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
+@pytest.mark.parametrize(
+    ("seed_count", "tolerance"), [(1, 0.02), pytest.param(3, 0.01, marks=pytest.mark.slow)]
+)
+def test_near_duplicates_are_left_out_and_accuracy_stays(seed_count: int, tolerance: float) -> None:
     x, y = digits()
     order = np.random.default_rng(0).permutation(len(y))
     x, y = x[order], y[order]
@@ -72,7 +76,7 @@ def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
     many_x, many_y = repeated(*plain)
     kept = NearDuplicates(THRESHOLD).select_new(many_x, many_y, ["all"] * len(many_y))
     share = len(kept) / len(many_y)
-    seeds = range(3)
+    seeds = range(seed_count)
     filtered, unfiltered, without = (
         np.mean([accuracy(train, test, seed) for seed in seeds])
         for train in ((many_x[kept], many_y[kept]), (many_x, many_y), plain)
@@ -82,7 +86,7 @@ def test_near_duplicates_are_left_out_and_accuracy_stays() -> None:
         f"{filtered:.2%} against {unfiltered:.2%} with all, {without:.2%} without duplicates\n"
     )
     assert share <= 0.30
-    assert filtered >= max(unfiltered, without) - 0.01
+    assert filtered >= max(unfiltered, without) - tolerance
 
 
 @pytest.mark.timeout(300)

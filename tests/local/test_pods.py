@@ -31,7 +31,7 @@ from dlion_results.summary.faults import iteration_losses, lost_by_waiting
 from local_run import blobs, hashes, job_document
 from pod_run import PodRun, pod_run
 
-STEPS, BREAK = 60, 15
+STEPS, BREAK = 40, 10
 BOTH = ("trainer-0", "trainer-1")
 
 
@@ -43,12 +43,12 @@ def document(steps: int = STEPS, **spec: object) -> dict[str, object]:
 
 
 def growing_document(folder: Path) -> dict[str, object]:
-    """Two workers at first, and a global batch of 64 samples; iterations of a quarter of a second
+    """Two workers at first, and a global batch of 64 samples; iterations of a fifth of a second
     that take next to no core, so that a busy machine makes few of them longer."""
     batching = {
         "policy": "even", "globalBatchSize": {"initial": 64, "max": 64, "growth": False}
     }  # fmt: skip
-    trainer = {"program": blobs(folder, nap_s=0.25), "stop": {"maxSteps": 100_000}}
+    trainer = {"program": blobs(folder, nap_s=0.2), "stop": {"maxSteps": 100_000}}
     return job_document(
         2, trainer=trainer, checkpoint={"everySeconds": 1}, runId="r1", batching=batching
     )
@@ -81,6 +81,9 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
     (tmp_path / "whole").mkdir()
     with pod_run(tmp_path / "whole", document(), subnet=1) as whole:
         start_all(whole)
+        whole.wait_until(lambda: len(whole.steps()) >= BREAK, "some steps")
+        whole.end("keeper", number=signal.SIGKILL)
+        whole.start_keeper()
         for rank in range(2):  # as the kubelet makes it
             (whole.root(f"w{rank}") / "dev").mkdir()
             (whole.root(f"w{rank}") / "dev/termination-log").write_text("an earlier message")
@@ -97,6 +100,7 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
         summary = whole.summary()
         assert summary["ending"]["succeeded"]
         assert summary["steps"] == 2 * STEPS
+        assert json.loads((whole.results / "keeper.json").read_text())["sequence"] > 2 * STEPS
         assert [model["site"] for model in summary["models"]] == ["plant-a"]
         model = whole.results / "models/plant-a/model.keras"
         assert (
@@ -140,6 +144,7 @@ def test_a_run_that_is_suspended_goes_on_from_what_the_keeper_has(tmp_path: Path
         print(f"ended {took_s:.1f} s after SIGTERM, went on behind iteration {broken_at}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
     with pod_run(tmp_path, document(), subnet=3) as run:
@@ -209,7 +214,9 @@ def test_a_pod_that_the_manifest_does_not_have_says_what_to_change(tmp_path: Pat
         assert "allowed: 0 to 1" in run.log("extra")
 
 
-@pytest.mark.parametrize("role", ["trainer", "sidecar", "keeper"])
+@pytest.mark.parametrize(
+    "role", ["trainer", *(pytest.param(r, marks=pytest.mark.slow) for r in ("sidecar", "keeper"))]
+)
 def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str) -> None:
     """Nobody answers: the coordinator is gone before they start."""
     with pod_run(tmp_path, document(), subnet=5) as run:
@@ -229,10 +236,13 @@ def test_a_pod_that_is_told_to_end_while_it_waits_ends(tmp_path: Path, role: str
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ["trainer", "sidecar", "keeper"])
-def test_pid_1_takes_a_signal_that_comes_before_it_handles_any(tmp_path: Path, role: str) -> None:
-    """The kernel drops what a PID 1 does not handle: it has to be held back until then. Five times,
-    as soon as there is a Python."""
+def test_pid_1_takes_a_signal_that_comes_before_it_handles_any(
+    tmp_path: Path, role: str, times: int
+) -> None:
+    """The kernel drops what a PID 1 does not handle: it has to be held back until then. The signal
+    comes as soon as there is a Python."""
     with pod_run(tmp_path, document(), subnet=6) as run:
         run.coordinator.close()
         root = run.prepare("w0", run.job.workers()[0])
@@ -241,7 +251,7 @@ def test_pid_1_takes_a_signal_that_comes_before_it_handles_any(tmp_path: Path, r
             names.INDEX_VARIABLE: "0",
             names.POD_IP_VARIABLE: run.address(1),
         }
-        for _ in range(5):
+        for _ in range(times):
             run._start("it", role, root, variables, enter=["unshare", "--pid", "--fork"])
             os.kill(first_python(run.processes["it"].pid), signal.SIGTERM)
             code = run.wait("it", 60)

@@ -28,8 +28,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "adacomp": {"server": 1},
     "ako": {"partitions": 3},
 }
-SLOW = {"adacomp", "ako"}
-"""Those that differ from the others in what they send alone: `make slow` trains them."""
+SLOW = {"adacomp", "ako", "gaia", "hop"}
+"""`make slow` trains them: `hop`, which test_clustered trains as well, and those that differ from
+`dlion` in what they send alone."""
 
 
 @pytest.mark.timeout(120)

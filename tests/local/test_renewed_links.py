@@ -152,7 +152,8 @@ def both_down_and_up_again(pair: tuple[Worker, Worker]) -> None:
         worker.wait_for(LinkDown)
     for worker in pair:
         worker.wait_for(LinkUp)
-    for worker, other, to in ((*pair, TO_B), (*reversed(pair), TO_A)):
+    a, b = pair
+    for worker, other, to in ((a, b, TO_B), (b, a, TO_A)):
         content = payload(1, 1000)
         worker.exchange.send(to, Message(MessageKind.GRADIENT, 1, payload=content))
         assert bytes(other.wait_for(MessageArrived).message.payload) == content

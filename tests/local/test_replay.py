@@ -7,10 +7,11 @@ near to reality a replay is on a quiet machine: docs/simulating.md.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,15 +19,18 @@ import yaml
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import load_job
+from dlion_cli.__main__ import main
 from local_run import LocalRun, blobs, job_document
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlion_cli", *words], capture_output=True, text=True, check=False
-    )
+def command(*words: str) -> SimpleNamespace:
+    """Runs `dlion` in this process: TensorFlow is imported once for all tests."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = main([*words])
+    return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 def replay(folder: Path, out: Path, *flags: str) -> Any:

@@ -7,11 +7,13 @@ else can resume it. A worker whose checkpoint is damaged says which, sets it asi
 peer's state.
 
 Left out: modes without a barrier (what arrives when differs from run to run), residuals of single
-links (replicas differ, and so do a worker's weights from those that it takes over).
+links (replicas differ, and so do a worker's weights from those that it takes over), weights after
+an update that was taken over where gradients wait (what waited for it at that worker is lost).
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from local_run import LocalRun, blobs, hashes, job_document
 
 pytestmark = pytest.mark.patient
 
-STEPS, BREAK = 60, 20
+WORKERS, STEPS, BREAK = 2, 50, 15
 
 
 EXCHANGES: dict[str, dict[str, Any]] = {
@@ -35,7 +37,23 @@ EXCHANGES: dict[str, dict[str, Any]] = {
 
 def document(folder: Path, exchange: dict[str, Any]) -> dict[str, Any]:
     trainer = {"program": blobs(folder, nap_s=0.03), "stop": {"maxSteps": STEPS}}
-    return job_document(3, trainer=trainer, exchange=exchange)
+    return job_document(WORKERS, trainer=trainer, exchange=exchange)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("full", marks=pytest.mark.slow), "residual"],
+)
+def broken(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LocalRun, dict[str, Any]]:
+    """A run that got Ctrl-C in the middle, and its manifest. Tests resume copies of it."""
+    root = tmp_path_factory.mktemp("broken")
+    job = document(root, EXCHANGES[request.param])
+    with LocalRun(root, job) as run:
+        run.wait_for_step(BREAK)
+        run.end(signal.SIGINT)
+    return run, job
 
 
 def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> None:
@@ -48,63 +66,63 @@ def assert_refused(folder: Path, results: Path, document: dict[str, Any]) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(tmp_path: Path) -> None:
-    """Two of three are damaged; where all are, nothing is started and each is named."""
-    job = document(tmp_path, EXCHANGES["full"])
-    with LocalRun(tmp_path, job) as broken:
-        broken.wait_for_step(BREAK)
-        broken.end(signal.SIGINT)
-    paths = [broken.folder / "state" / f"w{rank}" / "checkpoint.npz" for rank in range(3)]
-    whole = paths[2].read_bytes()
+def test_a_worker_with_a_damaged_checkpoint_takes_a_peers_state(
+    broken: tuple[LocalRun, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Where all are damaged, nothing is started and each is named."""
+    copy, job = tmp_path / "out", broken[1]
+    shutil.copytree(broken[0].folder, copy)
+    paths = [copy / "state" / f"w{rank}" / "checkpoint.npz" for rank in range(WORKERS)]
+    whole = paths[1].read_bytes()
     paths[0].write_bytes(whole[: len(whole) // 2])
     paths[1].write_bytes(b"")
-    paths[2].write_bytes(b"x" * 99)
-    with LocalRun(tmp_path, job, "--resume", str(broken.folder)) as refused:
+    with LocalRun(tmp_path, job, "--resume", str(copy)) as refused:
         assert refused.finish() == ExitCode.DATA, refused.terminal()
     said = refused.terminal()
     assert all(str(path) in said for path in paths)
     assert "replica" not in said, "no table of the run before"
 
-    paths[2].write_bytes(whole)
-    with LocalRun(tmp_path, job, "--resume", str(broken.folder)) as resumed:
+    paths[1].write_bytes(whole)
+    with LocalRun(tmp_path, job, "--resume", str(copy)) as resumed:
         assert resumed.finish() == 0, resumed.terminal()
-    damaged = {event.rank: event.message for event in resumed.events("CheckpointDamaged")}
-    assert sorted(damaged) == [0, 1]
-    for rank in (0, 1):
-        assert str(paths[rank]) in damaged[rank]
-        assert paths[rank].with_name("checkpoint.npz.damaged").exists(), "set aside, not deleted"
-    assert sorted(event.rank for event in resumed.events("WorkerRejoined")) == [0, 1]
-    assert all(resumed.steps(rank)[-1].iteration == STEPS for rank in range(3))
+    (damaged,) = resumed.events("CheckpointDamaged")
+    assert damaged.rank == 0
+    assert str(paths[0]) in damaged.message
+    assert paths[0].with_name("checkpoint.npz.damaged").exists(), "set aside, not deleted"
+    assert [event.rank for event in resumed.events("WorkerRejoined")] == [0]
+    assert all(resumed.steps(rank)[-1].iteration == STEPS for rank in range(WORKERS))
     assert all(len(set(known.values())) == 1 for known in hashes(resumed.steps()).values())
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES.keys())
 def test_a_resumed_run_goes_on_as_if_there_had_been_no_break(
-    tmp_path: Path, exchange: dict[str, Any]
+    broken: tuple[LocalRun, dict[str, Any]], tmp_path: Path
 ) -> None:
-    job = document(tmp_path, exchange)
-    with LocalRun(tmp_path, job) as whole:
+    before, job = broken[0].steps(), broken[1]
+    broken_at = max(step.iteration for step in before)
+    assert broken_at < STEPS
+    (tmp_path / "whole").mkdir()
+    with LocalRun(tmp_path / "whole", job) as whole:
         assert whole.finish() == 0, whole.terminal()
-    broken_folder = tmp_path / "broken"
-    broken_folder.mkdir()
-    with LocalRun(broken_folder, job) as broken:
-        broken.wait_for_step(BREAK)
-        broken.end(signal.SIGINT)
-    before = broken.steps()
-    assert before[-1].iteration < STEPS
-    with LocalRun(broken_folder, job, "--resume", str(broken.folder)) as resumed:
+    copy = tmp_path / "out"
+    shutil.copytree(broken[0].folder, copy)
+    with LocalRun(tmp_path, job, "--resume", str(copy)) as resumed:
         resumed.wait_until(lambda: resumed.events("Resumed"), "it goes on")
-        assert_refused(tmp_path, broken.folder, job)
+        assert_refused(tmp_path, copy, job)
         assert resumed.finish() == 0, resumed.terminal()
 
-    for rank in range(3):
+    made = {rank: [step.iteration for step in resumed.steps(rank)] for rank in range(WORKERS)}
+    left_out = {i for each in made.values() for i in range(1, STEPS + 1) if i not in each}
+    assert left_out <= {broken_at}
+    compared = broken_at if left_out and "residual" in job["spec"]["exchange"] else STEPS
+    for rank in range(WORKERS):
+        assert len(made[rank]) == len(set(made[rank]))
         expected = {s.iteration: (s.samples, s.weights_hash) for s in whole.steps(rank)}
-        made = [(s.iteration, (s.samples, s.weights_hash)) for s in resumed.steps(rank)]
-        assert made == [(iteration, expected[iteration]) for iteration, _ in made]
-        taken_over = expected.keys() - {iteration for iteration, _ in made}
-        assert taken_over <= {max(step.iteration for step in before)}
-        assert len(made) == len({iteration for iteration, _ in made})
+        for step in resumed.steps(rank):
+            samples, weights_hash = expected[step.iteration]
+            assert step.samples == samples
+            if step.iteration <= compared:
+                assert step.weights_hash == weights_hash, step.iteration
     assert all(len(set(known.values())) == 1 for known in hashes(resumed.steps()).values())
     ended_s = max(step.time_s for step in before)
     assert all(step.time_s > ended_s for step in resumed.steps()[len(before) :])

@@ -135,7 +135,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["digits", "cipher"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("cipher", marks=pytest.mark.slow)])
 def test_three_processes_of_unequal_speed_learn_what_one_learns_from_the_joint_batch(
     tmp_path: Path, name: str
 ) -> None:

@@ -16,24 +16,15 @@ from pathlib import Path
 import pytest
 
 from dlion_api.protocol.progress import LinkRecord
-from local_run import LocalRun, blobs, job_document
+from local_run import UNTIL_THERE, LocalRun, blobs, job_document
 
 pytestmark = pytest.mark.patient
 
 RING = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (3, 0), (0, 3)}
 SITES = {"plant-a": 2, "plant-b": 2}
 STEPS = 1500
-"""With their naps they last 75 s: on a busy machine a trainer takes half a minute to be back."""
-
-UNTIL_THERE = """
-import os
-
-
-def nap(nap_s):
-    time.sleep(0.0 if os.path.exists({path!r}) else float(nap_s))
-    return np.float32(0)
-"""
-"""Naps until that file is there: what is left of the run then takes no longer than it must."""
+"""With their naps they last 75 s, and the 600 of the usual test a minute: on a busy machine a
+trainer takes half a minute to be back."""
 
 CHANCE = 1 / 3
 """Of three blobs. Gradients of neighbours alone do not bring replicas of a ring together: theirs
@@ -59,17 +50,27 @@ def assert_models_of_all(run: LocalRun) -> None:
         assert about["sites"] == sorted(SITES)
 
 
-@pytest.mark.timeout(150)
-def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path) -> None:
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize(
+    "killed", [2, pytest.param(None, marks=pytest.mark.slow)], ids=["kill", "calm"]
+)
+def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path, killed: int | None) -> None:
+    back = tmp_path / "back"
+    nap = UNTIL_THERE.format(path=str(back))
     document = job_document(
         SITES,
-        trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 80}},
+        trainer={"program": blobs(tmp_path, nap_s=0.1, more=nap), "stop": {"maxSteps": 600}},
         exchange={"policy": "dlion", "topology": "ring", "propagation": "selective",
                   "propagationPeers": 1},
         synchronization={"mode": "bounded", "maxStaleness": 3},
         knowledgeTransfer={"policy": "best2all", "everySteps": 20},
     )  # fmt: skip
     with LocalRun(tmp_path, document) as run:
+        run.wait_for_step(10)
+        if killed is not None:
+            run.kill_trainer(killed)
+            run.wait_until(lambda: run.events("WorkerRejoined", killed), "it is back")
+        back.touch()
         assert run.finish() == 0, run.terminal()
     assert not run.events("MessageRefused")
     assert links(run) == RING
@@ -81,6 +82,7 @@ def test_a_ring_trains_and_ends_with_models_of_all(tmp_path: Path) -> None:
     assert_models_of_all(run)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_killed_trainer_comes_back_to_its_neighbours(tmp_path: Path) -> None:
     back = tmp_path / "back"

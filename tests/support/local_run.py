@@ -69,6 +69,17 @@ def load_data(split, site, worker_index):
 {more}
 '''
 
+UNTIL_THERE = """
+import os
+
+
+def nap(nap_s):
+    time.sleep(0.0 if os.path.exists({path!r}) else float(nap_s))
+    return np.float32(0)
+"""
+"""More code for `blobs`: naps until that file exists. What remains of the run then takes no longer
+than it must."""
+
 
 def job_document(workers: int | dict[str, int] = 3, **spec: Any) -> dict[str, Any]:
     """A small job with one site, or those named; keywords are fields of `spec`.

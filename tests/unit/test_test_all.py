@@ -98,16 +98,16 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
     assert ended.stderr == ""
 
 
-def test_what_failed_of_real_processes_is_run_by_itself(tree: Path) -> None:
+def test_what_failed_on_clusters_is_run_by_itself_and_local_tests_are_run_once(tree: Path) -> None:
     """Twice in its session, once more in one of its own, and with a new cluster; then it counts."""
     (tree / "tests/cluster/test_shaky.py").write_text(failing(2))
     (tree / "tests/cluster/test_podless.py").write_text(PODLESS + failing(2))
-    (tree / "tests/local/test_shaky.py").write_text(failing(9))
-    (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(9))
+    (tree / "tests/local/test_shaky.py").write_text(failing(1))
+    (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(1))
     ended = run(tree)
     assert ended.returncode == 1
-    assert [tried(tree, test) for test in SHAKY] == [3, 3, 4, 4]
-    assert ended.stdout.count("test-all: what failed, by itself") == 4
+    assert [tried(tree, test) for test in SHAKY] == [3, 3, 1, 1]
+    assert ended.stdout.count("test-all: what failed, by itself") == 2
     assert "clusters 0, podless 0, local 1, patient 1" in ended.stderr
     assert "DEFECT: failed and was run again: tests/cluster/test_podless.py" in ended.stdout
 
