@@ -3,8 +3,9 @@
     python tools/mutate.py [--only NAME] [-j 2] [-o json]
 
 `tools/faults/*.toml` has the faults. Each one names a module, a text that occurs there once, what
-replaces it, and the tests nearest to it. These run as `make unit` runs them. If they pass, they run
-with all examples, beside the fault's `wider` tests: only `make test` would notice.
+replaces it, and the tests nearest to it. These run as `make unit` runs them. If they pass, the
+fault's `wider` tests run, which are those of simulated jobs or real processes: only `make test`
+would notice.
 
 The exit code is 1 if a fault survives, if its text is gone (after a change of the module, say), or
 if its tests fail without it.
@@ -35,7 +36,7 @@ FAULTS = Path(__file__).resolve().parent / "faults"
 SOURCES = ("api", "operator", "worker", "cli")
 EXAMPLES = "DLION_TEST_EXAMPLES"
 UNIT_EXAMPLES = "0.25"
-"""As `make unit` sets it."""
+"""As `make unit` and `make test` set it."""
 TESTS_FAILED, TIMEOUT_S, TEST_TIMEOUT_S = 1, 900, 120
 FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py)(?:::(.+?))?(?: - .*)?$", re.MULTILINE)
 
@@ -143,9 +144,7 @@ class Tree:
             path.write_text(text)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def run(
-        self, tests: Iterable[str], examples: str, *options: str
-    ) -> subprocess.CompletedProcess[str] | None:
+    def run(self, tests: Iterable[str], *options: str) -> subprocess.CompletedProcess[str] | None:
         """Run these tests; None after a time-out."""
         sources = [str(self.root / source) for source in SOURCES]
         limits = [f"--timeout={TEST_TIMEOUT_S}", "-m", "not measured and not slow"]
@@ -153,7 +152,7 @@ class Tree:
             return subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", *limits, *options, *tests],
                 cwd=self.root,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), EXAMPLES: examples},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), EXAMPLES: UNIT_EXAMPLES},
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -166,7 +165,7 @@ class Tree:
 def failing_files(tree: Tree, faults: Sequence[Fault]) -> dict[str, str]:
     """The nearest tests' files that fail without any fault, and the test that does."""
     tests = sorted({test for fault in faults for test in fault.tests})
-    run = tree.run(tests, UNIT_EXAMPLES)
+    run = tree.run(tests)
     if run is None:
         return dict.fromkeys(tests, "the tests do not end")
     failed = dict(FAILED_TEST.findall(run.stdout))
@@ -188,11 +187,10 @@ def judge(tree: Tree, fault: Fault, failing: dict[str, str]) -> Finding:
         if any(file == each or file.startswith(f"{each}/") for each in fault.tests):
             return finding(Verdict.UNJUDGED, f"{file} fails without the fault ({test})")
     with tree.planted(fault):
-        for verdict, tests, examples in (
-            (Verdict.UNIT, fault.tests, UNIT_EXAMPLES),
-            (Verdict.WIDER, (*fault.tests, *fault.wider), "1"),
-        ):
-            run = tree.run(tests, examples, "-x")
+        for verdict, tests in ((Verdict.UNIT, fault.tests), (Verdict.WIDER, fault.wider)):
+            if not tests:
+                break
+            run = tree.run(tests, "-x")
             if run is None:
                 return finding(verdict, "the tests do not end")
             if run.returncode == TESTS_FAILED and (failed := FAILED_TEST.findall(run.stdout)):
