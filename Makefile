@@ -52,7 +52,8 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/python tools/check_language.py
 
 unit: setup ## Fast tests on all cores: unit, property with a quarter of the examples, contract, fuzz
-	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/property tests/contract tests/fuzz
+	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder \
+	  tests/property tests/unit tests/contract tests/fuzz
 
 simulated: setup ## Whole jobs in virtual time: no machine is too busy for them
 	$(BIN)/pytest --timeout=900 tests/simulated
@@ -67,7 +68,7 @@ EXAMPLES ?= 1
 slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
-	DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n auto --dist loadfile --timeout=7200 -m 'not measured' tests/property
+	DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n auto --dist loadfile --timeout=7200 -m 'not measured' tests/property tests/fuzz
 	$(BIN)/pytest -n auto --dist loadfile --timeout=900 -m slow tests/unit tests/contract tests/simulated
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster tests/local
 
