@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dlion_api.drift import DriftMeter
+from dlion_api.progress import EvaluationRecord
 from dlion_api.records import record_from_json
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ class Simulated:
 def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
     """Seconds, and the drift at that time."""
     meter = DriftMeter()
-    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
-    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
+    evaluations = (record for record in run.records if record["kind"] == "evaluation")
+    records = (record_from_json(json.dumps(one)) for one in evaluations)
+    points = (meter.add(record) for record in records if isinstance(record, EvaluationRecord))
     return [point for point in points if point is not None]
 
 
