@@ -121,9 +121,9 @@ class Tree:
         names = [Path(name) for name in tracked.decode().split("\0") if name]
         kernels = [path.relative_to(ROOT) for path in ROOT.glob("worker/**/__pycache__/*.nb?")]
         for name in (*names, *kernels):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, root / name)
+                shutil.copy2(ROOT / name, root / name, follow_symlinks=False)
         if (ROOT / ".venv").exists():
             (root / ".venv").symlink_to((ROOT / ".venv").resolve())
         return cls(root)

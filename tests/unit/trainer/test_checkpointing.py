@@ -156,6 +156,22 @@ def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_upda
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
 
 
+def test_a_state_of_another_iteration_makes_void_what_the_step_under_way_withheld(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(tmp_path, residual="perLink")
+    worker.step(value=ODD)
+    worker.checkpointer.undo_step()
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, residual="perLink")
+    assert again.checkpointer.load()
+    again.checkpointer.adopt(StateSnapshot(9, 8, bytes(4 * SIZE)))
+    assert (again.progress.iteration, again.stream.place) == (9, 0)
+    assert again.machine.next_iteration() == 10
+    state = again.machine.state()
+    assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
+
+
 def test_a_state_of_another_iteration_leaves_this_workers_place_in_its_data(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.stream.place = 5
