@@ -53,7 +53,8 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/python tools/check_language.py
 
 unit: setup ## Fast tests on all cores: unit, property with a quarter of the examples, contract, fuzz
-	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/property tests/contract tests/fuzz
+	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder \
+	  tests/property tests/unit tests/contract tests/fuzz
 
 simulated: setup ## Whole jobs in virtual time: no machine is too busy for them
 	$(BIN)/pytest --timeout=900 tests/simulated
@@ -64,9 +65,12 @@ local: setup ## Tests with real processes on this machine (as root also namespac
 cluster: testbed-setup ## Tests on real Kubernetes clusters, brought up on this machine (root)
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest tests/chart tests/cluster
 
-slow: testbed-setup ## What takes minutes: lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
+EXAMPLES ?= 1
+slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
+	DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n auto --dist loadfile --timeout=7200 -m 'not measured' tests/property tests/fuzz
+	$(BIN)/pytest -n auto --dist loadfile --timeout=900 -m slow tests/unit tests/contract tests/simulated
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster tests/local
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
@@ -89,8 +93,8 @@ paper-reduced: setup ## The same with a small network and links slowed to match 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200
 
-mutate: setup ## Flip the central line of each policy: its tests must notice
-	$(BIN)/python tools/mutate_policies.py
+mutate: setup ## Plant faults, one at a time, in a copy of the code: tests must notice (ONLY="NAME" for one)
+	$(BIN)/python tools/mutate.py -j 2 $(if $(ONLY),--only "$(ONLY)")
 
 generate: setup ## Remake generated files: wire format, CRD, reference pages, dashboards
 	$(BIN)/python tools/generate_wire.py

@@ -22,7 +22,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from example_counts import examples
+from example_counts import examples, factor
 from time_budgets import TimeBudgets, budgets
 
 CLUSTERS = "cluster"
@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples(100))
     hypothesis.settings.load_profile("untimed")
-    config.pluginmanager.register(TimeBudgets(budgets()))
+    if factor() < 1:  # budgets are those of `make unit` and of the fast tests of `make test`
+        config.pluginmanager.register(TimeBudgets(budgets()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -325,7 +325,13 @@ def a_piece(published: ModuleType, records: ModuleType) -> Any:
     return records.Piece(comparison, rows, "0123456789ab", 2)
 
 
-@pytest.mark.parametrize(("edition", "name"), [("full", "paper"), ("reduced", "paper-reduced")])
+@pytest.mark.parametrize(
+    ("edition", "name"),
+    [
+        ("full", "paper"),
+        pytest.param("reduced", "paper-reduced", marks=pytest.mark.slow),
+    ],
+)
 def test_the_page_is_made_of_what_is_recorded(edition: str, name: str, tmp_path: Path) -> None:
     page = PAPER.parents[1] / "docs" / f"{name}.md"
     assert page.exists() == (PAPER / "figures" / edition).exists()

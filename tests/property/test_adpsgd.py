@@ -107,15 +107,16 @@ def test_the_sum_of_all_weights_changes_by_the_updates_alone(
 
 
 @pytest.mark.timeout(300)
-def test_no_deadlock_in_10000_random_schedules() -> None:
-    """Each of one or two steps a worker, with the order of all else by chance."""
+def test_no_deadlock_in_random_schedules() -> None:
+    """Of 10,000 at the full number of examples: one or two steps a worker, in a random order."""
+    count = examples(1250)
     done = 0
     graphs = ((2, "complete"), (3, "ring"), (4, "complete"), (5, "ring"))
     for (workers, graph), overlap in itertools.product(graphs, (False, True)):
         job = weights_spec("adpsgd", graph=graph, overlap=overlap)
         cluster = WeightsCluster(job, [2] * workers, layout=Layout(("w",), (1,)))
         zero_D = np.zeros(1, np.float32)
-        for seed in range(1250):
+        for seed in range(count):
             rng = np.random.default_rng((workers, overlap, seed))
             left = dict.fromkeys(cluster.ranks, int(rng.integers(1, 3)))
             while True:
@@ -135,7 +136,7 @@ def test_no_deadlock_in_10000_random_schedules() -> None:
             for replica in cluster.replicas.values():
                 replica.said.clear()
             done += 1
-    assert done == 10_000
+    assert done == 8 * count
 
 
 @given(seed=seeds, graph=graphs, overlap=st.booleans())

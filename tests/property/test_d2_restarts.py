@@ -123,9 +123,15 @@ CHANGES = [
 ]
 
 
-@kinds
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("settled", [40, 4], ids=["settled", "early"])
+@pytest.mark.parametrize(
+    ("kind", "settled"),
+    [
+        *((kind, 40) for kind in KINDS),
+        ("graph", 4),
+        *(pytest.param(kind, 4, marks=pytest.mark.slow) for kind in KINDS if kind != "graph"),
+    ],
+)
 def test_whatever_changes_those_who_are_left_come_to_their_optimum(
     kind: str, change: Callable[[Skewed], None], settled: int
 ) -> None:

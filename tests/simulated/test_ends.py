@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from tests.support.simulations import DIGITS, Case, Simulated, four_workers, simulate_all
+from tests.support.simulations import (
+    DIGITS,
+    Case,
+    EndedCommand,
+    Simulated,
+    four_workers,
+    run_commands,
+    simulate_all,
+)
 
 from dlion_api.exit_codes import ExitCode
 from local_run import blobs, job_document
@@ -106,39 +114,83 @@ def test_a_run_is_as_long_as_its_last_step(runs: dict[str, Simulated]) -> None:
     assert finals == [last_s] * 4
 
 
-def dlion(tmp_path: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
-    path = tmp_path / "environment.yaml"
+def words(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
+    """A command that simulates that job; its results are in `out` of that folder."""
+    path = folder / "environment.yaml"
     path.write_text(yaml.safe_dump(environment))
     return [
-        sys.executable, "-m", "dlion_cli", "simulate", str(job), "-e", str(path), *flags,
-        "--out", str(tmp_path / "out"), "--no-report",
+        "simulate", str(job), "-e", str(path), *flags, "--out", str(folder / "out"), "--no-report",
     ]  # fmt: skip
 
 
-def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(tmp_path: Path) -> None:
+def dlion(folder: Path, job: Path, environment: dict[str, Any], *flags: str) -> list[str]:
+    return [sys.executable, "-m", "dlion_cli", *words(folder, job, environment, *flags)]
+
+
+def nobody_can_continue(folder: Path) -> list[str]:
     """Three come back and wait for the fourth, which does not."""
     absences = [
         {"worker": rank, "leaves": {"seconds": 3}, "comes": {"seconds": 6}} for rank in range(3)
     ]
     environment = four_workers(absences=[*absences, {"worker": 3, "leaves": {"seconds": 3}}])
-    words = [
+    flags = [
         word
         for path, value in settings({"maxSeconds": 600}).items()
         for word in ("--set", f"{path}={json.dumps(value)}")
     ]
-    command = dlion(tmp_path, DIGITS, environment, *words)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.UNAVAILABLE
-    said = " ".join(done.stderr.split())
+    return words(folder, DIGITS, environment, *flags)
+
+
+def with_program(folder: Path, out: Path, *, fails: bool) -> list[str]:
+    """Two steps of two workers. Its results are in `out`."""
+    job, program = folder / "job.yaml", blobs(folder)
+    source = (folder / "program.py").read_text()
+    if fails:
+        (folder / "program.py").write_text(f"{source}\nraise ValueError('boom')\n")
+    trainer = {"program": program, "stop": {"maxSteps": 2}}
+    job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
+    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    return [*words(folder, job, environment), "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
+    folder = tmp_path_factory.mktemp("failures")
+    stuck, wrong, right, two = (folder / name for name in ("stuck", "wrong", "right", "two"))
+    for one in (stuck, wrong, right, two):
+        one.mkdir()
+    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
+    commands = {
+        "stuck": nobody_can_continue(stuck),
+        "two": words(two, DIGITS, environment),
+        "wrong": with_program(wrong, wrong / "out", fails=True),
+        "right": with_program(right, wrong / "out", fails=False),
+    }
+    return run_commands(folder, commands)
+
+
+def test_a_run_in_which_nothing_can_happen_any_more_is_no_success(
+    failures: dict[str, EndedCommand],
+) -> None:
+    assert failures["stuck"].exit_code == ExitCode.UNAVAILABLE
+    said = " ".join(failures["stuck"].stderr.split())
     assert "no worker can continue after 6" in said
     assert "worker 0 waits for other workers" in said
 
 
-def test_an_environment_that_contradicts_the_job_names_its_file(tmp_path: Path) -> None:
-    two = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
-    done = subprocess.run(dlion(tmp_path, DIGITS, two), capture_output=True, text=True, check=False)
-    assert done.returncode == ExitCode.SPEC
-    assert "examples/digits.yaml" in "".join(done.stderr.split())
+def test_an_environment_that_contradicts_the_job_names_its_file(
+    failures: dict[str, EndedCommand],
+) -> None:
+    assert failures["two"].exit_code == ExitCode.SPEC
+    assert "examples/digits.yaml" in "".join(failures["two"].stderr.split())
+
+
+def test_what_fails_before_the_first_step_leaves_nothing_behind(
+    failures: dict[str, EndedCommand],
+) -> None:
+    """So that the corrected command may name the same folder."""
+    assert failures["wrong"].exit_code == ExitCode.PROGRAM
+    assert failures["right"].exit_code == ExitCode.OK, failures["right"].stderr
 
 
 NAMED_AS_THEY_BEGIN = """
@@ -182,7 +234,13 @@ def test_an_interruption_waits_for_no_gradient_that_has_not_begun(tmp_path: Path
         run.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_an_interrupted_run_says_so_and_what_it_has_kept(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -217,19 +275,3 @@ def test_an_interrupted_run_says_so_and_what_it_has_kept(
     ending = json.loads((out / "summary.json").read_text())["ending"]
     assert ending["stop_reason"] == "interrupted"
     assert not ending["succeeded"]
-
-
-def test_what_fails_before_the_first_step_leaves_nothing_behind(tmp_path: Path) -> None:
-    """So that the corrected command may name the same folder."""
-    environment = {"name": "two", "workers": [{"count": 2, "cores": 4, "mbitPerS": 100}]}
-    job, program = tmp_path / "job.yaml", blobs(tmp_path)
-    right = (tmp_path / "program.py").read_text()
-    trainer = {"program": program, "stop": {"maxSteps": 2}}
-    job.write_text(yaml.safe_dump(job_document(2, trainer=trainer)))
-    command = dlion(tmp_path, job, environment)
-    endings = []
-    for source in (f"{right}\nraise ValueError('boom')\n", right):
-        (tmp_path / "program.py").write_text(source)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        endings.append((done.returncode, (tmp_path / "out").exists()))
-    assert endings == [(ExitCode.PROGRAM, False), (ExitCode.OK, True)], done.stderr

@@ -21,9 +21,11 @@ import yaml
 from tests.support.simulations import (
     DIGITS,
     Case,
+    EndedCommand,
     Simulated,
     drift_over_time,
     four_workers,
+    run_commands,
     simulate_all,
 )
 
@@ -329,28 +331,36 @@ def test_loss_costs_what_the_formula_says(troubles: dict[str, Simulated]) -> Non
     )
 
 
-def dlion(tmp_path: Path, command: str, environment: dict[str, Any]) -> Any:
-    path = tmp_path / "environment.yaml"
-    path.write_text(yaml.safe_dump(environment))
-    return subprocess.run(
-        [sys.executable, "-m", "dlion_cli", command, str(DIGITS), "-e", str(path),
-         "--set", f"trainer.stop={json.dumps({'maxSteps': 50})}", "--out", str(tmp_path / "out")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_where_everybody_is_gone_the_simulation_ends_in_words(
+    ended: dict[str, EndedCommand],
+) -> None:
+    assert ended["simulate"].exit_code == ExitCode.UNAVAILABLE
+    assert "worker 3 is gone" in ended["simulate"].stderr
 
 
-def test_where_everybody_is_gone_the_simulation_ends_in_words(tmp_path: Path) -> None:
+def test_a_real_run_refuses_what_is_for_the_simulator_only(
+    ended: dict[str, EndedCommand],
+) -> None:
+    assert ended["run"].exit_code == ExitCode.SPEC
+    said = " ".join(ended["run"].stderr.split())
+    assert "stragglers[0]: is for `dlion simulate` only" in said
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
+    """Two commands that fail."""
+    folder = tmp_path_factory.mktemp("ended")
     gone = [{"worker": rank, "leaves": {"seconds": 3}} for rank in range(4)]
-    done = dlion(tmp_path, "simulate", four_workers(absences=gone))
-    assert done.returncode == ExitCode.UNAVAILABLE
-    assert "worker 3 is gone" in done.stderr
-
-
-def test_a_real_run_refuses_what_is_for_the_simulator_only(tmp_path: Path) -> None:
-    done = dlion(tmp_path, "run", STRAGGLING)
-    assert done.returncode == ExitCode.SPEC
-    assert "stragglers[0]: is for `dlion simulate` only" in " ".join(done.stderr.split())
-    assert not (tmp_path / "out").exists()
+    commands = {}
+    for name, environment in (("simulate", four_workers(absences=gone)), ("run", STRAGGLING)):
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(environment))
+        stop = f"trainer.stop={json.dumps({'maxSteps': 50})}"
+        out = str(folder / name / "out")
+        commands[name] = [name, str(DIGITS), "-e", str(path), "--set", stop, "--out", out]
+    found = run_commands(folder, commands)
+    assert not (folder / "run" / "out").exists()
+    return found
 
 
 def test_a_comparison_takes_runs_that_lack_a_worker_for_good_and_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 RUN = Path(__file__).resolve().parents[2] / "benchmarks" / "paper" / "run.py"
 
 
@@ -22,6 +24,7 @@ def look(out: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_part_runs_from_its_estimate_to_its_page_and_is_taken_up_again(tmp_path: Path) -> None:
     said = look(tmp_path)
     assert "together:" in said

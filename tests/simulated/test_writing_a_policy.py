@@ -47,7 +47,7 @@ def test_the_page_leads_to_a_policy_that_trains(tmp_path: Path) -> None:
     assert simulate[:2] == ["dlion", "simulate"]
     done = subprocess.run(
         [sys.executable, "-m", "dlion_cli", *simulate[1:], "--out", str(tmp_path / "out"),
-         "-o", "json"],
+         "--no-report", "-o", "json"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

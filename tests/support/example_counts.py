@@ -1,7 +1,7 @@
 """The number of examples that a property test draws.
 
-`DLION_TEST_EXAMPLES` is a factor: `make unit` sets a quarter. Without it every test draws the
-number that it gives.
+`DLION_TEST_EXAMPLES` is a factor: `make unit` and `make test` set a quarter, `make slow` one or
+`EXAMPLES=10`. Without it every test draws the number that it gives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ MIN_EXAMPLES = 5
 """A property is never tested with fewer, unless it gives fewer itself."""
 
 
+def factor() -> float:
+    """The factor of this session."""
+    return float(os.environ.get("DLION_TEST_EXAMPLES", "1"))
+
+
 def examples(count: int) -> int:
     """`count` times the factor of this session."""
-    scaled = round(count * float(os.environ.get("DLION_TEST_EXAMPLES", "1")))
+    scaled = round(count * factor())
     return max(min(count, MIN_EXAMPLES), scaled)

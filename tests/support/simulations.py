@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dlion_api.drift import DriftMeter
+from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_from_json
 
 if TYPE_CHECKING:
@@ -24,13 +25,31 @@ if TYPE_CHECKING:
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 _PROGRAM = """
-import json, pathlib, sys
-from dlion_cli.commands.local.simulate import simulate
-for arguments in json.load(sys.stdin):
-    code = simulate.main(arguments, standalone_mode=False)
-    out = pathlib.Path(arguments[arguments.index("--out") + 1])
-    (out / "exit-code").write_text(str(int(code)))
+import json, os, pathlib, sys
+from dlion_cli.__main__ import main
+
+def one(words, folder):
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    code = main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    (folder / "exit-code").write_text(str(int(code)))
+
+for folder, words in json.load(sys.stdin):
+    one(words, pathlib.Path(folder))
 """
+
+
+@dataclass(frozen=True)
+class EndedCommand:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
 @dataclass(frozen=True)
@@ -69,8 +88,9 @@ class Simulated:
 def drift_over_time(run: Simulated) -> list[tuple[float, float]]:
     """Seconds, and the drift at that time."""
     meter = DriftMeter()
-    evaluations = [record for record in run.records if record["kind"] == "evaluation"]
-    points = (meter.add(record_from_json(json.dumps(one))) for one in evaluations)
+    evaluations = (record for record in run.records if record["kind"] == "evaluation")
+    records = (record_from_json(json.dumps(one)) for one in evaluations)
+    points = (meter.add(record) for record in records if isinstance(record, EvaluationRecord))
     return [point for point in points if point is not None]
 
 
@@ -84,17 +104,39 @@ def four_workers(**fields: Any) -> dict[str, Any]:
     }
 
 
-def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
-    """Simulates them one after the other, in a process of their own."""
+def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, EndedCommand]:
+    """Run commands of `dlion`, one after the other, in a process of their own.
+
+    Each has a folder of its name below `folder` for its exit code and what it writes.
+    """
+    for name in commands:
+        (folder / name).mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        input=json.dumps([_arguments(folder / name, case) for name, case in cases.items()]),
-        capture_output=True,
+        input=json.dumps([(str(folder / name), list(words)) for name, words in commands.items()]),
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {name: _read(folder / name) for name in cases}
+    assert done.returncode == 0
+    return {
+        name: EndedCommand(
+            int((folder / name / "exit-code").read_text()),
+            (folder / name / "stdout").read_text(),
+            (folder / name / "stderr").read_text(),
+        )
+        for name in commands
+    }
+
+
+def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
+    """Simulates them one after the other, in a process of their own."""
+    commands = {
+        name: ["simulate", *_arguments(folder / name, case)] for name, case in cases.items()
+    }
+    ended = run_commands(folder, commands)
+    for name, one in ended.items():
+        assert (folder / name / "out" / "summary.json").exists(), one.stderr[-4000:]
+    return {name: _read(folder / name, ended[name].exit_code) for name in cases}
 
 
 def _arguments(folder: Path, case: Case) -> list[str]:
@@ -108,7 +150,7 @@ def _arguments(folder: Path, case: Case) -> list[str]:
     ]  # fmt: skip
 
 
-def _read(folder: Path) -> Simulated:
+def _read(folder: Path, exit_code: int) -> Simulated:
     out = folder / "out"
     records = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     steps: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
@@ -119,6 +161,6 @@ def _read(folder: Path) -> Simulated:
         json.loads((out / "summary.json").read_text()),
         json.loads((out / "simulation.json").read_text())["traceHash"],
         records,
-        int((out / "exit-code").read_text()),
+        exit_code,
         steps,
     )

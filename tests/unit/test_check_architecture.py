@@ -1,4 +1,7 @@
-"""`tools/check_architecture.py` reports each planted violation, and nothing on this repository."""
+"""`tools/check_architecture.py` reports each planted violation.
+
+Left out: this repository (`make check`).
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,6 @@ def planted(root: Path, files: dict[str, str]) -> list[str]:
         (root / name).write_text(text)
     findings: Any = tool().findings
     return list(findings(root))
-
-
-def test_this_repository_has_no_violation() -> None:
-    assert tool().findings() == []
 
 
 @pytest.mark.parametrize(

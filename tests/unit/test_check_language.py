@@ -1,4 +1,7 @@
-"""tools/check_language.py finds each kind of offence, and none in this repository."""
+"""tools/check_language.py finds each kind of offence.
+
+Left out: this repository (`make check`).
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,3 @@ def test_each_offence_of_a_tree_is_printed(
     assert capsys.readouterr().err == (
         "docs/page.md:1: banned: told\nworker/a.py:1: identifier told\n"
     )
-
-
-def test_this_repository_is_plain() -> None:
-    assert TOOL.main() == 0

@@ -27,6 +27,8 @@ def doubled(number):
     return 2 * number
 """
 
+TOGETHER = 2
+"""Processes that start at the same time."""
 NOWHERE = """
 import tempfile
 
@@ -59,7 +61,7 @@ def test_processes_that_start_together_work_and_the_next_one_compiles_nothing(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "tiny.py").write_text(TINY)
-    together = [start(tmp_path, CALL) for _ in range(4)]
+    together = [start(tmp_path, CALL) for _ in range(TOGETHER)]
     assert all(said(process).startswith("8 ") for process in together)
     assert said(start(tmp_path, CALL)) == "8 1"
 
@@ -69,8 +71,8 @@ def test_what_an_image_ships_is_taken_up_by_all_that_start_together(tmp_path: Pa
     assert said(start(tmp_path, CALL)) == "8 0"
     (tmp_path / "kept").rename(tmp_path / "shipped")
     shipped = str(tmp_path / "shipped")
-    together = [start(tmp_path, CALL, DLION_KERNELS=shipped) for _ in range(4)]
-    assert [said(process) for process in together] == ["8 1"] * 4
+    together = [start(tmp_path, CALL, DLION_KERNELS=shipped) for _ in range(TOGETHER)]
+    assert [said(process) for process in together] == ["8 1"] * TOGETHER
     assert sorted(path.name for path in tmp_path.glob("kept*")) == ["kept"]
 
 

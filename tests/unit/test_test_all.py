@@ -42,6 +42,8 @@ COPIED = (
     "tests/support/time_budgets.py",
     "tests/time_budgets.toml",
 )
+PLUGINS = ("xdist", "xdist.looponfail", "pytest_rerunfailures", "pytest_timeout")
+"""Named, as sessions that look for plugins start in twice the time."""
 PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
 
 
@@ -65,7 +67,11 @@ def tree(tmp_path: Path) -> Path:
         shutil.copy(REPOSITORY / file, tmp_path / file)
     pytest_of_the_tree = tmp_path / ".venv" / "bin" / "pytest"
     pytest_of_the_tree.parent.mkdir(parents=True)
-    pytest_of_the_tree.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
+    plugins = " ".join(f"-p {plugin}" for plugin in PLUGINS)
+    pytest_of_the_tree.write_text(
+        "#!/bin/sh\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1\n"
+        f'exec {sys.executable} -m pytest {plugins} "$@"\n'
+    )
     pytest_of_the_tree.chmod(0o755)
     for tier in ("unit", "cluster", "local"):
         (tmp_path / "tests" / tier / f"test_{tier}.py").write_text(PASSES)

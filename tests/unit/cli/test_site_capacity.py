@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 GATEWAY = {"address": "edge.example:443", "route": "TLSRoute"}
 
 
-def checked(settings: dict[str, Any], **changes: Any) -> dict[str, Check]:
-    """Of the smallest job with these changes of its spec, at its first site with these settings."""
+def checked(
+    settings: dict[str, Any], nodes: list[Any] | None = None, **changes: Any
+) -> dict[str, Check]:
+    """Of the smallest job with these changes of its spec, at its first site with these settings and
+    nodes."""
     document = changed(smallest(), {f"spec.{name}": value for name, value in changes.items()})
     job = load_manifest(document, source="job", lines=None)
     operator = OperatorSnapshot(
@@ -38,7 +41,7 @@ def checked(settings: dict[str, Any], **changes: Any) -> dict[str, Check]:
     )
     found = SiteCluster(
         context="a", namespace="dlion-system", version="", clock=None, schema={},
-        operator=operator, nodes=[],
+        operator=operator, nodes=nodes or [],
     )  # fmt: skip
     return {check.name: check for check in capacity_checks(found, job.spec.sites[0], job)}
 
@@ -131,6 +134,22 @@ def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: s
     (room,) = group_capacities((asked,), SIDECAR, nodes, ignore_taints=False)
     assert (room.requested, room.placed) == (asked.workers, placed)
     assert (reason in room.reason) if reason else not room.reason
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpu", "outcome"),
+    [
+        (4, "900m", CheckOutcome.OK),
+        (5, "900m", CheckOutcome.WARN),
+        (1, "3", CheckOutcome.FAIL),
+    ],
+)
+def test_workers_without_room_are_warned_of(workers: int, cpu: str, outcome: CheckOutcome) -> None:
+    groups = [{"name": "g", "workers": workers, "resources": {"requests": {"cpu": cpu}}}]
+    sites = [{"name": "plant-a", "groups": groups}]
+    check = checked({"sidecar": {"resources": SIDECAR}}, [node(), node()], sites=sites)["room"]
+    assert check.outcome is outcome
+    assert "capacity, ignoring other pods" in check.observed
 
 
 def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:

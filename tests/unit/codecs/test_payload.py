@@ -25,7 +25,9 @@ from dlion_core.codecs import (
     encode_weights,
     encode_whole,
 )
-from dlion_core.codecs.positions import Positions
+from dlion_core.codecs.gap_codes import SKIP
+from dlion_core.codecs.payload import max_kept_entries
+from dlion_core.codecs.positions import Positions, check_positions
 from naive_codecs import encode_sparse
 
 SIZE = 100_000
@@ -293,3 +295,36 @@ def test_a_loss_is_one_finite_number() -> None:
     for wrong in (b"", b"1234567", encode_loss(float("nan")), encode_loss(float("inf"))):
         with pytest.raises(ContractError):
             decode_loss(wrong)
+
+
+@pytest.mark.parametrize("codec", [ValueCodec.FLOAT32, ValueCodec.FLOAT16, ValueCodec.BFLOAT16])
+@pytest.mark.parametrize("size", [1, 254, 255, 256, 1000, 70_000])
+def test_what_fits_a_budget_is_all_that_fits(codec: ValueCodec, size: int) -> None:
+    """Of each scheme of positions: around the sizes at which another one becomes the smallest."""
+    whole = coded_bytes(size, size, codec)
+    for budget in sorted({HEADER_BYTES, *range(HEADER_BYTES, whole + 9, max(1, whole // 300))}):
+        kept = max_kept_entries(budget, size, codec)
+        if kept:
+            assert coded_bytes(kept, size, codec) <= budget
+        if kept < size - 1:
+            assert coded_bytes(kept + 1, size, codec) > budget
+
+
+@pytest.mark.parametrize(("last", "is_taken"), [(SIZE - 1, True), (SIZE, False)])
+def test_the_last_position_is_below_the_size(last: int, is_taken: bool) -> None:
+    gaps = np.array([SKIP, last - SKIP], np.uint16)  # a skip of 65,535 entries, then the rest
+    if is_taken:
+        checked = check_positions(Positions.GAP, gaps.view(np.uint8), 1, SIZE)
+        assert checked.size == SIZE
+    else:
+        with pytest.raises(ContractError, match="last one 100000"):
+            check_positions(Positions.GAP, gaps.view(np.uint8), 1, SIZE)
+
+
+def test_a_line_longer_than_the_values_themselves_is_not_sent() -> None:
+    value_D = np.random.default_rng(1).standard_normal(1000).astype(np.float32) * 1000
+    coding = Coding(ValueCodec.POLYLINE, decimals=8)
+    plain = encode_whole(value_D, ValueCodec.FLOAT32)
+    assert len(encode_whole(value_D, coding)) == len(plain)
+    part = decode_gradient(encode_whole(value_D, coding), value_D.size)
+    np.testing.assert_array_equal(part.value_K, value_D)

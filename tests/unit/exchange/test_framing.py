@@ -143,6 +143,18 @@ def test_a_second_gradient_may_not_begin_inside_the_first() -> None:
         inbox.feed(second[0], 0.0)
 
 
+@pytest.mark.parametrize(("first", "second"), [(None, 2), (1, 3), (1, 1)])
+def test_a_message_out_of_turn_is_refused(first: int | None, second: int) -> None:
+    inbox = opened()
+    message = Message(MessageKind.GRADIENT, 3, 32, 5, b"abc")
+    for number in [number for number in (first,) if number is not None]:
+        (frame,) = frames_of(message, number, [])
+        assert inbox.feed(frame, 0.0) is not None
+    (frame,) = frames_of(message, second, [])
+    with pytest.raises(ContractError, match=f"expected: {1 if first is None else first + 1}$"):
+        inbox.feed(frame, 0.0)
+
+
 def test_nothing_is_taken_before_a_hello_nor_after_an_old_one() -> None:
     inbox = StreamReceiver(LIMIT, incarnation=1)
     with pytest.raises(ContractError, match="not a hello"):

@@ -58,3 +58,11 @@ def test_a_chunk_of_another_state_is_refused() -> None:
     assembly.feed(first)
     with pytest.raises(ContractError, match="another state"):
         assembly.feed(other.SerializeToString())
+
+
+def test_a_chunk_that_skips_another_is_refused() -> None:
+    first, _, third = state_chunks(StateSnapshot(1, 1, bytes(2 * MAX_CHUNK_BYTES + 1)))
+    assembly = StateAssembler(LIMIT)
+    assembly.feed(first)
+    with pytest.raises(ContractError, match=f"expected: at {MAX_CHUNK_BYTES}"):
+        assembly.feed(third)

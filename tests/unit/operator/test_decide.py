@@ -616,6 +616,29 @@ def test_children_go_after_their_time_to_live_and_the_job_stays() -> None:
     assert kinds == {Kind.JOB, Kind.DEPLOYMENT, Kind.SERVICE, Kind.CONFIG_MAP}
 
 
+def test_children_stay_for_a_minute_even_with_no_time_to_live() -> None:
+    """The keeper learns how the run ended before it is deleted."""
+    world = training(ttlSecondsAfterFinished=0)
+    world.end("small")
+    world.look()
+    world.pass_by(59)
+    assert not [a for a in world.look().actions if isinstance(a, Delete)]
+    world.pass_by(1)
+    assert Kind.DEPLOYMENT in {a.kind for a in world.look().actions if isinstance(a, Delete)}
+
+
+def test_a_run_that_is_over_is_served_for_ten_minutes() -> None:
+    world = training()
+    world.end("small")
+    world.look()
+    world.pass_by(599)
+    decision = world.look()
+    assert CloseRun() not in decision.actions
+    assert decision.requeue_after_s == pytest.approx(1)
+    world.pass_by(1)
+    assert CloseRun() in world.look().actions
+
+
 def test_an_operator_that_has_just_started_takes_nothing_back() -> None:
     world = training({"small": 3})
     before = dict(world.document["status"])

@@ -352,9 +352,10 @@ def test_a_later_operator_reads_from_the_pods_how_a_run_ended() -> None:
     assert (decision.status["readySites"], decision.status["readyWorkers"]) == ("1/1", "2/2")
 
 
-def test_a_worker_that_came_back_at_the_end_hides_no_stop_rule() -> None:
+@pytest.mark.parametrize("reason", [A_WORKER_FINISHED, "it was interrupted"])
+def test_a_worker_that_came_back_at_the_end_hides_no_stop_rule(reason: str) -> None:
     world = training({"small": 2})
-    late = EndReport("a worker has finished", 99)
+    late = EndReport(reason, 99)
     assert ready_reason(ended(world, late, EndReport(MET, 100, (Rank(0), Rank(1)))))[1] == MET
 
 
@@ -393,6 +394,14 @@ def test_a_replica_that_was_scaled_away_is_no_shortfall() -> None:
     world.end("small")
     world.succeed("small", 0, EndReport(MET, 100, (Rank(0),), missing=(Rank(1),)))
     assert ready_reason(world.look()) == ("Completed", MET)
+
+
+def test_the_success_of_a_worker_that_was_scaled_away_is_none_of_the_runs() -> None:
+    world = training({"small": 2})
+    scale(world, 1)
+    decision = ended(world, None, EndReport(MET, 100, (Rank(0), Rank(1))), failed="0")
+    assert ready_reason(decision)[0] == "ProgramFailed"
+    assert truths(decision)["Failed"] == "True"
 
 
 def test_an_end_of_which_nothing_is_known_claims_no_progress() -> None:

@@ -70,7 +70,7 @@ def test_it_needs_nothing_else_and_repeats_hostile_names_as_text(folder):
 
 
 def test_a_picture_of_many_workers_stays_small(tmp_path):
-    folder = make(tmp_path / "many", Story(seconds=60, workers=40))
+    folder = make(tmp_path / "many", Story(seconds=15, workers=40))
     text = picture(load_runs([folder]))
     assert len(text) < 600_000
     box = ElementTree.fromstring(text).get("viewBox").split()

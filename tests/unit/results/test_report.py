@@ -231,7 +231,7 @@ def test_of_two_runs_of_one_worker_the_named_one_is_the_reference(three_folders)
     assert first.summary["scalability"]["speed_up"] < 1
 
 
-@pytest.mark.parametrize("reference", ["alone", "ideal"])
+@pytest.mark.parametrize("reference", ["alone", pytest.param("ideal", marks=pytest.mark.slow)])
 def test_the_page_names_the_reference_of_its_speed_up(three_folders, reference, tmp_path):
     out = tmp_path / "page.html"
     folders = [str(folder) for folder in three_folders]

@@ -345,3 +345,13 @@ def test_links_of_one_uplink_that_differ_by_chance_have_the_same_budget() -> Non
     apart.set_peers([Rank(1), Rank(2)])
     apart.resume({Rank(1): 0.98e6, Rank(2): 1.02e6})
     assert apart.budgets() == {Rank(1): 980_000, Rank(2): 1_020_000}
+
+
+def test_all_reports_of_a_round_count() -> None:
+    """A link is reported more than once in a long iteration: bytes and busy time add up."""
+    budgets = LinkBudgets(shared_uplink=True)
+    budgets.set_peers([Rank(1)])
+    for busy_s in (0.1, 0.3):
+        budgets.deliver(LinkDelivery(Rank(1), 100_000, 100_000, busy_s, 0))
+    budgets.end_round(wall_s=1.0, own_s=1.0)
+    assert budgets.bandwidths() == {1: pytest.approx(500_000)}

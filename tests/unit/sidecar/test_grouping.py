@@ -31,6 +31,7 @@ from dlion_core.topology.grouping import (
     MAX_MEASURABLE_BYTES_PER_S,
     PAIR_PROBE_S,
     PAIR_RETRY_S,
+    GroupingState,
     PairBandwidths,
 )
 from local_run import job_document
@@ -235,3 +236,16 @@ def test_nonsense_about_groups_is_refused() -> None:
         with pytest.raises(ContractError):
             director.handle_capacity(replace(said, grouping=wrong), 1)
     assert director.grouping == BY_SITES
+
+
+def test_of_two_groupings_of_one_version_the_larger_one_is_held() -> None:
+    """Whichever arrives first: all sidecars come to the same one."""
+    lesser, larger = (
+        Grouping(3, Rank(rank), BY_SITES.groups, BY_SITES.gateways) for rank in (1, 2)
+    )
+    for first, second in ((lesser, larger), (larger, lesser)):
+        state = GroupingState(job_of(), Rank(0))
+        assert state.take(first)
+        assert state.take(second) is (second is larger)
+        assert not state.take(second)
+        assert state.held == larger

@@ -166,3 +166,29 @@ def test_a_latency_that_falls_does_not_let_a_message_overtake() -> None:
     it.link.push(gradient(2, 100_000))
     it.run_until(9.0)
     assert it.delivered == [(1, pytest.approx(3.0)), (2, pytest.approx(3.0))]
+
+
+def test_what_left_before_a_break_does_not_arrive_after_it() -> None:
+    """The link is up again before the message of the earlier connection would arrive."""
+    it = Setting(latency_s=2.0)
+    it.link.push(gradient(1, 1_000_000))
+    it.run_until(1.5)  # its last byte has left
+    it.link.close()
+    it.link.open()
+    it.link.push(gradient(2, 1_000_000))
+    it.run_until(9.0)
+    assert [iteration for iteration, _ in it.delivered] == [2]
+
+
+def test_a_gradient_that_gave_way_is_no_longer_queued() -> None:
+    it = Setting(QueueRule.NEWEST)
+    for iteration in (1, 2, 3):
+        it.link.push(gradient(iteration, 1_000_000))
+    payload = 1_000_000 - HEADER_BYTES
+    state = it.link.state()
+    assert (state.queued_bytes, state.unacknowledged_bytes) == (payload, payload)
+    it.run_until(9.0)
+    state = it.link.state()
+    assert (state.queued_bytes, state.sent_total, state.acknowledged_total) == (
+        0, 2 * payload, 2 * payload,
+    )  # fmt: skip

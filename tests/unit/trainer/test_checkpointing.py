@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,28 @@ def test_a_step_under_way_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     assert again.machine.next_iteration() == 1
 
 
+def test_a_resumed_worker_is_where_it_was(tmp_path: Path) -> None:
+    """Its progress, its data, its policies and its moments: not a step before or after."""
+    worker = Worker(tmp_path)
+    moment_D = np.arange(SIZE, dtype=np.float32)
+    worker.replica.optimizer = SimpleNamespace(state=lambda: {"moment_D": moment_D})
+    for iteration in (1, 2):
+        worker.step()
+        worker.hear(iteration)
+        worker.checkpointer.end_step()
+    worker.replica.iteration = 2
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False)
+    restored: list[dict[str, Any]] = []
+    again.replica.optimizer = SimpleNamespace(state=dict, restore=restored.append)
+    assert again.checkpointer.load()
+    assert again.progress == worker.progress == JobProgress(2, 16, 32)
+    assert (again.stream.place, again.replica.iteration, again.replica.samples) == (2, 2, 16)
+    assert again.machine.next_iteration() == worker.machine.next_iteration() == 3
+    assert [list(values) for values in restored] == [["moment_D"]]
+    np.testing.assert_array_equal(restored[0]["moment_D"], moment_D)
+
+
 def test_a_step_whose_update_a_peer_has_made_is_not_done_again(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     worker.step()
@@ -129,6 +152,22 @@ def test_of_an_older_checkpoint_what_the_policies_held_is_void_with_a_peers_upda
     again.checkpointer.adopt(StateSnapshot(1, 8, bytes(4 * SIZE)))
     assert (again.progress.iteration, again.stream.place) == (1, 1)
     assert again.machine.next_iteration() == 2
+    state = again.machine.state()
+    assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
+
+
+def test_a_state_of_another_iteration_makes_void_what_the_step_under_way_withheld(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(tmp_path, residual="perLink")
+    worker.step(value=ODD)
+    worker.checkpointer.undo_step()
+    worker.checkpointer.save()
+    again = Worker(tmp_path, peers=False, residual="perLink")
+    assert again.checkpointer.load()
+    again.checkpointer.adopt(StateSnapshot(9, 8, bytes(4 * SIZE)))
+    assert (again.progress.iteration, again.stream.place) == (9, 0)
+    assert again.machine.next_iteration() == 10
     state = again.machine.state()
     assert not [name for name, value in state.items() if np.size(value) == SIZE and np.any(value)]
 

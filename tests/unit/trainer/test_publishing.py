@@ -10,6 +10,7 @@ Left out: publishing in a whole run (tests/local/test_growing_data), the model a
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -65,11 +66,18 @@ def job() -> Job:
     )
 
 
+@functools.cache
+def compiled_model(seed: int) -> FlatModel:
+    """Never changed itself: what TensorFlow compiles for it serves all tests."""
+    return FlatModel(builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=seed)
+
+
 def replica(rank: int, program: TrainingProgram | None = None) -> LocalReplica:
     """A replica with weights of its own."""
-    model = FlatModel(
-        program or builtin("digits"), input_shape=(8, 8, 1), class_count=10, seed=rank
-    )
+    if program is None:
+        model = compiled_model(rank).sibling(seed=rank, rank=rank)
+    else:
+        model = FlatModel(program, input_shape=(8, 8, 1), class_count=10, seed=rank)
     optimizer = FlatOptimizer(job().spec.trainer.optimizer, model.layout.size)
     mine = LocalReplica(job(), Rank(rank), model, optimizer)
     mine.samples = SAMPLES[rank]

@@ -1,0 +1,75 @@
+"""The regular check of one link, with time as an argument.
+
+Proves: an idle stream sends a heartbeat; a silent one ends; the time in which this process itself
+was suspended is no silence of the peer. Left out: streams that are real (tests/local/test_links),
+and how the time-out is learnt (test_deadline).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS, ArrivalDeadline
+from dlion_core.links.send_queue import QueueRule
+from dlion_worker.transport.link_watchdog import check_link
+from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink
+
+SILENT_S = 100.0
+"""Far beyond the longest time-out of a stream on which nothing has arrived."""
+
+
+class Connector:
+    """Keeps a stream with its time-out, and its end; opens none."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.stream = SimpleNamespace(
+            last_sent_s=0.0, deadline=ArrivalDeadline(0.0), end=self.ended.append
+        )
+
+    def check_trust(self, _proof: object, _now_s: float) -> None:
+        """No certificates here."""
+
+
+def link() -> PeerLink:
+    identity = WorkerIdentity(Rank(0), SiteName("plant-a"), "small", 0)
+    peer = WorkerIdentity(Rank(1), SiteName("plant-b"), "large", 0)
+    local = LocalPeer(JobKey("default", "digits", "1"), identity, 1, QueueRule.KEEP, 8, 1 << 20)
+    return PeerLink(peer, LinkContext(local, lambda _event: None))
+
+
+def checked(connector: Any, now_s: float, late_s: float = 0.0) -> PeerLink:
+    """A link after its check at that time."""
+
+    async def check() -> PeerLink:
+        one = link()
+        check_link(one, connector, now_s, late_s)
+        return one
+
+    return asyncio.run(check())
+
+
+@pytest.mark.parametrize(("now_s", "is_sent"), [(HEARTBEAT_S, True), (HEARTBEAT_S / 2, False)])
+def test_an_idle_stream_sends_a_heartbeat(now_s: float, is_sent: bool) -> None:
+    found = checked(Connector(), now_s)
+    assert found.wake.is_set() is is_sent
+    assert (found.send_queue.next_frame(now_s) is not None) is is_sent
+
+
+def test_a_silent_stream_ends() -> None:
+    connector = Connector()
+    checked(connector, MIN_MISSED_HEARTBEATS * HEARTBEAT_S)
+    assert not connector.ended
+    checked(connector, SILENT_S)
+    assert ["no acknowledgement: silent for 100.0 s" in why for why in connector.ended] == [True]
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_peer() -> None:
+    connector = Connector()
+    checked(connector, SILENT_S, late_s=SILENT_S - 1)
+    assert not connector.ended

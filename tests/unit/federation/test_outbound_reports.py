@@ -1,0 +1,67 @@
+"""What is sent to another site next, with time as an argument.
+
+Proves: the first report of a run is complete; then only what has changed is sent, figures seldom, a
+heartbeat where there is nothing else, and the removal of a run once. Left out: what the other end
+makes of it (tests/property/test_federation), streams (tests/local/test_federation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dlion_api.names import JobKey
+from dlion_operator.federation.outbound_reports import (
+    FIGURES_INTERVAL_S,
+    HEARTBEAT_INTERVAL_S,
+    OutboundReports,
+)
+from dlion_operator.federation.reports import (
+    Heartbeat,
+    ReportedWorkers,
+    RunRemoved,
+    RunReport,
+    RunReported,
+    SpecFingerprint,
+    TrainingFigures,
+)
+
+RUN = JobKey("default", "digits", "1")
+REPORT = RunReport(
+    SpecFingerprint("h", {}), ReportedWorkers((), (), settled=False), TrainingFigures(), b"pem"
+)
+
+
+def begun() -> OutboundReports:
+    """A stream that has sent its first report at 0 s."""
+    outbound = OutboundReports()
+    complete = RunReported(RUN, REPORT.spec, REPORT.workers, REPORT.figures, REPORT.bundle_pem)
+    assert outbound.pending({RUN: REPORT}, 0.0) == [complete]
+    return outbound
+
+
+def test_what_has_not_changed_is_not_sent_again() -> None:
+    outbound = begun()
+    assert outbound.pending({RUN: REPORT}, 1.0) == []
+    assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S) == [Heartbeat()]
+    assert outbound.pending({RUN: REPORT}, HEARTBEAT_INTERVAL_S + 1) == []
+
+
+def test_a_change_is_sent_at_once_and_alone() -> None:
+    outbound = begun()
+    settled = replace(REPORT, workers=ReportedWorkers((), (), settled=True))
+    assert outbound.pending({RUN: settled}, 1.0) == [RunReported(RUN, workers=settled.workers)]
+    assert outbound.pending({RUN: settled}, 1.5) == []
+
+
+def test_figures_wait_for_their_interval() -> None:
+    outbound = begun()
+    further = replace(REPORT, figures=TrainingFigures(training=True, iteration=9))
+    assert outbound.pending({RUN: further}, FIGURES_INTERVAL_S - 1) == []
+    sent = outbound.pending({RUN: further}, FIGURES_INTERVAL_S)
+    assert sent == [RunReported(RUN, figures=further.figures)]
+
+
+def test_the_end_of_a_run_is_sent_once() -> None:
+    outbound = begun()
+    assert outbound.pending({}, 1.0) == [RunRemoved(RUN)]
+    assert outbound.pending({}, 2.0) == []

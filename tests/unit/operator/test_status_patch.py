@@ -1,0 +1,69 @@
+"""The patch from one status to another, and whether it may wait.
+
+Proves: applied by the rules of RFC 7396 it gives the new status; figures and messages may wait, and
+a condition's status or reason may not. Left out: when it is sent (test_object_applier).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_operator.apply.status_patch import is_telemetry, merge_patch
+
+leaves = st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2)
+documents = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), leaves),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), leaves | inner),
+    max_leaves=8,
+)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """The pseudocode of RFC 7396, section 2."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+@given(old=documents, new=documents)
+def test_merged_into_the_old_status_it_gives_the_new_one(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    patch = merge_patch(old, new)
+    assert merged(old, patch) == new
+    assert (patch == {}) == (old == new)
+
+
+CONDITION = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "Training",
+    "observedGeneration": 1,
+    "message": "3 of 3",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "may_wait"),
+    [
+        ({"message": "2 of 3"}, True),
+        ({"status": "False"}, False),
+        ({"reason": "PeerLost"}, False),
+        ({"observedGeneration": 2}, False),
+    ],
+)
+def test_only_the_message_of_a_condition_may_wait(changes: dict[str, Any], may_wait: bool) -> None:
+    old = {"conditions": [CONDITION], "runId": "1"}
+    patch = {"conditions": [{**CONDITION, **changes}]}
+    assert is_telemetry(old, patch) is may_wait
+    assert not is_telemetry(old, {**patch, "runId": "2"})

@@ -1,0 +1,93 @@
+"""Saving and resuming a worker's state, without a keeper.
+
+Proves: with a peer's state the samples of all workers count that it stands for, and never fewer
+than were counted; a full or missing disk is reported and ends nothing; a damaged checkpoint is set
+aside. Left out: what a checkpoint holds (test_checkpointing), uploads (tests/local/test_keeper).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.reasons import EventReason
+from dlion_core import policies
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import Layout
+from dlion_worker.trainer.saving import StateSaver
+from dlion_worker.training.checkpointing import Checkpointer
+from loop_cluster import SIZE, Model, Replica, Stream, synchronous_job
+
+
+@dataclass
+class Saving:
+    """A saver whose checkpoint is in that folder, and what it has reported."""
+
+    folder: Path
+    progress: JobProgress = field(default_factory=JobProgress)
+    records: list[EventRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = WorkerConfig(
+            job_document={}, rank=Rank(0), coordinator_address="", authority_pem_path="",
+            token_path="", state_dir=str(self.folder), socket_path="", listen_host="",
+            advertise_host="", data_root="", results_dir="", resume=True,
+        )  # fmt: skip
+        reporter = Reporter(
+            rank=Rank(0), incarnation=1, start_monotonic_s=0.0, send=self.records.extend
+        )  # type: ignore[arg-type] # only events are sent here
+        self.saver = StateSaver(
+            config, checkpointer=self.checkpointer, progress=self.progress, reporter=reporter
+        )
+
+    def checkpointer(self, path: Path) -> Checkpointer:
+        layout = Layout(("w",), (SIZE,))
+        machine = policies.build(synchronous_job(2, 100).spec, Rank(0), layout, [Rank(0), Rank(1)])
+        replica = Replica(Model(0, None, 0.0, lambda: None))
+        return Checkpointer(
+            path, every_s=300, replica=replica, progress=self.progress, stream=Stream(),
+            machine=machine,
+        )  # fmt: skip
+
+    def reasons(self) -> list[str]:
+        return [record.reason for record in self.records]
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(100, 720), (1000, 1000)])
+def test_the_samples_of_all_count_with_a_peers_state(
+    tmp_path: Path, counted: int, expected: int
+) -> None:
+    saving = Saving(tmp_path, JobProgress(iteration=2, job_samples=counted))
+    snapshot = StateSnapshot(9, 8, np.ones(SIZE, np.float32).tobytes())
+    saving.saver.adopt(snapshot, batch_samples=80)
+    assert (saving.progress.iteration, saving.progress.job_samples) == (9, expected)
+    assert saving.reasons() == [EventReason.WORKER_REJOINED]
+
+
+def test_a_disk_that_takes_nothing_is_reported_and_ends_nothing(tmp_path: Path) -> None:
+    saving = Saving(tmp_path / "gone" / "for good")
+    saving.saver.save()
+    (record,) = saving.records
+    assert (record.reason, record.warning) == (EventReason.CHECKPOINT_FAILED, True)
+    assert "the previous checkpoint is kept" in record.message
+
+
+def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> None:
+    saving = Saving(tmp_path, JobProgress(iteration=7))
+    saving.saver.save()
+    again = Saving(tmp_path)
+    assert again.saver.resume(is_restart=False)
+    assert again.progress.iteration == 7
+    (tmp_path / "checkpoint.npz").write_bytes(b"PK\3\4 not a checkpoint")
+    damaged = Saving(tmp_path)
+    assert not damaged.saver.resume(is_restart=True)
+    assert damaged.reasons() == [EventReason.CHECKPOINT_DAMAGED]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
