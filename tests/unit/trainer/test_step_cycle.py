@@ -1,0 +1,171 @@
+"""Facts: a worker begins no step while its policy waits for a peer; it finishes a step although the
+run is over, unless the awaited peers answer no more; a step that is abandoned at a barrier does not
+count, elsewhere it does; a directive takes effect from the next step, its budgets before the
+gradient is selected; a gradient that is not finite ends training with advice.
+
+Left out: quorum (`test_quorum_gate.py`, `tests/property/test_quorum.py`), real loops
+(`test_loop_cluster.py`).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from dlion_api.errors import DivergedError
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive
+from dlion_core.lifecycle.step_cycle import (
+    ComputeStep,
+    EndRun,
+    EndStep,
+    StepCycle,
+    StepPhase,
+    WaitForEvents,
+)
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.interface import BudgetsChanged, LocalStepDone
+from loop_cluster import synchronous_job
+
+if TYPE_CHECKING:
+    from dlion_core.policies.interface import Event
+
+PEER = Rank(1)
+SHARE = 96
+"""Half of the default global batch."""
+
+
+class Machine:
+    """A policy that waits for whom the test names."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.awaited: frozenset[Rank] = frozenset()
+        self.iteration = 0
+        self._log = log
+
+    def waiting_for(self) -> frozenset[Rank]:
+        return self.awaited
+
+    def next_iteration(self) -> int:
+        return self.iteration + 1
+
+    def handle(self, event: Event) -> list[Any]:
+        if isinstance(event, LocalStepDone):
+            self.iteration = event.iteration
+        self._log.append(event)
+        return []
+
+
+class Worker:
+    """A cycle of steps with links and a sidecar that the test moves by hand."""
+
+    def __init__(self, *, has_barrier: bool = True) -> None:
+        self.log: list[Any] = []
+        self.directive: Directive | None = None
+        self.progress, before = JobProgress(), JobProgress()
+        self.machine = Machine(self.log)
+        self.over: str | None = None
+        self.gives_up = False
+        note = self.log.append
+        links = SimpleNamespace(
+            latest_directive=lambda: self.directive, one_way_delays_s=dict,
+            set_budgets=lambda directive: note(("budgets", directive.budget_bytes)),
+            sendable_bytes=lambda: {PEER: 100}, set_iteration=lambda _: None,
+        )  # fmt: skip
+        undo = SimpleNamespace(
+            begin_step=lambda: before.take(self.progress), end_step=lambda: note("end"),
+            undo_step=lambda: self.progress.take(before),
+        )  # fmt: skip
+        nothing = lambda *_, **__: None  # noqa: E731
+        parts = SimpleNamespace(
+            job=synchronous_job(2, 100), rank=Rank(0), machine=self.machine, replica=None,
+            reporter=SimpleNamespace(
+                rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
+            ),
+        )  # fmt: skip
+        self.cycle = StepCycle(
+            cast("Any", parts), self.progress, cast("Any", links), cast("Any", undo),
+            has_barrier=has_barrier, send=nothing, refuse=nothing,
+        )  # fmt: skip
+
+    def next(self) -> object:
+        return self.cycle.next(lambda: self.over, gives_up=lambda: self.gives_up)
+
+    def compute(self, *, loss: float = 1.0) -> None:
+        result = SimpleNamespace(loss=loss, gradient_D=np.ones(4, np.float32), finite=loss < np.inf)
+        self.cycle.step_computed(result, samples=8, trained_s=1.0)
+
+
+def with_open_step(*, has_barrier: bool = True) -> Worker:
+    """A worker that waits for its peer within its first step."""
+    worker = Worker(has_barrier=has_barrier)
+    assert isinstance(worker.next(), ComputeStep)
+    worker.machine.awaited = frozenset({PEER})
+    worker.compute()
+    assert worker.next() == WaitForEvents()
+    return worker
+
+
+def test_no_step_begins_while_the_policy_waits_for_a_peer() -> None:
+    worker = Worker()
+    worker.machine.awaited = frozenset({PEER})
+    assert worker.next() == WaitForEvents()
+    worker.machine.awaited = frozenset()
+    assert worker.next() == ComputeStep(1, SHARE)
+
+
+def test_a_step_ends_once_no_peer_is_awaited_and_the_next_one_begins() -> None:
+    worker = with_open_step()
+    worker.machine.awaited = frozenset()
+    assert worker.next() == EndStep()
+    assert worker.log[-1] == "end"
+    assert worker.next() == ComputeStep(2, SHARE)
+
+
+def test_a_step_is_finished_although_the_run_is_over() -> None:
+    worker = with_open_step()
+    worker.over = "maxSteps 1 reached"
+    assert worker.next() == WaitForEvents()
+    worker.machine.awaited = frozenset()
+    assert worker.next() == EndStep()
+    assert worker.next() == EndRun("maxSteps 1 reached")
+
+
+@pytest.mark.parametrize("has_barrier", [True, False])
+def test_an_abandoned_step_counts_only_where_its_update_was_made(has_barrier: bool) -> None:
+    worker = with_open_step(has_barrier=has_barrier)
+    assert worker.progress.iteration == 1
+    worker.over, worker.gives_up = "asked to stop", True
+    assert worker.next() == EndRun("asked to stop")
+    assert worker.progress.iteration == (0 if has_barrier else 1)
+    assert worker.cycle.phase is StepPhase.IDLE
+
+
+def test_a_directive_sets_the_next_batch_and_at_once_the_budgets() -> None:
+    worker = Worker()
+    assert worker.next() == ComputeStep(1, SHARE)
+    worker.directive = Directive(1, 5, 40, {PEER: 1000}, {}, {}, "measured")
+    worker.compute()
+    assert worker.log[0] == ("budgets", {PEER: 1000})
+    assert isinstance(worker.log[1], BudgetsChanged)
+    assert worker.next() == EndStep()
+    assert worker.next() == ComputeStep(2, 5)
+    assert worker.cycle.global_batch_size() == 40
+
+
+def test_the_same_directive_is_taken_once() -> None:
+    worker = Worker()
+    worker.directive = Directive(1, 5, 40, {PEER: 1000}, {}, {}, "measured")
+    worker.next()
+    worker.compute()
+    assert worker.log.count(("budgets", {PEER: 1000})) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_advice() -> None:
+    worker = Worker()
+    worker.next()
+    with pytest.raises(DivergedError, match="iteration 1 of worker 0.*learningRate"):
+        worker.compute(loss=np.inf)
