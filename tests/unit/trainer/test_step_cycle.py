@@ -167,5 +167,5 @@ def test_the_same_directive_is_taken_once() -> None:
 def test_a_loss_that_is_not_finite_ends_training_with_advice() -> None:
     worker = Worker()
     worker.next()
-    with pytest.raises(DivergedError, match="iteration 1 of worker 0.*learningRate"):
+    with pytest.raises(DivergedError, match=r"iteration 1 of worker 0.*learningRate"):
         worker.compute(loss=np.inf)
