@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ import cert_manager
 from audit import (
     MODES,
     Asked,
+    Right,
     asked_by,
     asked_by_operators,
     granted_in_vain,
@@ -53,6 +54,9 @@ REQUIRED = "DLION_REQUIRE_TESTBED"
 SHOWN = (*MODES, "")
 WITHOUT_PODS = {"api", "api_site", "bare_site", "control_plane"}
 OWN_SITES = "testbed_possible"
+USED = pytest.StashKey[set[tuple[str, str, Right]]]()
+"""By all processes of xdist together."""
+LACKING = pytest.StashKey[dict[str, list[str]]]()
 ASKED = pytest.StashKey[list[Asked]]()
 """Of the whole session: where its last test is run again, fixtures of the session are made anew."""
 
@@ -88,10 +92,40 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     told = ", ".join(f"{sum(of == m for of, *_ in used)} ({m or 'mode unknown'})" for m in SHOWN)
     print(f"operators: {len(asked)} requests in the session; rights used: {told}")
     assert not_granted(asked) == [], "operators asked for what the chart does not grant"
+    if (output := getattr(request.config, "workeroutput", None)) is not None:  # of xdist
+        output["used"] = [(mode, scope, *astuple(right)) for mode, scope, right in used]
+        return
     was_broken_off = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
     if _is_whole(request.config) and not (request.session.testsfailed or was_broken_off):
-        tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
-        assert granted_in_vain(used, *tls) == {}, "granted, and asked for by no test"
+        assert _in_vain(used) == {}, "granted, and asked for by no test"
+
+
+def _in_vain(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
+    tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
+    return granted_in_vain(used, *tls)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what one process of xdist tells of the rights that were used."""
+    used = node.config.stash.setdefault(USED, set())
+    told = getattr(node, "workeroutput", {}).get("used", ())
+    used |= {(mode, scope, Right(*right)) for mode, scope, *right in told}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session of several processes in which a right was used by none."""
+    used = session.config.stash.get(USED, None)
+    is_well = session.exitstatus == pytest.ExitCode.OK
+    if used is not None and is_well and _is_whole(session.config) and (lacking := _in_vain(used)):
+        session.config.stash[LACKING] = lacking
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name those rights."""
+    if lacking := terminalreporter.config.stash.get(LACKING, None):
+        terminalreporter.write_line(f"FAILED: granted, and asked for by no test: {lacking}")
 
 
 def _is_whole(config: pytest.Config) -> bool:
