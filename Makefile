@@ -78,6 +78,7 @@ testbed-setup: setup ## Install and build what those clusters need (root; minute
 
 test: check ## Everything that must pass before a change lands
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) testbed-setup; fi  # without root the cluster tests are skipped
+	$(BIN)/python -m compileall -q api operator worker cli  # once, and not in each of the processes
 	tools/test-all
 
 measure: setup ## Hold shares, links, the cost of the exchange and of kills against their bars (root, quiet)

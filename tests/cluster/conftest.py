@@ -1,12 +1,12 @@
 """A testbed of two sites for the session, or why there is none; or the cluster that you name. On it
 a site with this tree's operator, for those who ask for it.
 
-A test that asks for an API server alone is `podless`: beside those whose pods run it may run in a
-session of its own (`tools/test-all`).
+A test that asks for an API server alone is `podless`, one that brings up sites of its own has
+`own_sites`: both may run in sessions of their own beside the others (`tools/test-all`).
 
 At the session's end all that operators asked of its API servers is held against what the chart
 grants in that mode, in that namespace and by that name: nothing else, and in a session of all these
-tests, podless ones or not, all of it, in both modes.
+tests, or of all with `own_sites`, all of it, in both modes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +25,23 @@ import cert_manager
 from audit import (
     MODES,
     Asked,
+    Right,
     asked_by,
     asked_by_operators,
     granted_in_vain,
     not_granted,
     refused,
+    used_in_modes,
 )
 from chart import Helm, helm_program, image_values
 from testbed.binaries import built
 from testbed.existing import KUBECONFIG, LOAD_IMAGES, existing_cluster, load_images, vacant_cluster
+from testbed.image_store import image_store
 from testbed.images import BUSYBOX_IMAGE
 from testbed.project_images import ProjectImage, Target, build_images
 from testbed.requirements import missing
 from testbed.sites import Testbed
-from trained_jobs import SITE, SYSTEM
+from trained_jobs import SITE, SYSTEM, restricted_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +52,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 REQUIRED = "DLION_REQUIRE_TESTBED"
 SHOWN = (*MODES, "")
-WITHOUT_PODS = {"bare_site", "control_plane"}
+WITHOUT_PODS = {"api", "api_site", "bare_site", "control_plane"}
+OWN_SITES = "testbed_possible"
+USED = pytest.StashKey[set[tuple[str, str, Right]]]()
+"""By all processes of xdist together."""
+LACKING = pytest.StashKey[dict[str, list[str]]]()
 ASKED = pytest.StashKey[list[Asked]]()
 """Of the whole session: where its last test is run again, fixtures of the session are made anew."""
 
@@ -58,8 +65,12 @@ ASKED = pytest.StashKey[list[Asked]]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks them, before any is left out by its marks."""
     for item in items:
-        if isinstance(item, pytest.Function) and WITHOUT_PODS & set(item.fixturenames):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("podless"):
+            continue
+        if WITHOUT_PODS & set(item.fixturenames):
             item.add_marker(pytest.mark.podless)
+        elif OWN_SITES in item.fixturenames:
+            item.add_marker(pytest.mark.own_sites)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,24 +88,55 @@ def rights_in_the_suite(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Testbed, "down", read_and_take_down)
         yield
-    used = {(each.mode, one) for each in asked for one in each.scopes()}
-    told = ", ".join(f"{sum(of == m for of, _ in used)} ({m or 'mode unknown'})" for m in SHOWN)
+    used = used_in_modes(asked)
+    told = ", ".join(f"{sum(of == m for of, *_ in used)} ({m or 'mode unknown'})" for m in SHOWN)
     print(f"operators: {len(asked)} requests in the session; rights used: {told}")
     assert not_granted(asked) == [], "operators asked for what the chart does not grant"
+    if (output := getattr(request.config, "workeroutput", None)) is not None:  # of xdist
+        output["used"] = [(mode, scope, *astuple(right)) for mode, scope, right in used]
+        return
     was_broken_off = request.session.exitstatus == pytest.ExitCode.INTERRUPTED
     if _is_whole(request.config) and not (request.session.testsfailed or was_broken_off):
-        tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
-        assert granted_in_vain(asked, *tls) == {}, "granted, and asked for by no test"
+        assert _in_vain(used) == {}, "granted, and asked for by no test"
+
+
+def _in_vain(used: set[tuple[str, str, Right]]) -> dict[str, list[str]]:
+    tls = ("Secret", "CertManager") if cert_manager.built() is not None else ("Secret",)
+    return granted_in_vain(used, *tls)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what one process of xdist tells of the rights that were used."""
+    used = node.config.stash.setdefault(USED, set())
+    told = getattr(node, "workeroutput", {}).get("used", ())
+    used |= {(mode, scope, Right(*right)) for mode, scope, *right in told}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session of several processes in which a right was used by none."""
+    used = session.config.stash.get(USED, None)
+    is_well = session.exitstatus == pytest.ExitCode.OK
+    if used is not None and is_well and _is_whole(session.config) and (lacking := _in_vain(used)):
+        session.config.stash[LACKING] = lacking
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name those rights."""
+    if lacking := terminalreporter.config.stash.get(LACKING, None):
+        terminalreporter.write_line(f"FAILED: granted, and asked for by no test: {lacking}")
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether all tests of this folder are to run but for slow ones, with or without podless ones:
-    the others alone ask for all that there is."""
+    """Whether all tests of this folder are to run but for slow ones, or all with sites of their
+    own: these alone ask for all that there is."""
     here = Path(__file__).parent
     named = {Path(config.invocation_params.dir, each).resolve() for each in config.args}
     option = config.option
     marks = option.markexpr
-    is_chosen = "not slow" not in marks or ("podless" in marks and "not podless" not in marks)
+    is_podless = "podless" in marks and "not podless" not in marks
+    is_chosen = "not slow" not in marks or "not own_sites" in marks or is_podless
     is_part = option.keyword or option.lf or option.deselect or is_chosen
     is_here = existing_cluster() is None and not missing()
     return bool(named & {here, here.parent}) and not is_part and is_here
@@ -102,9 +144,10 @@ def _is_whole(config: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Testbed]:
-    """Two sites, two nodes each; taken away at the end."""
+    """Two sites, two nodes each, the first with the project's images; taken away at the end."""
     _require_testbed()
-    with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2) as made:
+    store = image_store(build_images())
+    with Testbed.up(name=f"t{os.getpid()}", sites=2, nodes=2, stores={SITE: store}) as made:
         yield made
 
 
@@ -120,6 +163,17 @@ def bare_site() -> Iterator[Site]:
     _require_testbed()
     with Testbed.up(name=f"c{os.getpid()}", sites=1, nodes=0) as made:
         yield made.site("site-a")
+
+
+@pytest.fixture(scope="session")
+def api_site() -> Iterator[Site]:
+    """Another one, which knows DLionJobs, for all tests that let it know them."""
+    _require_testbed()
+    with Testbed.up(name=f"a{os.getpid()}", sites=1, nodes=0) as made:
+        site = made.site("site-a")
+        site.kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
+        site.kubectl.wait_until_known("dlj")
+        yield site
 
 
 @pytest.fixture(scope="session")
@@ -273,28 +327,21 @@ def _forget_jobs(kubectl: Kubectl) -> None:
 @pytest.fixture
 def restricted(operated_site: Kubectl) -> Iterator[Kubectl]:
     """A namespace there that enforces pod security `restricted`."""
-    name = f"dlion-test-{uuid.uuid4().hex[:8]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    operated_site.apply(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-    )
-    try:
-        yield replace(operated_site, namespace=name)
-    finally:
-        operated_site.run("delete", "namespace", name, "--wait=false")
+    with restricted_namespace(operated_site) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: Kubectl, other_cluster: Kubectl | None) -> Iterator[Kubectl]:
+def api(other_cluster: Kubectl | None, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """An API server that knows DLionJobs, and runs no pods, or another cluster's."""
-    control_plane.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
-    deadline_s = time.monotonic() + 30
-    while not control_plane.knows("dlj"):
-        assert time.monotonic() < deadline_s, "DLionJobs are not served"
-        time.sleep(0.2)
-    yield control_plane
-    if other_cluster is not None:  # a chart that is installed later brings its own
-        _forget_jobs(control_plane)
+    if other_cluster is None:
+        site: Site = request.getfixturevalue("api_site")
+        yield site.kubectl
+        return
+    other_cluster.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
+    other_cluster.wait_until_known("dlj", timeout_s=30)
+    yield other_cluster
+    _forget_jobs(other_cluster)  # a chart that is installed later brings its own
 
 
 @pytest.fixture

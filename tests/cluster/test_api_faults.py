@@ -454,9 +454,9 @@ def test_answers_that_come_late_are_waited_for(
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["killed", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_an_api_server_that_is_away_for_30_s_is_got_over(
-    bare_site: Site, kubectl: Kubectl, tmp_path: Path, how: str
+    api_site: Site, kubectl: Kubectl, tmp_path: Path, how: str
 ) -> None:
-    plane = bare_site.control_plane
+    plane = api_site.control_plane
     access, home = kubectl.kubeconfig, kubectl.namespace
     with OperatorProcess(tmp_path, access, namespaces=(home,), namespace=home) as operator:
         kubectl.apply(manifest())

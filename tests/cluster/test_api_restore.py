@@ -33,9 +33,9 @@ ROUND_S = 90.0
 
 @pytest.mark.timeout(600)
 def test_an_etcd_that_is_restored_is_taken_for_the_truth(
-    bare_site: Site, kubectl: Kubectl, tmp_path: Path
+    api_site: Site, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    plane, home = bare_site.control_plane, kubectl.namespace
+    plane, home = api_site.control_plane, kubectl.namespace
     data, copy = plane.folder / "etcd", tmp_path / "etcd"
     with OperatorProcess(
         tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home

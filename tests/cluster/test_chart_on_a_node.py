@@ -11,6 +11,7 @@ Leaves out: what else comes of jobs (other tests of this folder).
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from audit import Right, asked_by, refused, used
 from chart import CHART, NAMESPACE, Helm, helm_program
 from dlion_api.errors import UnavailableError
 from manifest_table import smallest
+from testbed.image_store import image_store
 from testbed.project_images import build_images
 from testbed.sites import Testbed
 from trained_jobs import eventually, manifest
@@ -55,8 +57,8 @@ def values(testbed_possible: None) -> dict[str, Any]:
 def site(values: dict[str, Any]) -> Iterator[Site]:
     """A site with a node that has the images, and two restricted namespaces."""
     assert values
-    images = [image.archive for image in build_images()]
-    with Testbed.up(name=f"h{time.time_ns() % 10**6}", sites=1, nodes=1, images=images) as made:
+    store = image_store(build_images())
+    with Testbed.up(name=f"h{os.getpid()}", sites=1, nodes=1, stores={"site-a": store}) as made:
         site = made.site("site-a")
         for name in (NAMESPACE, "ml"):
             site.kubectl.run("create", "namespace", name)

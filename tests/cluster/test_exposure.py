@@ -35,6 +35,7 @@ from dlion_api.spec import Job, load_job
 from several_contexts import SeveralContexts, ended
 from site_gateway import ENTRY_POINT, PARENT, PORT, SiteGateway
 from testbed.firewall import Firewall, Opening, open_ports
+from testbed.image_store import image_store
 from testbed.layout import API_PORT
 from testbed.load_balancer import balance
 from testbed.project_images import build_images
@@ -212,12 +213,12 @@ def two_sites(
     for image in images:
         repository, _, tag = image.reference.partition(":")
         values["images"][image.target.value] = {"repository": repository, "tag": tag}
-    with Testbed.up(name=f"e{os.getpid()}", sites=2, nodes=1, flat=False) as testbed:
+    stores = dict.fromkeys(GATEWAYS, image_store(images))
+    with Testbed.up(name=f"e{os.getpid()}", sites=2, nodes=1, flat=False, stores=stores) as testbed:
         made = TwoSites(testbed, values, tmp_path_factory.mktemp("sites"))
 
         def prepare(site: Site) -> None:
             (made.folder / site.name).mkdir()
-            site.nodes[0].load_missing(images)
             route_kinds.install(site.kubectl)
             site.kubectl.run("create", "namespace", JOBS)
 
@@ -352,7 +353,17 @@ def test_by_a_load_balancer(two_sites: TwoSites) -> None:
     two_sites.check_rights()
 
 
+def _dns_pod(site: Site) -> str:
+    """The address of a pod there that answers at port 53."""
+    chosen = ("pods", "-l", "k8s-app=kube-dns")
+    (pod,) = replace(site.kubectl, namespace="kube-system").get(*chosen)["items"]
+    return str(pod["status"]["podIP"])
+
+
 def test_through_one_port_of_each_site(two_sites: TwoSites) -> None:
+    for site, other in (two_sites.sites, two_sites.sites[::-1]):
+        assert open_ports(site.layout, _dns_pod(site), [53]) == {53}
+        assert not open_ports(other.layout, _dns_pod(site), [53])
     two_sites.federate_by_gateways()
     job = _job()
     with two_sites.job("Gateway", lambda site: two_sites.operators_come_in[site.name]):

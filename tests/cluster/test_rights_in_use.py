@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -170,17 +171,20 @@ class Life:
         return self._has_pods("first") and not has_silent_worker(self.kubectl, "first")
 
 
+def live(life: Life) -> None:
+    """From the chart's installation to the last job's end."""
+    with life.install() as operator:
+        life.begin(operator)
+        life.go_on(operator)
+
+
 def test_what_is_granted_is_what_a_jobs_life_takes(sites: list[Site], tmp_path: Path) -> None:
     lives = {}
     for (mode, namespaces), site in zip(MODES.items(), sites, strict=True):
         lives[mode] = Life(site, namespaces, tmp_path / mode)
         lives[mode].folder.mkdir()
-    first, second = lives.values()
-    with first.install() as one, second.install() as other:
-        first.begin(one)
-        second.begin(other)  # while the minute passes after which a pod is taken for lost
-        first.go_on(one)
-        second.go_on(other)
+    with ThreadPoolExecutor() as pool:  # most of a life is the minute after which a pod is lost
+        list(pool.map(live, lives.values()))
     for mode, life in lives.items():
         asked = asked_by(USER, life.site.control_plane.audit_log)
         everywhere, jobs, own = (used(asked, name) for name in ("", HOME, NAMESPACE))

@@ -210,6 +210,7 @@ def test_a_node_without_its_cable_runs_on_and_comes_back(testbed: Testbed) -> No
     until(lambda: name in site.ready_nodes(), 60)
 
 
+@pytest.mark.slow
 def test_virtual_nodes_take_pods_that_do_not_run(testbed: Testbed) -> None:
     site = testbed.site("site-b")
     site.add_virtual_nodes(50)
@@ -352,7 +353,10 @@ def is_anothers(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("after", ["wires", "machine", "kubelet"])
+@pytest.mark.parametrize(
+    "after",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in ("wires", "machine")), "kubelet"],
+)
 def test_down_leaves_nothing_behind_when_up_was_killed(
     testbed: Testbed, after: str, tmp_path: Path
 ) -> None:
@@ -390,6 +394,7 @@ def test_down_leaves_nothing_behind_when_up_was_killed(
     assert machine_traces() - before == set()
 
 
+@pytest.mark.slow
 def test_pods_of_separate_sites_reach_each_other_by_node_port_only(testbed: Testbed) -> None:
     """And taking that testbed away, with pods that ignore SIGTERM, leaves nothing behind."""
     assert testbed

@@ -5,6 +5,7 @@ suspended job goes on where it was, on another node; a missing image or Secret, 
 none of, a program that raises and too little memory are said with a reason and an event; kstatus,
 Flux and Argo CD say of each what docs/conditions.md says; a run that takes too long is ended, and
 what it was made of goes after its time, but for the job. Prints how long it took to each of these.
+All of it happens at once, each in a namespace of its own, since most of the time is waiting.
 Left out: a whole job (test_unequal_workers), several sites (federation), faults of the API server,
 workers that are lost while they train (test_worker_losses).
 """
@@ -21,6 +22,7 @@ import pytest
 
 from gitops.agreement import agree
 from gitops.documents import DEGRADED, FAILED, STUCK, SUSPENDED
+from side_by_side import SideBySide
 from trained_jobs import (
     SYSTEM,
     degraded,
@@ -29,19 +31,34 @@ from trained_jobs import (
     iteration,
     manifest,
     records,
+    restricted_namespace,
     wait_until_trains,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from testbed.kubectl import Kubectl
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def kubectl(restricted: Kubectl) -> Kubectl:
-    """The namespace of a test."""
-    return restricted
+@pytest.fixture(scope="module")
+def at_once(
+    operated_site: Kubectl, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SideBySide]:
+    """What the chosen tests of this file look at, begun."""
+
+    def begin(name: str) -> None:
+        with restricted_namespace(operated_site) as kubectl:
+            SCENARIOS[name](kubectl, tmp_path_factory.mktemp("scenario"))
+
+    items = [item for item in request.session.items if item.path == request.path]
+    chosen = [
+        item.callspec.params["scenario"] for item in items if isinstance(item, pytest.Function)
+    ]
+    with SideBySide({name: partial(begin, name) for name in chosen}) as made:
+        yield made
 
 
 RAISES = """
@@ -58,11 +75,13 @@ WITH_A_SECRET = {
         {"name": "trainer", "volumeMounts": [{"name": "nowhere", "mountPath": "/nowhere"}]}
     ],
 }
-DEADLINE_S, TTL_S = 15, 60
+DEADLINE_S, TTL_S = 15, 40
+TRAINS_S = 25
+"""Long enough for what happens to a job in the middle."""
 NOWHERE = {"nodeSelector": {"dlion.test/node": "nowhere"}}
 
 
-def test_what_goes_wrong_is_said_with_what_to_do(kubectl: Kubectl) -> None:
+def what_goes_wrong(kubectl: Kubectl, _: Path) -> None:
     kubectl.apply(
         {
             "apiVersion": "v1",
@@ -128,8 +147,15 @@ def too_little_memory(document: dict[str, Any], limit: str) -> dict[str, Any]:
     return named(document, "no-memory", {})
 
 
-def test_it_goes_on_though_a_process_a_pod_and_the_operator_are_killed(kubectl: Kubectl) -> None:
-    kubectl.apply(manifest({"a": 500, "b": 500}, startDeadlineSeconds=60))
+def trains_for_a_while(**spec: Any) -> dict[str, Any]:
+    """Two workers of a group each."""
+    document = manifest({"a": 500, "b": 500}, **spec)
+    document["spec"]["trainer"]["stop"] = {"maxSeconds": TRAINS_S}
+    return document
+
+
+def kills(kubectl: Kubectl, _: Path) -> None:
+    kubectl.apply(trains_for_a_while(startDeadlineSeconds=60))
     wait_until_trains(kubectl)
     pods = {
         each["metadata"]["labels"]["dlion.dev/group"]: each["metadata"]["name"]
@@ -149,10 +175,8 @@ def test_it_goes_on_though_a_process_a_pod_and_the_operator_are_killed(kubectl: 
     assert sorted(each["status"].get("succeeded") for each in jobs) == [1, 1]
 
 
-def test_a_suspended_job_goes_on_where_it_was_on_another_node(
-    kubectl: Kubectl, tmp_path: Path
-) -> None:
-    document = manifest({"a": 500, "b": 500})
+def a_break(kubectl: Kubectl, tmp_path: Path) -> None:
+    document = trains_for_a_while()
     one, *others = open_nodes(kubectl)
     if not others:
         pytest.skip(f"there is no node but {one} that takes pods")
@@ -185,7 +209,7 @@ def test_a_suspended_job_goes_on_where_it_was_on_another_node(
     assert first == before + 1
 
 
-def test_a_run_that_takes_too_long_is_ended_and_tidied_away(kubectl: Kubectl) -> None:
+def too_long(kubectl: Kubectl, _: Path) -> None:
     """It is kept for its time to live; then nothing is left but the job, which says why."""
     kubectl.apply(
         manifest({"a": 500}, activeDeadlineSeconds=DEADLINE_S, ttlSecondsAfterFinished=TTL_S)
@@ -235,3 +259,16 @@ def nodes_of_workers(kubectl: Kubectl) -> set[str]:
 
 def _steps(kubectl: Kubectl, out: Path) -> list[dict[str, Any]]:
     return records(fetched(kubectl, out, "--all"), "step")
+
+
+SCENARIOS: dict[str, Callable[[Kubectl, Path], None]] = {
+    "a process, a pod and the operator are killed": kills,
+    "it is suspended and goes on on another node": a_break,
+    "it takes too long": too_long,
+    "what goes wrong": what_goes_wrong,
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_becomes_of_a_job(at_once: SideBySide, scenario: str) -> None:
+    at_once.outcome(scenario)

@@ -49,9 +49,9 @@ class EarlierPods(ClusterPods):
 
 
 @pytest.fixture
-def earlier(tmp_path: Path) -> EarlierTree:
+def earlier() -> EarlierTree:
     """What is upgraded from."""
-    return EarlierTree.take(tmp_path / "earlier")
+    return EarlierTree.take()
 
 
 @pytest.fixture

@@ -210,7 +210,12 @@ def not_granted(asked: list[Asked]) -> list[str]:
     return [*sorted(beyond), *refused([each for each in asked if each.code == _FORBIDDEN])]
 
 
-def granted_in_vain(asked: list[Asked], *tls: str) -> dict[str, list[str]]:
+def used_in_modes(asked: list[Asked]) -> set[tuple[str, str, Right]]:
+    """Mode, scope and right of all that was asked for; what a session's processes tell."""
+    return {(each.mode, scope, right) for each in asked for scope, right in each.scopes()}
+
+
+def granted_in_vain(used: set[tuple[str, str, Right]], *tls: str) -> dict[str, list[str]]:
     """By mode, what is granted in it and was asked for by no operator that is known to be in it;
     and under `routes`, what no operator at all asked of gateways' routes. `tls` are scopes too."""
     of_all = ("jobs", "operator", *tls)
@@ -219,8 +224,8 @@ def granted_in_vain(asked: list[Asked], *tls: str) -> dict[str, list[str]]:
     wanted["routes"] = listed_by_scope(*ROUTES)
     never = {}
     for mode, rights in wanted.items():
-        used = {one for each in asked if mode in (each.mode, "routes") for one in each.scopes()}
-        lacking = {(scope, right) for scope, right in rights - used if right not in NEVER_ASKED}
+        asked = {(scope, right) for of, scope, right in used if mode in (of, "routes")}
+        lacking = {(scope, right) for scope, right in rights - asked if right not in NEVER_ASKED}
         if lacking:
             never[mode] = sorted(f"{scope}: {right}" for scope, right in lacking)
     return never

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from dlion_api.errors import UnavailableError
+from operator_starter import ForkedOperator, starter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -110,7 +111,7 @@ class OperatorProcess:
     def __post_init__(self) -> None:
         # As a pod's: whoever starts anew holds its Leases at once.
         self.identity = f"{self.site}-{uuid.uuid4().hex[:8]}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedOperator | None = None
         self._coordinator, self._metrics, self._health = free_ports(3)
         self.starts = 0
 
@@ -156,31 +157,35 @@ class OperatorProcess:
         }
         config.write_text(json.dumps(settings))
         self.starts += 1
+        environment = {
+            **os.environ,
+            "DLION_OPERATOR_IDENTITY": self.identity,
+            **self.environment,
+            **self._told_of_the_cluster(),
+        }
+        program, arguments = self._command(config)
+        if program is None:
+            self._process = starter().start(arguments, environment, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(config),
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    "DLION_OPERATOR_IDENTITY": self.identity,
-                    **self.environment,
-                    **self._told_of_the_cluster(),
-                },
+                [*program, *arguments], stdout=log, stderr=log, env=environment
             )
 
-    def _command(self, config: Path) -> list[str]:
-        program = ["-m", "dlion_operator"]
-        if self.clock_ahead_s:
-            program = ["-c", _WITH_ITS_CLOCK_AHEAD, str(self.clock_ahead_s)]
-        command = [
-            sys.executable, *program, "--config", str(config),
-            "--namespace", self.namespace, "--log-format", "json",
+    def _command(self, config: Path) -> tuple[list[str] | None, list[str]]:
+        """The program, None where one that is forked will do, and its arguments."""
+        arguments = [
+            "--config", str(config), "--namespace", self.namespace, "--log-format", "json",
         ]  # fmt: skip
+        python = [sys.executable, "-m", "dlion_operator"]
         if isinstance(self.access, Account):
             alone = ["unshare", "--mount", "--propagation=private", "sh", "-ec", _AS_IN_A_POD]
-            return [*alone, str(self.access.folder), *command]
-        return [*command, "--kubeconfig", str(self.access)]
+            return [*alone, str(self.access.folder), *python], arguments
+        arguments += ["--kubeconfig", str(self.access)]
+        if self.clock_ahead_s:
+            ahead = [sys.executable, "-c", _WITH_ITS_CLOCK_AHEAD, str(self.clock_ahead_s)]
+            return ahead, arguments
+        return python if self.environment else None, arguments
 
     def _told_of_the_cluster(self) -> dict[str, str]:
         if isinstance(self.access, Account):

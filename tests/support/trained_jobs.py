@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +60,20 @@ def manifest(groups: dict[str, int], *, workers: int = 1, **spec: Any) -> dict[s
             **spec,
         },
     }
+
+
+@contextmanager
+def restricted_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """A namespace of its own there that enforces pod security `restricted`."""
+    name = f"dlion-test-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubectl.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    )
+    try:
+        yield replace(kubectl, namespace=name)
+    finally:
+        kubectl.run("delete", "namespace", name, "--wait=false")
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 60.0, what: str = "") -> Any:

@@ -24,8 +24,12 @@ def test_counts():
     tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
     assert len(tries.read_text()) > {fails}
 """
-SHAKY = ("cluster/test_shaky", "cluster/test_podless", "local/test_shaky", "local/test_slowly")
+SHAKY = (
+    "cluster/test_shaky", "cluster/test_podless", "cluster/test_apart",
+    "local/test_shaky", "local/test_slowly",
+)  # fmt: skip
 PODLESS = "import pytest\npytestmark = pytest.mark.podless\n"
+OWN_SITES = "import pytest\npytestmark = pytest.mark.own_sites\n"
 SLEEPS = """
 import pathlib
 import time
@@ -76,6 +80,7 @@ def tree(tmp_path: Path) -> Path:
     for tier in ("unit", "cluster", "local"):
         (tmp_path / "tests" / tier / f"test_{tier}.py").write_text(PASSES)
     (tmp_path / "tests" / "cluster" / "test_alone.py").write_text(PODLESS + PASSES)
+    (tmp_path / "tests" / "cluster" / "test_sites.py").write_text(OWN_SITES + PASSES)
     (tmp_path / "tests" / "local" / "test_patient.py").write_text(PATIENT + PASSES)
     return tmp_path
 
@@ -99,7 +104,7 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
     """Every tier's result is shown, also of those that ran beside the others."""
     ended = run(tree)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(re.findall(r"\b1 passed", ended.stdout)) == 5
+    assert len(re.findall(r"\b1 passed", ended.stdout)) == 6
     assert "by itself" not in ended.stdout
     assert ended.stderr == ""
 
@@ -108,13 +113,14 @@ def test_what_failed_on_clusters_is_run_by_itself_and_local_tests_are_run_once(t
     """Twice in its session, once more in one of its own, and with a new cluster; then it counts."""
     (tree / "tests/cluster/test_shaky.py").write_text(failing(2))
     (tree / "tests/cluster/test_podless.py").write_text(PODLESS + failing(2))
+    (tree / "tests/cluster/test_apart.py").write_text(OWN_SITES + failing(2))
     (tree / "tests/local/test_shaky.py").write_text(failing(1))
     (tree / "tests/local/test_slowly.py").write_text(PATIENT + failing(1))
     ended = run(tree)
     assert ended.returncode == 1
-    assert [tried(tree, test) for test in SHAKY] == [3, 3, 1, 1]
-    assert ended.stdout.count("test-all: what failed, by itself") == 2
-    assert "clusters 0, podless 0, local 1, patient 1" in ended.stderr
+    assert [tried(tree, test) for test in SHAKY] == [3, 3, 3, 1, 1]
+    assert ended.stdout.count("test-all: what failed, by itself") == 3
+    assert "clusters 0, sites 0, podless 0, local 1, patient 1" in ended.stderr
     assert "DEFECT: failed and was run again: tests/cluster/test_podless.py" in ended.stdout
 
 

@@ -91,7 +91,7 @@ def build_images(targets: Iterable[Target] = tuple(Target)) -> list[ProjectImage
     images = [ProjectImage.of(target) for target in targets]
     if all(image.archive.exists() for image in images):
         return images
-    with _alone():
+    with alone():
         _bound_storage()
         make_base_image()
         for image in images:
@@ -124,8 +124,8 @@ def _inputs(target: Target) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """One build at a time on this machine."""
+def alone() -> Iterator[None]:
+    """One at a time on this machine makes images."""
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:

@@ -21,6 +21,7 @@ from testbed.addons import VIRTUAL, core_dns, virtual_node
 from testbed.binaries import Binaries, build
 from testbed.control_plane import ControlPlane
 from testbed.groups import Groups
+from testbed.image_store import seed
 from testbed.images import own_images
 from testbed.layout import Layout
 from testbed.machines import Machine, reap
@@ -30,7 +31,7 @@ from testbed.requirements import missing
 from testbed.state import State, exclusive, folder_of, known_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from testbed.kubectl import Kubectl
@@ -126,13 +127,15 @@ class Testbed:
         flat: bool = True,
         stays: bool = False,
         images: Iterable[Path] = (),
+        stores: Mapping[str, Path] | None = None,
     ) -> Self:
         """Bring up `sites` clusters with `nodes` nodes each, ready to take pods.
 
         Without nodes there are control planes only, for what an API server judges by itself.
         `stays`: it outlives this process, until `down`; otherwise the next `up` of any testbed
         takes it away once this process has ended. `flat`: pods of different sites reach each other.
-        `images`: archives that every node gets before it is Ready.
+        `images`: archives that every node gets before it is Ready. `stores`: by site, what
+        `image_store` has made, which its nodes have from the beginning.
 
         Raises: UnavailableError naming what the machine lacks, or what did not start.
         """
@@ -159,7 +162,7 @@ class Testbed:
                 raise
         made = cls(state)
         try:
-            made._start_all(images)
+            made._start_all(images, stores or {})
         except BaseException:
             made.down()
             raise
@@ -307,7 +310,7 @@ class Testbed:
     def _wires(self) -> Wires:
         return Wires(self.layout, self._state.rates)
 
-    def _start_all(self, images: Iterable[Path]) -> None:
+    def _start_all(self, images: Iterable[Path], stores: Mapping[str, Path]) -> None:
         folder = self._state.folder / "images"
         folder.mkdir(exist_ok=True)
         archives = [
@@ -319,6 +322,8 @@ class Testbed:
 
         def start(site: Site) -> None:
             site.make_files()
+            for node in site.nodes if site.name in stores else ():
+                seed(stores[site.name], node.machine.folder / "lib" / "containerd")
             site.start(archives)
             if site.nodes:
                 site.kubectl.apply(*core_dns(site.layout))
