@@ -68,6 +68,7 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
     assert {len(different) for different in both} == {1}  # equal weights at both sites, always
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
     document = job_document(

@@ -149,7 +149,8 @@ def test_a_signal_ends_everything_within_five_seconds(
     stop: dict[str, int],
 ) -> None:
     program = blobs(tmp_path, more=more, evaluation_nap_s=0.3 if moment is finishing else 0.0)
-    document = job_document(2, trainer={"program": program, "stop": stop})
+    workers = 1 if moment is finishing else 2
+    document = job_document(workers, trainer={"program": program, "stop": stop})
     with LocalRun(tmp_path, document) as run:
         moment(run)
         took_s = run.end(number)
