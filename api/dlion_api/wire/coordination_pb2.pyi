@@ -416,7 +416,7 @@ class FollowRequest(_message.Message):
     refused_words: _builtins.str
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Callers that the keeper has refused since it started, by dlion_api.refusals.PeerRefusal, and
+        """Callers that the keeper has refused since it started, by dlion_api.protocol.refusals.PeerRefusal, and
         the last one's message. The keeper repeats this call when there are more.
         """
 
