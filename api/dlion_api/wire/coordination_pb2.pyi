@@ -108,7 +108,7 @@ class PodProof(_message.Message):
     count: _builtins.int
     """increases with each request per use: a role, joining, following"""
     signature: _builtins.bytes
-    """ECDSA with SHA-256, of dlion_api.trust.proof_statement"""
+    """ECDSA with SHA-256, of dlion_api.protocol.trust.proof_statement"""
     def __init__(
         self,
         *,
@@ -227,7 +227,7 @@ class MemberView(_message.Message):
     MEASURING_ADDRESS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     state: _builtins.str
-    """dlion_api.membership.MemberState"""
+    """dlion_api.protocol.membership.MemberState"""
     exchange_address: _builtins.str
     measuring_address: _builtins.str
     @_builtins.property
@@ -333,7 +333,7 @@ class ProgressReport(_message.Message):
     def worker(self) -> Global___Worker: ...
     @_builtins.property
     def records_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Records of dlion_api.progress, JSON, in order; each names its kind."""
+        """Records of dlion_api.protocol.progress, JSON, in order; each names its kind."""
 
     def __init__(
         self,

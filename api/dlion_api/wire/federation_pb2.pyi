@@ -336,7 +336,7 @@ class SiteMember(_message.Message):
     ACCURACY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     state: _builtins.str
-    """dlion_api.membership.MemberState"""
+    """dlion_api.protocol.membership.MemberState"""
     exchange_address: _builtins.str
     measuring_address: _builtins.str
     accuracy: _builtins.float

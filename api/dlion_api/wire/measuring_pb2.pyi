@@ -64,21 +64,21 @@ class CapacityShare(_message.Message):
     samples_per_s: _builtins.float
     window_s: _builtins.float
     source: _builtins.str
-    """dlion_api.measurements.CapacitySource"""
+    """dlion_api.protocol.measurements.CapacitySource"""
     iteration: _builtins.int
     training_set_samples: _builtins.int
     """all workers' samples, as this worker counts them"""
     own_samples: _builtins.int
     """this worker's own"""
     noise_square: _builtins.float
-    """dlion_api.measurements.GradientNoise, if its weight is above 0"""
+    """dlion_api.protocol.measurements.GradientNoise, if its weight is above 0"""
     noise_variance: _builtins.float
     noise_weight: _builtins.float
     exchange_s: _builtins.float
     """time per iteration that is not computing"""
     @_builtins.property
     def link_bytes_per_s(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """if the topology uses groups (dlion_api.measurements.Grouping)
+        """if the topology uses groups (dlion_api.protocol.measurements.Grouping)
         by receiver
         """
 
@@ -86,7 +86,7 @@ class CapacityShare(_message.Message):
     def grouping(self) -> Global___Grouping: ...
     @_builtins.property
     def batch_choice(self) -> Global___BatchChoice:
-        """dlion_api.measurements.BatchChoice"""
+        """dlion_api.protocol.measurements.BatchChoice"""
 
     def __init__(
         self,
