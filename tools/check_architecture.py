@@ -1,7 +1,8 @@
 """Checks the rules of size and shape in docs/architecture.md; exits with 1 on a violation.
 
 Reports files and functions (without docstrings) over their limits, folders with too many modules,
-modules with meaningless names, class names that occur twice, and forbidden `__init__.py` files.
+modules with meaningless names, class names that occur twice, import circles, and forbidden
+`__init__.py` files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+
+import networkx as nx
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOTS = ("api", "operator", "worker", "cli")
@@ -38,7 +42,12 @@ def findings(root: Path = ROOT) -> list[str]:
     ]
     for path in sources:
         violations += _of_file(root, path)
-    return [*violations, *_of_folders(root, sources), *_of_class_names(root, sources)]
+    return [
+        *violations,
+        *_of_folders(root, sources),
+        *_of_class_names(root, sources),
+        *_of_circles(root, sources),
+    ]
 
 
 def _of_folders(root: Path, sources: list[Path]) -> list[str]:
@@ -50,6 +59,35 @@ def _of_folders(root: Path, sources: list[Path]) -> list[str]:
         if count > MODULE_LIMIT:
             violations.append(f"{folder}: {count} modules, limit {MODULE_LIMIT}")
     return violations
+
+
+def _of_circles(root: Path, sources: list[Path]) -> list[str]:
+    """Modules that import each other when they run; imports of types alone do not count."""
+    modules: dict[str, Path] = {}
+    for path in sources:
+        parts = path.relative_to(root).with_suffix("").parts[1:]
+        modules[".".join(part for part in parts if part != "__init__")] = path
+    graph = nx.DiGraph()
+    for module, path in modules.items():
+        for name in _imports(ast.parse(path.read_text())):
+            imported = name if name in modules else name.rpartition(".")[0]
+            if imported in modules and imported != module:
+                graph.add_edge(module, imported)
+    circles = [sorted(some) for some in nx.strongly_connected_components(graph) if len(some) > 1]
+    return [f"import circle: {', '.join(circle)}" for circle in sorted(circles)]
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """Full names that a module imports, outside of `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.ImportFrom):
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        else:
+            yield from _imports(child)
 
 
 def _of_class_names(root: Path, sources: list[Path]) -> list[str]:

@@ -48,12 +48,25 @@ def planted(root: Path, files: dict[str, str]) -> list[str]:
             {"api/p/a.py": "class Store: ...\n", "cli/p/b.py": "class Store: ...\n"},
             "api/p/a.py:1: class Store is also defined in cli/p/b.py:1",
         ),
+        (
+            {
+                "api/p/a.py": "from p import b\n",
+                "api/p/b.py": "def late():\n    import p.c\n",
+                "cli/p/c.py": "from p.a import x\n",
+            },
+            "import circle: p.a, p.b, p.c",
+        ),
     ],
 )
 def test_a_planted_violation_is_reported(
     files: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
     assert planted(tmp_path, files) == [expected]
+
+
+def test_types_may_be_imported_in_a_circle(tmp_path: Path) -> None:
+    lazily = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.b import x\n"
+    assert planted(tmp_path, {"api/p/a.py": lazily, "api/p/b.py": "from p import a\n"}) == []
 
 
 def test_a_tree_within_the_limits_passes(tmp_path: Path) -> None:
