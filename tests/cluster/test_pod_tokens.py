@@ -2,7 +2,7 @@
 it publishes, is that pod's worker's; one for another audience, bound to no pod, or to a pod with
 the same labels that is of no Job, is not.
 
-Left out: hostile tokens (tests/unit/operator/test_pod_tokens.py), pods that run.
+Left out: hostile tokens (tests/unit/operator/pki/test_pod_tokens.py), pods that run.
 """
 
 from __future__ import annotations

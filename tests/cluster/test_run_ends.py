@@ -4,7 +4,7 @@ Proves: a matrix of how a run stands and what happens to it (a few cells here, a
 `make slow`); a degraded run goes on when its operator restarts and when the failed worker is scaled
 away; an admission policy that denies and then allows; a wrong manifest corrected at three sites by
 one commit under one run id, and a site that joins later by the same manifest. Left out: the
-decisions one by one (tests/unit/operator/test_run_outcome.py), an API server that is restored
+decisions one by one (tests/unit/operator/plan/test_run_outcome.py), an API server that is restored
 (test_restored_api_server), workers that train (test_run_ends_with_pods).
 """
 

@@ -3,7 +3,7 @@
 Proves: one alone writes, and a status that is written stands; where that one is killed the other
 takes over within 20 s and the run goes on with the same children; one that ends in order is
 followed within seconds; the metric and the log say who acts.
-Left out: pods that run; outages and clocks (tests/unit/operator/test_lease.py).
+Left out: pods that run; outages and clocks (tests/unit/operator/kubernetes/test_lease.py).
 """
 
 from __future__ import annotations

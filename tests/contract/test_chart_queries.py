@@ -1,10 +1,10 @@
 """Alerts and dashboards ask for metrics that there are, and say so where people look.
 
 Proves: every metric, label and label's value in a query of the chart is in docs/metrics.md, which
-has the operator's metrics as its code makes them (tests/unit/sidecar holds the sidecars' against
-theirs); counters are only asked for their increase, and only counters are; every alert is
-documented and says what to look at.
-Leaves out: whether a query answers its question, and PromQL's grammar beyond balanced brackets.
+has the operator's metrics as its code makes them (tests/unit/worker/sidecar holds the sidecars'
+against theirs); counters are only asked for their increase, and only counters are; every alert is
+documented and says what to look at. Leaves out: whether a query answers its question, and PromQL's
+grammar beyond balanced brackets.
 """
 
 from __future__ import annotations

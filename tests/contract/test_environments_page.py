@@ -1,7 +1,7 @@
 """Proves: the examples of docs/environments.md are an environment that goes with the quick start's
 job, whatever the length of its run.
 
-Leaves out: what becomes of them (tests/unit/environments, tests/unit/simulation).
+Leaves out: what becomes of them (tests/unit/environments, tests/unit/simulator).
 """
 
 from __future__ import annotations

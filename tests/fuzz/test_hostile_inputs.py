@@ -4,7 +4,7 @@ error, within bounds of time and memory, and serves the honest afterwards.
 20,000 hostile frames and 28,000 other inputs in the tests; fifty times as many by `make fuzz`. Only
 inputs that were really altered count. Repeatable: a defect names its seed and number.
 Left out: real sockets and processes (tests/local); certificates of other sites (test_trust of
-tests/unit/exchange).
+tests/unit/core/links).
 """
 
 from __future__ import annotations

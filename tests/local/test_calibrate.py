@@ -1,6 +1,6 @@
 """`dlion calibrate` as users start it: real steps, a law, and a simulation that goes by it.
 
-Left out: the fit itself (tests/unit/simulation/test_calibration.py).
+Left out: the fit itself (tests/unit/simulator/test_calibration.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ found again, nothing it has not taken is lost and no member it does not know yet
 hostile call is refused with its own status and counted. Real gRPC over loopback, real TLS, real
 threads.
 
-Left out: who is admitted and why (tests/unit/coordinator), worker processes (the runner's tests).
+Left out: who is admitted and why (tests/unit/operator/coordinator), worker processes (the runner's
+tests).
 """
 
 from __future__ import annotations

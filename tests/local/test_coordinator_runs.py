@@ -4,7 +4,8 @@ and follows the records as they come, goes on where it was, hears how the run en
 comes late; a worker's token is not the keeper's; a changed count admits new workers and keeps the
 ranks of the others; a renewed authority signs at once. Real gRPC over loopback, real TLS.
 
-Left out: one run's calls (test_coordination), the ring of records (unit/coordinator/test_feed).
+Left out: one run's calls (test_coordination), the ring of records
+(unit/operator/coordinator/test_feed).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ however long, all train on; global batches grow with the data, and workers agree
 published while training goes on, Ctrl-C leaves the last one, and a later job starts from it;
 another architecture is refused in words.
 
-Leaves out: what each change of a folder does (tests/unit/training/test_watch), near-duplicates
-(test_near_duplicates), the user's own programs (test_video).
+Leaves out: what each change of a folder does (tests/unit/worker/training/test_watch),
+near-duplicates (test_near_duplicates), the user's own programs (test_video).
 """
 
 from __future__ import annotations

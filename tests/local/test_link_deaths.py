@@ -1,6 +1,6 @@
 """What the death of a peer's process looks like: killed, stopped, and back as a new incarnation.
 
-Left out: the supervisor that restarts it (tests/unit/supervisor); the trainer's rejoining.
+Left out: the supervisor that restarts it (tests/unit/worker/supervisor); the trainer's rejoining.
 """
 
 from __future__ import annotations

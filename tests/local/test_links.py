@@ -3,7 +3,7 @@
 A link that one end wants no more ends, and comes back when both want it again. Calls are bounded,
 of one connection and of all; what goes wrong with one link leaves the others looked after.
 Left out: processes that die (test_link_deaths.py); shaped links (test_network*.py); frames
-themselves (tests/unit/exchange).
+themselves (tests/unit/core/links).
 """
 
 from __future__ import annotations

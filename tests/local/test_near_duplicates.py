@@ -5,7 +5,8 @@ three seeds). In a real run each
 worker filters its own samples alone and says how many went. With `-o json` such a run prints its
 summary and nothing else.
 
-Leaves out: photos and the rule itself (tests/unit/training/test_selection). Figures are printed.
+Leaves out: photos and the rule itself (tests/unit/worker/training/test_selection). Figures are
+printed.
 """
 
 from __future__ import annotations

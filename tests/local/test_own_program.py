@@ -3,7 +3,7 @@ directory; the run is resumed with a manifest that has no program beside it, and
 folder's own job.yaml starts another run.
 
 Left out: which folder is taken in each case (tests/unit/cli/test_program_root), the protocol of
-programs (tests/unit/training/test_programs).
+programs (tests/unit/worker/training/test_programs).
 """
 
 from __future__ import annotations

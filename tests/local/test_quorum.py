@@ -4,7 +4,7 @@ Proves: a site that is alone holds still and says so, and that none of its links
 one step, and goes on when another is back; where others trained meanwhile it takes the state of one
 of them, and they take nobody's; told to end while it holds still it saves and ends.
 Left out: weights afterwards (test_quorum.py in tests/property and tests/simulated), being
-told to end on the way back (tests/unit/trainer/test_loop_quorum.py).
+told to end on the way back (tests/unit/worker/trainer/test_loop_quorum.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 in events.jsonl and on the terminal, with how it ended, its last line, the count and the wait.
 
 Left out: the reading of logs (tests/unit/local/test_restart_watcher.py), the back-off
-(tests/unit/supervisor).
+(tests/unit/worker/supervisor).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 SIGTERM, kills a child that does not listen, reaps what it adopts, leaves nothing behind, and takes
 its child with it when it is killed itself.
 
-Left out: back-off and counting over many restarts (tests/unit/supervisor), a real trainer.
+Left out: back-off and counting over many restarts (tests/unit/worker/supervisor), a real trainer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shares sum to the global batch, follow capacities, and stand still under noise; the global batch
 grows as defined, never leaves its bounds, and does not depend on when it is asked.
 
-Left out: examples with names (tests/unit/policies/test_batching.py).
+Left out: examples with names (tests/unit/core/resource_control/test_batching.py).
 """
 
 from __future__ import annotations

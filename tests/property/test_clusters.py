@@ -7,7 +7,7 @@ changes, blips and what is not known regroup nobody, a lasting change does once;
 between groups, groups last longer than a k-means split's, and more of the traffic stays inside the
 real ones than with that and with a split made once; sidecars that hear of each other in any order,
 late, twice or not at all for a while, with several deciders meanwhile, end with the same grouping.
-Left out: links (tests/local/test_clustered.py), probes (tests/unit/sidecar/test_grouping.py).
+Left out: links (tests/local/test_clustered.py), probes (tests/unit/core/topology/test_grouping.py).
 """
 
 from __future__ import annotations

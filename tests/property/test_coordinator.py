@@ -2,7 +2,7 @@
 of joins, broken streams and reports, versions grow exactly when something is published, a worker's
 incarnation never goes back, and only a worker whose stream stands is ready.
 
-Left out: examples with their reasons (tests/unit/coordinator).
+Left out: examples with their reasons (tests/unit/operator/coordinator).
 """
 
 from __future__ import annotations

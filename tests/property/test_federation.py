@@ -2,7 +2,7 @@
 wire; over any timeline of reports, losses, restarts and streams, the other end knows at last what
 is the case, and names no member that was never said; two sites say the same of whether they agree.
 
-Left out: examples with their reasons (tests/unit/federation).
+Left out: examples with their reasons (tests/unit/operator/federation).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 nothing; what peers far ahead really say is taken. A result that its sender's own steps do not bear
 out is refused too. Under every policy a worker that comes in anew goes on at the iteration of the
 weights that it takes over; a warm-up goes on, what its own weights held it no longer says. Left
-out: what becomes of a peer that goes on so (tests/unit/trainer).
+out: what becomes of a peer that goes on so (tests/unit/worker/trainer).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ step stay so, whatever is asked, answered and merged between, and however long a
 way; and they are what they would be without any transfer.
 
 Real machines over random schedules of steps and messages, on linear models. Left out: who asks whom
-(tests/unit/policies/test_knowledge_transfer.py), the merge of replicas that differ
-(tests/unit/trainer/test_replica.py).
+(tests/unit/core/policies/test_knowledge_transfer.py), the merge of replicas that differ
+(tests/unit/worker/training/test_replica.py).
 """
 
 from __future__ import annotations

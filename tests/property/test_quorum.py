@@ -7,8 +7,8 @@ takes the state of one of them before its next step and nobody takes its own, wh
 before it noticed; two such sides, a second cut in the middle, a donor that dies, a lost worker that
 starts anew hold nobody for ever; where all held still all go on and fold; in lock step replicas are
 equal to the bit afterwards; a link that breaks between two of three sites holds nobody; what is no
-link state is refused. Left out: what people are told (tests/unit/trainer/test_quorum_gate.py),
-whole jobs (tests/simulated/test_quorum.py).
+link state is refused. Left out: what people are told
+(tests/unit/core/lifecycle/test_quorum_gate.py), whole jobs (tests/simulated/test_quorum.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Facts: whatever bytes come as a record, the answer is a record or a ContractError; a record that
 was read is written and read again unchanged.
 
-Left out: the table of what is wrong (tests/unit/coordination/test_records.py).
+Left out: the table of what is wrong (tests/unit/worker/coordination/test_records.py).
 """
 
 from __future__ import annotations

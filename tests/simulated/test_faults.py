@@ -5,7 +5,7 @@ crash costs the others no more than the design says; who comes back has a peer's
 bytes are counted; silence lets a peer go; sites that trained apart fold together once; bounded
 staleness loses less to stragglers than lock step; loss costs what the formula says; all of it is
 repeated bit by bit. Left out: when who hears
-of what (tests/unit/simulation), files that are wrong (tests/unit/environments).
+of what (tests/unit/simulator), files that are wrong (tests/unit/environments).
 """
 
 from __future__ import annotations

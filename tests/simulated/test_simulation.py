@@ -2,7 +2,7 @@
 
 Proves: threads and a busy machine change nothing; another seed does; replicas under `full` in lock
 step are identical; slower links make a run longer, not different; a result folder like a run's.
-Left out: pipes and clocks (tests/unit/simulation), how near to reality it is (benchmarks).
+Left out: pipes and clocks (tests/unit/simulator), how near to reality it is (benchmarks).
 """
 
 from __future__ import annotations

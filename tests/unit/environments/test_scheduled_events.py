@@ -2,7 +2,7 @@
 no sense is refused with what is allowed and the line; real processes refuse what only virtual time
 has; a job that would wait for a latecomer is refused.
 
-Leaves out: what the simulator makes of it (tests/unit/simulation, tests/local).
+Leaves out: what the simulator makes of it (tests/unit/simulator, tests/local).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Proves: samples per CPU second are right within a few per cent for any quota and cost, whether the
 quota is there from the start or comes meanwhile; it ends within its bound and one step, and when
 it is told to; what steps did to model and data is undone. Leaves out: what the sidecar makes of it
-(tests/unit/sidecar), and real training after it (tests/local/test_same_as_one_process.py).
+(tests/unit/worker/sidecar), and real training after it (tests/local/test_same_as_one_process.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Facts: samples that the manifest has left out as near-duplicates are told, for data by path, for
 a watched folder and for a program's own; where none were left out nothing is said.
 
-Left out: which samples are near-duplicates (tests/unit/training/test_selection).
+Left out: which samples are near-duplicates (tests/unit/worker/training/test_selection).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 never coarser than float16 but by polyline; the same run twice sends the same bytes; two workers'
 roundings differ; `ako` sends runs.
 
-Left out: what the codecs do (tests/unit/codecs, tests/property/test_codecs.py).
+Left out: what the codecs do (tests/unit/core/codecs, tests/property/test_codecs.py).
 """
 
 from __future__ import annotations

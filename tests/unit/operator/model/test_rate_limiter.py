@@ -1,7 +1,8 @@
 """The allowance of records that a caller may send.
 
 Proves: it refills at its rate, never above the largest burst however long the caller was silent,
-and a refused request takes nothing. Left out: who is limited (tests/unit/coordinator/test_state).
+and a refused request takes nothing. Left out: who is limited
+(tests/unit/operator/coordinator/test_state).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowan
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
 
 

@@ -4,7 +4,7 @@ a peer that takes a state over goes on exactly as its donor would; a state that 
 update is given once it does, without what its policy withholds.
 
 The replica is the real one, held against float64 by hand. Left out: who transfers to whom
-(tests/unit/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
+(tests/unit/core/policies/test_knowledge_transfer.py), how states are packed (test_snapshot.py).
 """
 
 from __future__ import annotations

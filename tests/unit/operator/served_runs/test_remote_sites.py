@@ -5,7 +5,7 @@ heartbeats alone write no status; a site says how many workers it has; a rank is
 workers of a site that differs are kept out; the target is judged on who trains along or may yet; a
 run that may go on at too few sites is over.
 
-Left out: how it comes here (tests/unit/federation, tests/local/test_federated_runs).
+Left out: how it comes here (tests/unit/operator/federation, tests/local/test_federated_runs).
 """
 
 from __future__ import annotations

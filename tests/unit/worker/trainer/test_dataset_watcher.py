@@ -2,7 +2,8 @@
 what is wrong; a file that is still not whole at its second look is told as pending, once; the
 number of samples is told on when it changes; a look that fails is told once and tried again.
 
-Left out: how files become samples (tests/unit/training/test_watch), the thread (tests/local).
+Left out: how files become samples (tests/unit/worker/training/test_watch), the thread
+(tests/local).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ reckons as before; the figures are means over replicas, without those that are n
 far these are apart; the pair of sites with the least bandwidth is named; what a worker says of
 peers that cannot be is not kept; links count that a worker that is there spoke of last.
 
-Left out: which record is believed (tests/unit/coordinator), how a status is written.
+Left out: which record is believed (tests/unit/operator/coordinator), how a status is written.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def test_shares_of_steps_are_none_under_adam(
     assert (problem.path, problem.line, problem.value, problem.allowed) == (path, 9, "adam", "sgd")
 
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "policies.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "policies.md"
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.BUILT_IN))

@@ -3,7 +3,8 @@ none they are unknown, however long the worker waits for others before its first
 minute from that step on; then all count as having as many as this worker. A number that is known
 is taken at once.
 
-Left out: how sidecars come to know it (tests/unit/sidecar/test_resource_controller.py).
+Left out: how sidecars come to know it
+(tests/unit/core/resource_control/test_resource_controller.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ that goes while the operator runs is put back with the same key, unless the rele
 and belongs to a Service that was made anew meanwhile; a renewal counts once it is kept.
 The API server here keeps one Secret, one ConfigMap and one Service in memory.
 
-Left out: certificates themselves (tests/unit/exchange/test_authority.py), a real API server.
+Left out: certificates themselves (tests/unit/worker/transport/test_authority.py), a real API
+server.
 """
 
 from __future__ import annotations

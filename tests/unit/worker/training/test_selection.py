@@ -19,7 +19,7 @@ from dlion_worker.training.datasets.named_datasets import digits
 from dlion_worker.training.datasets.tfrecord import TFRecordSource
 from example_counts import examples
 
-CIFAR = Path(__file__).parents[3].parent / "shared" / "data" / "cifar10" / "test.tfrecord"
+CIFAR = Path(__file__).parents[4].parent / "shared" / "data" / "cifar10" / "test.tfrecord"
 THRESHOLD = 0.05
 
 

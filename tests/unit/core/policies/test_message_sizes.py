@@ -2,7 +2,7 @@
 neither is it with what stands beside it; a lower bound of the manifest counts. What is allowed is
 not far beyond the worst.
 
-Left out: that receivers refuse what is longer (tests/unit/exchange/test_framing.py).
+Left out: that receivers refuse what is longer (tests/unit/core/links/test_framing.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Proves: what an operator that has just started does not know ends no run; workers scaled away count
 no more; a wrong, newer or corrected manifest ends none; each end has its true reason and progress;
 what other writers put into the status stays. Left out: real API servers and pods (tests/cluster),
-and what trainers report (tests/unit/trainer).
+and what trainers report (tests/unit/worker/trainer).
 """
 
 from __future__ import annotations
