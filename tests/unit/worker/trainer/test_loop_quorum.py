@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import pytest
-from tests.unit.trainer.test_loop_cluster import differing
+from tests.unit.worker.trainer.test_loop_cluster import differing
 
 from dlion_api.names import Rank
 from dlion_core.lifecycle import join_barrier

@@ -42,7 +42,11 @@ class Saving:
             advertise_host="", data_root="", results_dir="", resume=True,
         )  # fmt: skip
         reporter = Reporter(
-            rank=Rank(0), incarnation=1, start_monotonic_s=0.0, send=self.records.extend
+            rank=Rank(0),
+            incarnation=1,
+            start_monotonic_s=0.0,
+            clock_s=float,
+            send=self.records.extend,
         )  # type: ignore[arg-type] # only events are sent here
         self.saver = StateSaver(
             config, checkpointer=self.checkpointer, progress=self.progress, reporter=reporter
