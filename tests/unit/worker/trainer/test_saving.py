@@ -17,10 +17,10 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
-from dlion_core import policies
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
+from dlion_core.policies import factory
 from dlion_core.policies.interface import Layout
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.training.checkpointing import Checkpointer
@@ -54,7 +54,7 @@ class Saving:
 
     def checkpointer(self, path: Path) -> Checkpointer:
         layout = Layout(("w",), (SIZE,))
-        machine = policies.build(synchronous_job(2, 100).spec, Rank(0), layout, [Rank(0), Rank(1)])
+        machine = factory.build(synchronous_job(2, 100).spec, Rank(0), layout, [Rank(0), Rank(1)])
         replica = Replica(Model(0, None, 0.0, lambda: None))
         return Checkpointer(
             path, every_s=300, replica=replica, progress=self.progress, stream=Stream(),
