@@ -96,24 +96,19 @@ class Case:
     """By which it is refused, or `IN_TLS`."""
     act: Act
     told: str = ""
-    """By whom it is told; empty: as everything that is refused there."""
-
-
-TOLD = "metric, event"
-TOLD_IN_TLS = "who dialled"
-
-
-def told(case: Case) -> str:
-    """How it is told."""
-    return case.told or (TOLD_IN_TLS if case.reason == IN_TLS else TOLD)
+    """How it is told, where that is not as the page has it for `reason`."""
 
 
 def table(cases: Sequence[Case]) -> list[str]:
-    """The matrix in Markdown."""
-    lines = ["| at | caller | refused | reported by |", "|---|---|---|---|"]
+    """The matrix in Markdown: a row for the callers of a port with the same answer."""
+    callers: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         reason = case.reason if case.reason == IN_TLS else f"`{case.reason}`"
-        lines.append(f"| {case.at} | {case.who} | {reason} | {told(case)} |")
+        answer = f"{reason} ({case.told})" if case.told else reason
+        callers.setdefault((case.at, answer), []).append(case.who)
+    lines = ["| at | callers | refused |", "|---|---|---|"]
+    for (at, answer), names in callers.items():
+        lines.append(f"| {at} | {'; '.join(names)} | {answer} |")
     return lines
 
 
