@@ -10,7 +10,7 @@ from dlion_operator.federation.reports import Statement
 
 
 class FederationRefusalReason(StrEnum):
-    """Why another operator's stream was refused; docs/federation.md explains each."""
+    """Why another operator's stream was refused; docs/several-sites.md explains each."""
 
     BAD_CERTIFICATE = "BadCertificate"
     WRONG_SITE = "WrongSite"

@@ -231,6 +231,6 @@ def test_figures_are_said_every_five_seconds_at_most() -> None:
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "federation.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "several-sites.md").read_text()
     for reason in FederationRefusalReason:
         assert f"| `{reason}` | " in page
