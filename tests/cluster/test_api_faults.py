@@ -1,24 +1,18 @@
 """The operator beside an API server that misbehaves, through a proxy that counts every request.
 
-Proves: killed just before and just after every single request that changes something in a job's
-life (the site's authority made; the job made with its claim; a run that takes the place of another,
-suspended, resumed, made smaller and larger, trained to its end; deleted; in the slow tier a lost
-pod; there at events, too), the operator leaves what an
-undisturbed life leaves, and nothing after the end; a job that is deleted while it is made leaves
-nothing, though the operator is gone or, in the slow tier, goes on; late answers, 429, 500, 503 and
-401 are got over with nothing made twice, and so is an API server that is killed or, in the slow
-tier, stands still for 30 s. There also: what is unchanged costs no such request for 11 minutes, no
-event and little CPU;
-what a silent watch hides is acted on, and liveness tells of it.
-Left out: pods that run, tokens that run out (test_operator_tokens), an API server that lost what
-it had stored.
+Proves: a job that is deleted while it is made leaves nothing, though the operator is gone or, in
+the slow tier, goes on; late answers, 429, 500, 503 and 401 are got over with nothing made twice,
+and so is an API server that is killed or, in the slow tier, stands still or is away for longer.
+There also: what is unchanged costs no such request for 11 minutes, no event and little CPU; what a
+silent watch hides is acted on, and liveness tells of it.
+Left out: an operator that is killed (test_kills_at_requests), pods that run, tokens that run out
+(test_operator_tokens), an API server that lost what it had stored.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -30,12 +24,10 @@ import pytest
 
 from dlion_api.errors import UnavailableError
 from fault_proxy import Answer, FaultProxy, Request, waited
-from operator_process import OperatorProcess, token_of
+from operator_process import OperatorProcess, proxied_operator, token_of
 from podless_jobs import (
     children,
     end_workers,
-    has_silent_worker,
-    lose_worker,
     manifest,
     settled,
     state_of,
@@ -51,9 +43,6 @@ QUIET_S = 3.0
 """No request for so long: the operator has done what it wanted."""
 SLOW_S = 0.25
 """How late answers are while a job is made, so that it can be deleted between two of them."""
-AWAY_S = 30.0
-MOST_KILLS = 40
-"""At the requests of one part of a life, each before and after."""
 UNCHANGED_S = 660.0
 """After ten minutes all that is not watched has been looked at once more."""
 MOST_OF_A_CORE = 0.01
@@ -68,21 +57,10 @@ def proxy(kubectl: Kubectl, tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def operator(
-    nobody_runs_pods: None,
-    proxy: FaultProxy,
-    kubectl: Kubectl,
-    tmp_path: Path,
+    nobody_runs_pods: None, proxy: FaultProxy, kubectl: Kubectl, tmp_path: Path
 ) -> Iterator[OperatorProcess]:
-    home = kubectl.namespace
-    with OperatorProcess(
-        tmp_path,
-        proxy.kubeconfig,
-        namespaces=(home,),
-        namespace=home,
-        settings={"keeper": {"size": "1Gi"}},
-    ) as process:
+    with proxied_operator(proxy, kubectl, tmp_path) as process:
         yield process
-        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
 def kept_alive(operator: OperatorProcess, look: Callable[[], bool], within_s: float) -> bool:
@@ -120,162 +98,6 @@ def can_list(kubectl: Kubectl, kind: str) -> bool:
     with contextlib.suppress(UnavailableError):
         return bool(kubectl.get(kind))
     return False
-
-
-# ---- killed at every request -----------------------------------------------------------------
-
-Act = Callable[[Kubectl], object]
-Done = Callable[[Kubectl], bool]
-DELETED: tuple[Act, Done] = (
-    lambda it: it.run("delete", "dlj", "digits"),
-    lambda it: not children(it),
-)
-LIFE: dict[str, tuple[Act, Done]] = {
-    "another run": (lambda it: it.apply(manifest(runId="2")), lambda it: run_of(it) == "2"),
-    "suspended": (
-        lambda it: it.apply(manifest(runId="2", suspend=True)),
-        lambda it: state_of(it) == "Suspended" and not workers(it),
-    ),
-    "resumed": (lambda it: it.apply(manifest(runId="2")), lambda it: len(workers(it)) == 3),
-    "smaller": (
-        lambda it: it.apply(manifest(runId="2", small=1)),
-        lambda it: len(workers(it)) == 2,
-    ),
-    "larger": (
-        lambda it: it.apply(manifest(runId="2", small=3)),
-        lambda it: len(workers(it)) == 4,
-    ),
-    "ended": (end_workers, lambda it: state_of(it) == "Succeeded"),
-    "deleted": DELETED,
-    "made": (
-        lambda it: it.apply(manifest(runId="3")),
-        lambda it: len(workers(it)) == 3 and "PersistentVolumeClaim/digits-keeper" in children(it),
-    ),
-    "deleted again": DELETED,
-}
-"""How each part of a job's life comes to be, and what holds once it has."""
-LOSS: dict[str, tuple[Act, Done]] = {
-    "lost": (lose_worker, lambda it: len(workers(it)) == 3 and not has_silent_worker(it)),
-    "deleted": DELETED,
-}
-
-
-def run_of(kubectl: Kubectl) -> str:
-    """The run that the status speaks of."""
-    return str(kubectl.get("dlj", "digits")["status"].get("runId"))
-
-
-def begin(kubectl: Kubectl, proxy: FaultProxy, *, ends: bool) -> None:
-    """A first run, which comes to its end where that is wanted."""
-    kubectl.apply(manifest())
-    settled(kubectl, pods=3)
-    if ends:
-        end_workers(kubectl)
-        assert waited(lambda: state_of(kubectl) == "Succeeded", 40)
-    assert waited(lambda: proxy.is_quiet(QUIET_S), 40)
-
-
-def killed_at_every_request(
-    proxy: FaultProxy,
-    operator: OperatorProcess,
-    act: Callable[[], object],
-    patience_s: float,
-    *,
-    events: bool = False,
-) -> dict[str, list[str]]:
-    """Kills the operator at each request that follows from `act`: those before and after which.
-
-    What it knows is in the cluster, so after each kill a fresh process meets just the state that
-    this request leaves, or has not made. It has `patience_s` to come to the next one.
-    """
-    kills: dict[str, list[str]] = {"before": [], "after": []}
-    where = "before"
-    gate = proxy.hold(where, events=events)
-    act()
-    while True:
-        is_up = partial(_is_held_or_alive, proxy, operator)
-        assert waited(is_up, 30, every_s=0.05), operator.last_words()
-        if not gate.reached.wait(patience_s):
-            proxy.release()
-            return kills
-        kills[where].append(_named(gate.request))
-        assert len(kills[where]) < MOST_KILLS, kills
-        operator.kill()
-        where = "after" if where == "before" else "before"
-        gate = proxy.hold(where, events=events)
-        operator.launch()
-
-
-def _named(request: Request | None) -> str:
-    """Method and path, a pod's name without what is made up by chance."""
-    return re.sub(r"(/pods/[^/]+)-[a-z0-9]{5}\b", r"\1", str(request))
-
-
-def _is_held_or_alive(proxy: FaultProxy, operator: OperatorProcess) -> bool:
-    return proxy.is_holding or operator.livez()[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("life", "ends", "patience_s", "events"),
-    [
-        pytest.param(LIFE, True, QUIET_S, False, id="life"),
-        pytest.param(LIFE, True, QUIET_S, True, id="events of a life", marks=pytest.mark.slow),
-        pytest.param(LOSS, False, 80.0, False, id="loss", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.timeout(900)
-def test_killed_before_and_after_every_request_nothing_is_there_twice(
-    kubectl: Kubectl,
-    proxy: FaultProxy,
-    operator: OperatorProcess,
-    life: dict[str, tuple[Act, Done]],
-    ends: bool,
-    patience_s: float,
-    events: bool,
-) -> None:
-    """With `events` it is killed at these instead, before one and after the next: at every other
-    request it would never come to one, as whoever starts anew tells of what is done no more."""
-    undisturbed: dict[str, list[str]] = {}
-    requests: dict[str, set[str]] = {}
-    begin(kubectl, proxy, ends=ends)
-    for phase, (act, done) in life.items():
-        began = len(proxy.requests)
-        act(kubectl)
-        assert waited(partial(done, kubectl), 120), (phase, children(kubectl))
-        assert waited(lambda: proxy.is_quiet(QUIET_S), 40)
-        undisturbed[phase] = children(kubectl)
-        requests[phase] = {_named(each) for each in proxy.mutations(began)}
-    begin(kubectl, proxy, ends=ends)
-    told = 0
-    for phase, (act, done) in life.items():
-        begins = partial(act, kubectl)
-        kills = killed_at_every_request(proxy, operator, begins, patience_s, events=events)
-        assert waited(partial(done, kubectl), 60), (phase, kills, children(kubectl))
-        assert waited(partial(_has, kubectl, undisturbed[phase]), 60), (phase, kills)
-        told += len(kills["before"]) if events else 0
-        if not events:
-            assert set(kills["before"]) == set(kills["after"]) == requests[phase], phase
-        counts = " and ".join(f"{len(at)} {where}" for where, at in kills.items())
-        print(f"{phase}: killed {counts} a request")
-    assert told > 0 or not events
-
-
-def _has(kubectl: Kubectl, wanted: list[str]) -> bool:
-    return children(kubectl) == wanted
-
-
-def test_killed_as_it_makes_its_authority_it_makes_one(
-    kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess
-) -> None:
-    def from_the_beginning() -> None:
-        operator.kill()
-        kubectl.run("delete", "secret", "dlion-authority")
-        operator.launch()
-
-    kills = killed_at_every_request(proxy, operator, from_the_beginning, QUIET_S)
-    core = f"/api/v1/namespaces/{kubectl.namespace}"
-    made = [f"POST {core}/secrets", f"PATCH {core}/configmaps/dlion-authority"]
-    assert kills == {"before": made, "after": made}
 
 
 # ---- deleted at any time ---------------------------------------------------------------------
@@ -452,9 +274,16 @@ def test_answers_that_come_late_are_waited_for(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("how", ["killed", pytest.param("frozen", marks=pytest.mark.slow)])
-def test_an_api_server_that_is_away_for_30_s_is_got_over(
-    api_site: Site, kubectl: Kubectl, tmp_path: Path, how: str
+@pytest.mark.parametrize(
+    ("how", "away_s"),
+    [
+        ("killed", 12.0),
+        pytest.param("killed", 30.0, marks=pytest.mark.slow),
+        pytest.param("frozen", 30.0, marks=pytest.mark.slow),
+    ],
+)
+def test_an_api_server_that_is_away_is_got_over(
+    api_site: Site, kubectl: Kubectl, tmp_path: Path, how: str, away_s: float
 ) -> None:
     plane = api_site.control_plane
     access, home = kubectl.kubeconfig, kubectl.namespace
@@ -466,7 +295,7 @@ def test_an_api_server_that_is_away_for_30_s_is_got_over(
         else:
             plane.machine.signal("kube-apiserver", signal.SIGSTOP)
         try:
-            time.sleep(AWAY_S)
+            time.sleep(away_s)
             alive = operator.livez()
         finally:
             if how == "frozen":
@@ -479,7 +308,7 @@ def test_an_api_server_that_is_away_for_30_s_is_got_over(
         look = partial(_is_suspended, kubectl)
         assert kept_alive(operator, look, 120), operator.last_words()
         print(
-            f"{how} for {AWAY_S:g} s: /livez {alive}, starts: {operator.starts}, "
+            f"{how} for {away_s:g} s: /livez {alive}, starts: {operator.starts}, "
             f"acts again within {time.monotonic() - began_s:.0f} s"
         )
         assert alive[0] == 200

@@ -76,8 +76,6 @@ WITH_A_SECRET = {
     ],
 }
 DEADLINE_S, TTL_S = 15, 40
-TRAINS_S = 25
-"""Long enough for what happens to a job in the middle."""
 NOWHERE = {"nodeSelector": {"dlion.test/node": "nowhere"}}
 
 
@@ -147,15 +145,8 @@ def too_little_memory(document: dict[str, Any], limit: str) -> dict[str, Any]:
     return named(document, "no-memory", {})
 
 
-def trains_for_a_while(**spec: Any) -> dict[str, Any]:
-    """Two workers of a group each."""
-    document = manifest({"a": 500, "b": 500}, **spec)
-    document["spec"]["trainer"]["stop"] = {"maxSeconds": TRAINS_S}
-    return document
-
-
 def kills(kubectl: Kubectl, _: Path) -> None:
-    kubectl.apply(trains_for_a_while(startDeadlineSeconds=60))
+    kubectl.apply(manifest({"a": 500, "b": 500}, startDeadlineSeconds=60))
     wait_until_trains(kubectl)
     pods = {
         each["metadata"]["labels"]["dlion.dev/group"]: each["metadata"]["name"]
@@ -176,7 +167,7 @@ def kills(kubectl: Kubectl, _: Path) -> None:
 
 
 def a_break(kubectl: Kubectl, tmp_path: Path) -> None:
-    document = trains_for_a_while()
+    document = manifest({"a": 500, "b": 500})
     one, *others = open_nodes(kubectl)
     if not others:
         pytest.skip(f"there is no node but {one} that takes pods")
@@ -222,7 +213,7 @@ def too_long(kubectl: Kubectl, _: Path) -> None:
         "DeadlineExceeded",
         True,
     )
-    assert is_told(kubectl, "digits", "DeadlineExceeded")
+    eventually(partial(is_told, kubectl, "digits", "DeadlineExceeded"), what="an event")
     began = seconds(document["metadata"]["creationTimestamp"])
     assert seconds(failed["lastTransitionTime"]) - began >= DEADLINE_S
     ours = "app.kubernetes.io/managed-by=dlion-operator"

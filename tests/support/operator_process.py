@@ -24,8 +24,10 @@ from dlion_api.errors import UnavailableError
 from operator_starter import ForkedOperator, starter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
+    from fault_proxy import FaultProxy
     from testbed.kubectl import Kubectl
 
 START_TIMEOUT_S = 60.0
@@ -253,6 +255,21 @@ class OperatorProcess:
     ) -> None:
         if self.is_running():
             self.end(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def proxied_operator(
+    proxy: FaultProxy, kubectl: Kubectl, folder: Path
+) -> Iterator[OperatorProcess]:
+    """One for kubectl's namespace that asks the API server by that proxy, with a keeper's claim;
+    in the end it must have met no defect of its own."""
+    home = kubectl.namespace
+    settings = {"keeper": {"size": "1Gi"}}
+    with OperatorProcess(
+        folder, proxy.kubeconfig, namespaces=(home,), namespace=home, settings=settings
+    ) as process:
+        yield process
+        assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
 
 
 def free_ports(count: int) -> list[int]:
