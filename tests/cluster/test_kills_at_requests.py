@@ -81,10 +81,8 @@ LIFE: dict[str, tuple[Act, Done]] = {
     "deleted again": DELETED,
 }
 """How each part of a job's life comes to be, and what holds once it has."""
-SHORT_LIFE = {
-    part: LIFE[part] for part in ("another run", "suspended", "resumed", "ended", "deleted", "made")
-}
-"""Less the scaling, which changes what there is, and its last end."""
+SHORT_LIFE = {part: each for part, each in LIFE.items() if part not in ("smaller", "larger")}
+"""Less the scaling, which changes what there is."""
 LOSS: dict[str, tuple[Act, Done]] = {
     "lost": (lose_worker, lambda it: len(workers(it)) == 3 and not has_silent_worker(it)),
     "deleted": DELETED,
