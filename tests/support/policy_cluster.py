@@ -193,8 +193,8 @@ class Cluster:
 
     def deliver_all(self) -> None:
         """Until no message is under way."""
-        while link := next((link for link, queue in self.links.items() if queue), None):
-            self.deliver(*link)
+        while any(queue and self.deliver(*link) for link, queue in self.links.items()):
+            pass
 
     def lockstep(self, steps: int) -> None:
         """Every worker steps, everything arrives, and again."""

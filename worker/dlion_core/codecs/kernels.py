@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dlion_core.codecs.compiling import compiled, inlined, read_only
+from dlion_core.compiling import compiled, inlined, read_only
 
 _FLOATS, _BITS, _BYTES, _HALVES, _WORDS, _PLACES = (
     read_only(dtype)

@@ -21,8 +21,8 @@ import numpy as np
 from numba import types
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs.compiling import compiled, inlined, read_only
 from dlion_core.codecs.values import NotFiniteError, require_finite
+from dlion_core.compiling import compiled, inlined, read_only
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,7 @@ from dlion_core.codecs import kernels
 
 TINY = """
 from numba import types
-from dlion_core.codecs.compiling import compiled
+from dlion_core.compiling import compiled
 
 @compiled(types.int64(types.int64))
 def doubled(number):
