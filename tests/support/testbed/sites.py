@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from testbed.layout import SiteLayout
 
 DEFAULT_NAME = "dlion"
-_NODES_TIMEOUT_S = 90.0
+_NODES_TIMEOUT_S = 300.0  # two cores start up to six API servers with their nodes at once
 _DNS_TIMEOUT_S = 90.0
 _POLL_S = 0.25
 
