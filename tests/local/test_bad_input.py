@@ -46,7 +46,7 @@ def after_a_while():
     return np.float32(np.nan if count > 20 else 1)
 """
 NAN_AT_ONE_PEER = """
-from dlion_core.policies import gradient_selectors
+from dlion_core.policies.gradient import gradient_selectors
 
 whole = gradient_selectors.encode_whole
 
