@@ -72,7 +72,7 @@ class AdmissionPhase(Enum):
 
 TRANSITIONS = {
     AdmissionPhase.PEERS: frozenset(
-        {AdmissionPhase.LINKS, AdmissionPhase.BARRIER, AdmissionPhase.STATE, AdmissionPhase.DONE}
+        {AdmissionPhase.LINKS, AdmissionPhase.STATE, AdmissionPhase.DONE}
     ),
     AdmissionPhase.LINKS: frozenset(
         {AdmissionPhase.PEERS, AdmissionPhase.BARRIER, AdmissionPhase.STATE, AdmissionPhase.DONE}
@@ -145,20 +145,15 @@ class Admission:
         self._barrier: join_barrier.JoinBarrier | None = None
         self._pull: _Pull | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether this worker has got its state."""
-        return self.phase is AdmissionPhase.DONE
-
     def advance(self, now_s: float) -> list[AdmissionInstruction]:
         """Return what to do now."""
+        self.wake_at_s = None
         if self._pull is not None:
             epoch = self._inbox.link_epochs.get(self._pull.donors[0])
             if epoch == self._pull.link_epoch:
                 return []
             return self.pulled(None, now_s) or self.advance(now_s)
-        self.wake_at_s = None
-        if self.is_over:
+        if self.phase is AdmissionPhase.DONE:
             return []
         if self._inbox.stop_reason is not None:
             return self._pull_from(self._inbox.stopped, _any_state, is_last_chance=True)
