@@ -17,7 +17,7 @@ from dlion_core.lifecycle.admission import (
 )
 from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
 from dlion_core.policies.interface import SendMessage
-from dlion_core.topology.topology import CLUSTERED
+from dlion_core.topology.topology import is_all_to_all
 from dlion_simulator.context import WorkerPhase
 from dlion_worker.training.checkpointing import Checkpointer
 
@@ -56,9 +56,6 @@ class VirtualAdmission:
         self._worker, self._clock = worker, clock
         self._pull_from, self._start_training, self._retry = pull, start_training, retry
         self._job, self._before = worker.parts.job, before
-        is_all_to_all = len(worker.neighbours) == len(self._job.workers()) - 1
-        if self._job.spec.exchange.topology == CLUSTERED:
-            is_all_to_all = False
         self._admission = Admission(
             self._job,
             worker.rank,
@@ -67,7 +64,7 @@ class VirtualAdmission:
             now_s=clock.now_s,
             state_bytes=2 * worker.parts.replica.model.weights_D.nbytes,
             is_rejoin=before is not None,
-            neighbours=None if is_all_to_all else lambda: worker.neighbours,
+            neighbours=None if is_all_to_all(self._job, worker.rank) else lambda: worker.neighbours,
         )
         self._catching_up: CatchUp | None = None
         self._pull: PullState | None = None

@@ -53,6 +53,12 @@ def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
     return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
 
 
+def is_all_to_all(job: Job, rank: Rank) -> bool:
+    """Whether a worker always exchanges with all others; under `clustered` its links change."""
+    others = {worker.rank for worker in job.workers()} - {rank}
+    return job.spec.exchange.topology != CLUSTERED and neighbours_of(job, rank) >= others
+
+
 def min_neighbours(exchange: Exchange, count: int) -> int:
     """Return the smallest number of neighbours among `count` workers, without drawing a graph.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlion_core.policies.interface import TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups, grouping_problem, groups_by_site
-from dlion_core.topology.topology import CLUSTERED, neighbours_of
+from dlion_core.topology.topology import CLUSTERED, is_all_to_all, neighbours_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,9 +63,8 @@ class PeerSelection:
         self._regrouped = on_topology_change
         self._grouping: Grouping | None = None
         self._neighbours = neighbours_of(job, self._rank)
-        self.is_all_to_all = len(self._neighbours) == len(self._sites) - 1
+        self.is_all_to_all = is_all_to_all(job, self._rank)
         if job.spec.exchange.topology == CLUSTERED:
-            self.is_all_to_all = False
             self._regroup(groups_by_site(self._sites))
         self._is_linked_to_all = self.is_all_to_all
         self._linked_since_stop: set[Rank] = set()
