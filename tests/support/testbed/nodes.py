@@ -120,6 +120,12 @@ class Node:
         )
         return sorted(line for line in text.split() if not line.startswith("sha256:"))
 
+    def require_kubelet(self) -> None:
+        """Raises: UnavailableError with the end of its log where the kubelet has ended."""
+        if self.machine.process("kubelet") is None:
+            log = self.machine.log_path("kubelet").read_text(errors="replace")
+            raise UnavailableError(f"{self.layout.name}: kubelet has ended: {log[-1500:]}")
+
     def _wait_for_containerd(self) -> None:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while True:
