@@ -325,7 +325,8 @@ def machine_traces() -> set[str]:
     others = [r"(netns|cgroup) .*dlion-[0-9]|interface dl[0-9]"]  # of `dlion run`
     for name in kept:
         things = f"netns testbed-{name}-|interface tb-{name}$|cgroup .*/dlion-testbed-{name}$"
-        others.append(f"{things}|mount .*/dlion-testbed/{name}/")
+        mounts_of_it = f"mount .*/dlion-testbed/{name}/|mount .*/netns/testbed-{name}-"
+        others.append(f"{things}|{mounts_of_it}")
     return {each for each in found if not re.match("|".join(others), each)}
 
 
