@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
 HOME, NAME = "ml", "test"
 DEFINITION = ROOT / "crds" / "dlionjob.yaml"
-TRAINS_S = 35
+TRAINS_S = 30
 """Long enough for an upgrade in the middle."""
 
 

@@ -157,6 +157,7 @@ def carrying(run: LocalRun, since: int = 0) -> set[int]:
     return {r for r in range(3) if min(sent[r, 3], sent[3, r]) > FEW_BYTES}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_killed_gateway_is_replaced_and_the_run_ends_with_models_of_all(tmp_path: Path) -> None:
     environment = tmp_path / "environment.yaml"

@@ -30,6 +30,8 @@ from dlion_local.emulation.emulation import (
 from dlion_local.emulation.measurement import Quantity
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
 
+pytestmark = pytest.mark.trainerless
+
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
 PRIVILEGED = [
     pytest.param(False, id="unprivileged"),

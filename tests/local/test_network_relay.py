@@ -31,6 +31,8 @@ from dlion_local.emulation.network.relay_network import RelayNetwork
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+pytestmark = pytest.mark.trainerless
+
 COUNT = 3
 RANKS = [Rank(k) for k in range(COUNT)]
 

@@ -14,7 +14,7 @@ import yaml
 from dlion_api.exit_codes import ExitCode
 from local_run import LocalRun
 
-pytestmark = pytest.mark.patient
+pytestmark = [pytest.mark.patient, pytest.mark.slow]
 
 VIDEO = Path(__file__).parents[2] / "examples" / "video"
 

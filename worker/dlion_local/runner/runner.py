@@ -162,6 +162,8 @@ class LocalRunner:
         self._is_ending = True
         self._comparisons = _measure(environment)
         codes = group.poll()
+        for worker in self._job.workers():
+            environment.remove_quota(worker.rank)  # workers save their state at full speed
         group.close(STOP_GRACE_S)
         environment.close()
         for worker in self._job.workers():
