@@ -44,7 +44,7 @@ from dlion_worker.training import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_environments import Plan
+    from dlion_environments.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 BAR_RATIO, BAR_RATIO_WORKERS = 2.5, 6
