@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from dlion_api.document import Check, Limits, Rule, exactly_one, setting
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
+from dlion_environments.plan import Plan
 from dlion_environments.planning import check_start, plan_environment
 from dlion_environments.scheduled_events import unreached_paths
 from dlion_environments.times import common_lengths, describe_lengths
 from dlion_environments.validation import file_problems, time_orders
-
-if TYPE_CHECKING:
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
-    from dlion_environments.plan import Plan
 
 MAX_WORKERS = 1000
 MAX_MBIT_PER_S = 1e6

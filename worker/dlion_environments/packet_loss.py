@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 SEGMENT_BYTES = 1448
 """Payload of a full TCP segment on Ethernet, with time stamps."""

@@ -8,15 +8,12 @@ fractions be compared with seconds.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from dlion_api.document import IsValid
 from dlion_api.errors import Problem
 from dlion_environments.times import TimeOrder, TimePoint, TimeResolver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from dlion_api.document import IsValid
 
 _MAX_NAMED = 20
 """Maximum number of items listed; more are counted."""

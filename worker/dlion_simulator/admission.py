@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.admission import (
     Admission,
+    AdmissionInstruction,
     AdmissionPhase,
     AdoptState,
     KeepOwnState,
     PullState,
 )
 from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
-from dlion_core.policies.interface import SendMessage
+from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.policies.interface import Event, PolicyMachine, SendMessage
 from dlion_core.topology.topology import is_all_to_all
+from dlion_simulator.clock import VirtualClock
 from dlion_simulator.context import WorkerPhase
+from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training.checkpointing import Checkpointer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.membership import Membership
-    from dlion_core.lifecycle.admission import AdmissionInstruction
-    from dlion_core.links.events import StateRequest, StateSnapshot
-    from dlion_core.policies.interface import Event, PolicyMachine
-    from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.worker import VirtualWorker
 
 
 class VirtualAdmission:

@@ -6,15 +6,11 @@ when workers start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import CpuAllowance, Peers, SpeedProbe
-
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_api.protocol.membership import Membership
-    from dlion_environments.plan import Conditions
-    from dlion_simulator.context import WorkerParts
+from dlion_api.protocol.membership import Membership
+from dlion_environments.plan import Conditions
+from dlion_simulator.context import WorkerParts
 
 PROBE_CORE_S = 1.0
 """Measurement before the first step. It takes no virtual time, which begins with training."""

@@ -7,13 +7,18 @@ manages the links.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.measurements import Capacity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.reasons import EventReason
-from dlion_core.links.events import LinkUp
+from dlion_api.spec import Job
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
+from dlion_core.policies.interface import PolicyMachine
 from dlion_core.topology.topology import graph_of
+from dlion_environments.plan import Absence, Conditions, Plan
 from dlion_simulator.admission import VirtualAdmission
 from dlion_simulator.bootstrap import (
     connect_sidecar,
@@ -22,23 +27,12 @@ from dlion_simulator.bootstrap import (
     probe_speed,
     send_membership,
 )
+from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.connections import VirtualConnections
 from dlion_simulator.context import WorkerPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlion_api.names import Rank, WorkerIdentity
-    from dlion_api.protocol.measurements import Capacity
-    from dlion_api.spec import Job
-    from dlion_core.links.events import LinkDown, StateRequest, StateSnapshot
-    from dlion_core.policies.interface import PolicyMachine
-    from dlion_environments.plan import Absence, Conditions, Plan
-    from dlion_simulator.clock import ScheduledEvent, VirtualClock
-    from dlion_simulator.links import VirtualLink
-    from dlion_simulator.network import VirtualNetwork
-    from dlion_simulator.worker import VirtualWorker
-
+from dlion_simulator.links import VirtualLink
+from dlion_simulator.network import VirtualNetwork
+from dlion_simulator.worker import VirtualWorker
 
 STATE_RETRY_S = 0.01
 """Interval between checks whether a peer's state includes the requested iteration."""

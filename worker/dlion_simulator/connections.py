@@ -7,9 +7,10 @@ reach each other reconnect.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
 from dlion_core.links.deadline import (
     HEARTBEAT_S,
     MAX_RECONNECT_WAIT_S,
@@ -17,16 +18,10 @@ from dlion_core.links.deadline import (
     RECONNECT_WAIT_S,
 )
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_simulator.clock import NANOSECONDS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Conditions
-    from dlion_simulator.clock import ScheduledEvent, VirtualClock
-    from dlion_simulator.links import VirtualLink
-    from dlion_simulator.network import VirtualNetwork
+from dlion_environments.plan import Conditions
+from dlion_simulator.clock import NANOSECONDS_PER_S, ScheduledEvent, VirtualClock
+from dlion_simulator.links import VirtualLink
+from dlion_simulator.network import VirtualNetwork
 
 SILENCE_S = MIN_MISSED_HEARTBEATS * HEARTBEAT_S
 """A silent peer is disconnected after this. Real links with rare or irregular frames wait

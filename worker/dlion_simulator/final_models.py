@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from dlion_api.errors import UnavailableError
+from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
 from dlion_results.run_folder.storage import writing
+from dlion_simulator.worker import VirtualWorker
+from dlion_worker.training.evaluation import Evaluator
+from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import (
     CollectedReplica,
     choose_model,
@@ -20,18 +28,6 @@ from dlion_worker.training.site_model import (
     site_leads,
 )
 from dlion_worker.training.snapshot import TrainingState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import Executor
-    from pathlib import Path
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
-    from dlion_simulator.worker import VirtualWorker
-    from dlion_worker.training.evaluation import Evaluator
-    from dlion_worker.training.replica import LocalReplica
 
 
 class FinalModels:

@@ -8,8 +8,9 @@ by `worker`; opened and closed by `connections`.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.links.events import LinkCounters
 from dlion_core.links.framing import Lane, lane_of
@@ -19,13 +20,8 @@ from dlion_core.links.link_budget import (
 )
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
 from dlion_core.policies.interface import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.network import VirtualNetwork, VirtualTransfer
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.network import VirtualNetwork, VirtualTransfer
 
 HEADER_BYTES = 128
 """Overhead of a message: its frame's fields, HTTP/2 and a TLS record. It takes link time, but

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from dlion_api.endings import stop_rule_met
 from dlion_api.errors import UnavailableError
-from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
 from dlion_core.policies.catalogue import messages_must_arrive
-from dlion_core.policies.interface import MessageArrived
+from dlion_core.policies.interface import Message, MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_core.topology.topology import neighbours_of
+from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
@@ -43,16 +47,6 @@ from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from dlion_api.names import Rank, WorkerIdentity
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.spec import Job
-    from dlion_core.policies.interface import Message
-    from dlion_environments.plan import Conditions, ConditionsChange, Plan
 
 UNUSED_LINKS_INTERVAL_S = 10.0
 """With a parameter server or a sparse graph most links are unused. Reporting them every second

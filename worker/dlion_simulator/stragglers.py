@@ -8,15 +8,12 @@ steps.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Straggler
+from dlion_api.names import Rank
+from dlion_environments.plan import Straggler
 
 _STREAM = 0x57A6
 """Separates these draws from others with the same seed."""

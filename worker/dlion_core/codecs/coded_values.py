@@ -8,12 +8,14 @@ then its bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import quantized
+from dlion_core.codecs.coding import Coding
 from dlion_core.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
 from dlion_core.codecs.quantized import LEVELS_4, LEVELS_8, blocks_of
 from dlion_core.codecs.values import (
@@ -25,12 +27,6 @@ from dlion_core.codecs.values import (
     to_float16,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlion_core.codecs.coding import Coding
-
-    Payload = bytes | memoryview
 
 _LENGTH_BYTES: Final = 4
 _LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4}

@@ -16,16 +16,14 @@ Source: Golomb, Run-length encodings, 1966; Rice and Plaunt, 1971; varints as in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.compiling import compiled, inlined, read_only
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SKIP: Final = 0xFFFF
 """Gap value: 65,535 entries ahead, without a kept entry there."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +33,8 @@ from dlion_core.codecs.positions import (
     positions_bytes,
     range_positions,
 )
+from dlion_core.codecs.selected import SelectedEntries
 from dlion_core.codecs.values import ValueCodec, peak_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlion_core.codecs.selected import SelectedEntries
 
 Payload = bytes | memoryview
 

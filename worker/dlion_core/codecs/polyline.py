@@ -15,19 +15,18 @@ values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs.values import NotFiniteError, require_finite
 from dlion_core.compiling import compiled, inlined, read_only
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Payload = bytes | memoryview
 
-    Payload = bytes | memoryview
 
 MAX_DECIMALS: Final = 9
 """A float32 times 10^9 is exact in float64, and this exceeds float32's precision."""

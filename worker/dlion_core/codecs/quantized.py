@@ -16,16 +16,14 @@ OOPSLA 2014. Scales and keys are ours. Legend: K values, B blocks of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.compiling import compiled, inlined, read_only
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BLOCK: Final = 256
 """Values that share a scale."""

@@ -9,15 +9,12 @@ Legend: D entries of the flat vector, K kept, L variables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.codecs import kernels
 from dlion_core.codecs.positions import BLOCK, Positions, positions_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 import math
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import kernels
 from dlion_core.codecs.quantized import blocks_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 if sys.byteorder != "little":
     msg = "dlion_core.codecs reads and writes arrays in place: it needs a little-endian machine"

@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
+from dlion_api.spec import Job
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.catch_up import MAX_BUFFERED_BYTES
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.catalogue import (
     is_fully_synchronous,
@@ -27,12 +30,6 @@ from dlion_core.policies.catalogue import (
 )
 from dlion_core.policies.interface import SendMessage
 from dlion_core.policies.iteration_guard import MAX_LEAD
-
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.inbox import EventInbox
 
 Acceptance = Callable[[StateSnapshot], "StateSnapshot | None"]
 

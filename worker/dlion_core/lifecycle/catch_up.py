@@ -9,28 +9,25 @@ Peers wait only for its promise.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.policies.interface import (
     Event,
     IterationReplayed,
     MemberJoined,
     MemberLeft,
+    Message,
     MessageArrived,
     MessageKind,
+    PolicyMachine,
 )
 from dlion_core.policies.iteration_guard import MAX_LEAD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-    from dlion_core.lifecycle.inbox import EventInbox
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Message, PolicyMachine
 
 MAX_BUFFERED_BYTES = 256 * 2**20
 """Limit on messages buffered while a state is transferred.

@@ -6,24 +6,20 @@ latecomers get answers, and the policy gets the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
+from dlion_api.names import Rank
+from dlion_api.spec import Job
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor, Replica
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
-from dlion_core.policies.interface import Event, MessageArrived, MessageKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.gradient_norms import NormMeter
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Message
-    from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.interface import Event, Message, MessageArrived, MessageKind
+from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class DispatcherComponents(Protocol):

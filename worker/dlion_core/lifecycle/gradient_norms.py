@@ -7,15 +7,12 @@ update. Under other batching policies nothing is computed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlion_api.protocol.measurements import GradientNorms
-
-if TYPE_CHECKING:
-    from dlion_api.spec import Job
-    from dlion_core.policies.interface import Flat
+from dlion_api.spec import Job
+from dlion_core.policies.interface import Flat
 
 MAX_SQUARED_NORM = 1e18
 """Larger norms are not reported: the record's limit, and no useful gradient."""

@@ -8,12 +8,17 @@ unless some of its workers trained meanwhile: then this worker rejoins, as after
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS
 from dlion_core.policies.interface import (
     Event,
+    Instruction,
     MemberJoined,
     MemberLeft,
     MessageArrived,
@@ -21,15 +26,6 @@ from dlion_core.policies.interface import (
     RejectMessage,
 )
 from dlion_core.policies.partitions.quorum import SiteQuorum
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Instruction
 
 REPORT_AFTER_S = MIN_MISSED_HEARTBEATS * HEARTBEAT_S
 """A shorter loss of quorum is not reported: it may be a brief link failure."""

@@ -11,28 +11,23 @@ A state machine without I/O, driven by the trainer's loop and by the simulated w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dlion_api.errors import DivergedError
-from dlion_api.protocol.measurements import StepTiming
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, StepTiming
 from dlion_api.protocol.progress import StepRecord
+from dlion_api.spec import Job
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.instruction_executor import Replica
-from dlion_core.policies.interface import BudgetsChanged, LocalStepDone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Directive
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Event, Flat, Message
-    from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone, Message
+from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class StepPhase(Enum):

@@ -8,14 +8,11 @@ moment, the weights of the update compensate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import GlobalBatchSize
+from dlion_api.names import Rank
+from dlion_api.spec import GlobalBatchSize
 
 
 class GlobalBatchController:

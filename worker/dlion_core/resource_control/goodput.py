@@ -29,16 +29,11 @@ recalled: there the weights minimise the variance node by node). Ours: the grid,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from dlion_api.protocol.measurements import BatchChoice, GradientNoise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import GradientNorms
-    from dlion_api.spec import GlobalBatchSize
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import BatchChoice, GradientNoise, GradientNorms
+from dlion_api.spec import GlobalBatchSize
 
 DECAY = 0.98
 """Weight of the history when an iteration is added; about fifty iterations count."""

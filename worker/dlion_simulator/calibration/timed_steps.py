@@ -5,22 +5,16 @@ Called by `dlion calibrate`; `calibration` does the timing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlion_api.spec import Optimizer
+from dlion_api.spec import Job, Optimizer
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_api.spec import Job
 
 RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
 
