@@ -6,7 +6,7 @@ values only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, WorkerIdentity
@@ -130,13 +130,16 @@ class Plan:
                 current = change.conditions
         return current
 
+    def _all_conditions(self) -> Iterator[WorkerConditions]:
+        for conditions in (self.initial, *(change.conditions for change in self.changes)):
+            yield from conditions.workers
+
     @property
     def shapes_links(self) -> bool:
         """Whether any link has a rate, a latency or a cut at any time."""
-        return any(
-            worker.uplink or worker.downlink or any(worker.latency_s.values()) or worker.cut_peers
-            for conditions in (self.initial, *(change.conditions for change in self.changes))
-            for worker in conditions.workers
+        return self.asks_for_latency or any(
+            worker.uplink or worker.downlink or worker.cut_peers
+            for worker in self._all_conditions()
         )
 
     @property
@@ -152,11 +155,7 @@ class Plan:
     @property
     def asks_for_latency(self) -> bool:
         """Whether any link has a latency at any time."""
-        return any(
-            any(worker.latency_s.values())
-            for conditions in (self.initial, *(change.conditions for change in self.changes))
-            for worker in conditions.workers
-        )
+        return any(any(worker.latency_s.values()) for worker in self._all_conditions())
 
     @property
     def limits_cpu(self) -> bool:

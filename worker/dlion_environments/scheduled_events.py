@@ -5,46 +5,30 @@ Only the simulator supports them; on real processes they are rejected, each by n
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import Problem
 from dlion_api.names import Rank
+from dlion_api.spec import Job
 from dlion_environments.plan import Absence, Straggler
+from dlion_environments.times import TimeResolver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dlion_api.spec import Job
-    from dlion_environments.model import Environment, EnvironmentAbsence, EnvironmentTime
+    from dlion_environments.model import Environment, EnvironmentTime
     from dlion_environments.model import EnvironmentStraggler as StragglerFields
-    from dlion_environments.times import TimeResolver
 
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
 
 
-def _by_worker(
-    absences: Sequence[EnvironmentAbsence],
-) -> Iterable[tuple[int, list[tuple[int, EnvironmentAbsence]]]]:
-    indexed = sorted(enumerate(absences), key=lambda pair: pair[1].worker)
-    for rank, own in itertools.groupby(indexed, key=lambda pair: pair[1].worker):
-        yield rank, list(own)
-
-
-def _late(environment: Environment) -> list[tuple[int, int]]:
-    """(Rank, index in the file) of workers that are absent at the start."""
-    return [(a.worker, i) for i, a in enumerate(environment.absences) if a.leaves is None]
-
-
 def late_problems(environment: Environment, job: Job, source: str) -> Iterable[Problem]:
     """Workers that come late to a run that would wait for them."""
-    spec, late = job.spec, _late(environment)
-    late_ranks = {rank for rank, _ in late}
-    sites = {worker.site for worker in job.workers() if worker.rank not in late_ranks}
-    for rank, index in late:
-        path = f"absences[{index}]"
+    spec = job.spec
+    late = {f"absences[{i}]": a.worker for i, a in enumerate(environment.absences) if not a.leaves}
+    sites = {worker.site for worker in job.workers() if worker.rank not in late.values()}
+    for path, rank in late.items():
         if spec.start_deadline_seconds is None:
             yield Problem(
                 path=path,
@@ -126,9 +110,8 @@ def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
 def absences_of(environment: Environment, times: TimeResolver) -> tuple[Absence, ...]:
     """In seconds, in order of worker and time."""
     return tuple(
-        Absence(Rank(rank), times.seconds(absence.leaves), times.seconds(absence.comes))
-        for rank, own in _by_worker(environment.absences)
-        for _, absence in own
+        Absence(Rank(absence.worker), times.seconds(absence.leaves), times.seconds(absence.comes))
+        for absence in sorted(environment.absences, key=lambda absence: absence.worker)
     )
 
 
