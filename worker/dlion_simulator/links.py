@@ -14,10 +14,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.links.events import LinkCounters
 from dlion_core.links.framing import Lane, lane_of
-from dlion_core.links.link_budget import (
-    LinkBudget,
-    QueueRule,
-)
+from dlion_core.links.link_budget import LinkBudget, QueueRule
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
 from dlion_core.policies.interface import Message
 from dlion_simulator.clock import VirtualClock
@@ -50,7 +47,8 @@ class VirtualLink:
         self._rule = rule
         self._deliver, self._give_up = deliver, give_up
         self._connection_count = 0
-        self._is_up = False
+        self.is_up = False
+        """Whether messages pass."""
         self._last_due_s = 0.0
         self._pulls: list[VirtualTransfer] = []
         self._pulled_bytes = 0
@@ -64,15 +62,10 @@ class VirtualLink:
         self._sent_bytes = self._arrived = 0
         self._reported_bytes, self._reported_busy_s = 0, 0.0
 
-    @property
-    def is_up(self) -> bool:
-        """Whether messages pass."""
-        return self._is_up
-
     def open(self) -> None:
         """Let messages pass from now on."""
         self._connection_count += 1
-        self._is_up = True
+        self.is_up = True
 
     def close(self) -> None:
         """Drop queued and in-flight messages, and all later ones until `open`."""
@@ -86,7 +79,7 @@ class VirtualLink:
         self._in_flight.clear()
         self._pulls.clear()
         self._set_idle()
-        self._is_up = False
+        self.is_up = False
 
     def pull(self, size_bytes: int, take: Callable[[], object]) -> None:
         """Transfer a state of that size beside the messages.
@@ -100,7 +93,7 @@ class VirtualLink:
             self._pulled_bytes += size_bytes
             self._clock.after(
                 self._network.latency_s(self._sender, self._receiver),
-                lambda: take() if self._is_up and connection == self._connection_count else None,
+                lambda: take() if self.is_up and connection == self._connection_count else None,
             )
 
         transfer = self._network.begin(
@@ -126,7 +119,7 @@ class VirtualLink:
 
     def push(self, message: Message) -> None:
         """Queue a message in its lane. A link that is down drops it."""
-        if not self._is_up:
+        if not self.is_up:
             self._dropped += 1
             return
         lane = lane_of(message.kind)
@@ -162,23 +155,18 @@ class VirtualLink:
 
     def state(self) -> LinkCounters:
         """The link's counters, as on a real link."""
-        arrived, in_flight_bytes = (
-            self._arrived_bytes(),
-            sum(self._remaining_bytes(lane) for lane in Lane),
-        )
+        arrived = self._arrived_bytes()
+        in_flight_bytes = sum(self._remaining_bytes(lane) for lane in Lane)
         self._sent_bytes = max(self._sent_bytes, arrived + in_flight_bytes)
         return LinkCounters(
-            connected=self._is_up,
-            incarnation=1,
+            connected=self.is_up,
             queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
             unacknowledged_bytes=in_flight_bytes,
             window_bytes=self._budget.window_bytes,
             sent_total=self._sent_bytes + self._pulled_bytes,
             acknowledged_total=arrived + self._pulled_bytes,
-            received_total=0,
             dropped_messages=self._dropped,
             wire_sent_bytes=self._sent_bytes + self._pulled_bytes,
-            wire_received_bytes=0,
         )
 
     # ---- inside
@@ -204,7 +192,7 @@ class VirtualLink:
         self._last_due_s = max(self._last_due_s, now_s + self.latency_s)
 
         def arrive() -> None:
-            if self._is_up and connection == self._connection_count:
+            if self.is_up and connection == self._connection_count:
                 self._deliver(message)
 
         self._clock.after(self._last_due_s - now_s, arrive)

@@ -36,7 +36,7 @@ from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
 from dlion_simulator.costs import StepCosts
-from dlion_simulator.final_models import FinalModels
+from dlion_simulator.final_models import save_final_models
 from dlion_simulator.links import VirtualLink
 from dlion_simulator.network import VirtualNetwork
 from dlion_simulator.stragglers import StragglerModel
@@ -107,7 +107,11 @@ class Simulation:
         self._conditions = plan.initial
         self._dataset_cache = datasets.DatasetCache()
         self._loaded: dict[Rank, datasets.DataSet] = {}
-        self._straggler_models: dict[Rank, StragglerModel] = {}
+        self._straggler_models = {
+            w.rank: StragglerModel(plan.stragglers, seed=job.spec.trainer.seed, rank=w.rank)
+            for w in job.workers()
+        }
+        """One for all incarnations of a worker: a restart does not reset the draws."""
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""
@@ -134,8 +138,14 @@ class Simulation:
             training = self._churn.training
             for worker in training.values():
                 worker.report_links(now=True)
-            FinalModels(self._job, training, self._evaluator, executor).run(
-                ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
+            save_final_models(
+                self._job,
+                training,
+                self._evaluator,
+                executor,
+                ended_s=virtual_s,
+                stop_reason=self._stop_reason,
+                results_dir=self._results_dir,
             )
             self._evaluator.close()
         finally:
@@ -166,10 +176,26 @@ class Simulation:
         trainer = self._job.spec.trainer
         self._program = programs.load(trainer.program, directory=self._program_root)
         first = self._job.workers()[0]
-        data = self._data(first)
-        self._loaded[first.rank] = data
-        self._template_model = self._model(self._program, data)
-        self._evaluator = self._evaluator_of(self._template_model, data)
+        data = self._loaded[first.rank] = self._data(first)
+        self._template_model = FlatModel(
+            self._program,
+            input_shape=data.input_shape,
+            class_count=data.class_count,
+            seed=trainer.seed,
+            freeze=trainer.freeze,
+            input_dtype=data.input_dtype,
+        )
+        if trainer.start_from:
+            self._template_model.load_keras(self._data_root / trainer.start_from)
+        self._evaluator = Evaluator(
+            self._template_model,
+            data.held_out_x,
+            data.held_out_y,
+            seed=trainer.seed,
+            max_samples=trainer.evaluation.max_samples,
+            on_result=lambda _result: None,
+            on_error=lambda _error: None,
+        )
         self._churn = ChurnController(
             self._job,
             self._plan,
@@ -207,32 +233,6 @@ class Simulation:
             cache=self._dataset_cache,
         )
 
-    def _model(self, program: programs.TrainingProgram, data: datasets.DataSet) -> FlatModel:
-        trainer = self._job.spec.trainer
-        model = FlatModel(
-            program,
-            input_shape=data.input_shape,
-            class_count=data.class_count,
-            seed=trainer.seed,
-            freeze=trainer.freeze,
-            input_dtype=data.input_dtype,
-        )
-        if trainer.start_from:
-            model.load_keras(self._data_root / trainer.start_from)
-        return model
-
-    def _evaluator_of(self, model: FlatModel, data: datasets.DataSet) -> Evaluator:
-        trainer = self._job.spec.trainer
-        return Evaluator(
-            model,
-            data.held_out_x,
-            data.held_out_y,
-            seed=trainer.seed,
-            max_samples=trainer.evaluation.max_samples,
-            on_result=lambda _result: None,
-            on_error=lambda _error: None,
-        )
-
     def _parts(
         self, identity: WorkerIdentity, data: datasets.DataSet, incarnation: int
     ) -> WorkerParts:
@@ -260,17 +260,9 @@ class Simulation:
                 self._costs,
                 exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0),
             ),
-            straggler_model=self._straggler_model(rank),
+            straggler_model=self._straggler_models[rank],
             units=self._units(self._conditions, rank),
         )
-
-    def _straggler_model(self, rank: Rank) -> StragglerModel:
-        """One model for all incarnations: a restart does not reset the draws."""
-        if rank not in self._straggler_models:
-            self._straggler_models[rank] = StragglerModel(
-                self._plan.stragglers, seed=self._job.spec.trainer.seed, rank=rank
-            )
-        return self._straggler_models[rank]
 
     def _link(self, parts: WorkerParts) -> None:
         keep, sender = messages_must_arrive(self._job.spec), parts.rank
@@ -377,9 +369,10 @@ class Simulation:
                 return "is gone"
             case WorkerPhase.ENTERING:
                 return "waits for other workers"
-        if worker.lacks_quorum:
+        if worker.cycle.lacks_quorum:
             return "is paused: too few sites (minSites) are connected to it"
-        return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
+        awaited = sorted(worker.parts.machine.waiting_for())
+        return f"waits for {', '.join(map(str, awaited))}"
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(

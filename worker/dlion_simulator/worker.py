@@ -207,17 +207,8 @@ class VirtualWorker:
         self.stopping = reason
         if self.admission is not None and self.admission.is_rejoin:
             self.phase, self.admission = WorkerPhase.STOPPED, None
-        elif self.lacks_quorum:
+        elif self.cycle.lacks_quorum:
             self.advance()
-
-    @property
-    def lacks_quorum(self) -> bool:
-        """Whether it is paused because too few sites are connected."""
-        return self.cycle.lacks_quorum
-
-    def awaited(self) -> frozenset[Rank]:
-        """Peers that it waits for."""
-        return self.parts.machine.waiting_for()
 
     def _check_quorum(self) -> None:
         if self.is_training:

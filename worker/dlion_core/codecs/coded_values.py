@@ -27,7 +27,6 @@ from dlion_core.codecs.values import (
     to_float16,
 )
 
-
 _LENGTH_BYTES: Final = 4
 _LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4}
 

@@ -330,7 +330,6 @@ class StreamReceiver:
         self._max_message_bytes = max_message_bytes
         self._incarnation = incarnation
         self._epoch = 0
-        self.received_total = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -377,7 +376,6 @@ class StreamReceiver:
         size = len(payload)
         self._frames += 1
         self._stream_bytes += size
-        self.received_total += size
         if frame.back_to_back and self._last_arrival_s is not None:
             self._busy_bytes += size
             self._busy_s += now_s - self._last_arrival_s
