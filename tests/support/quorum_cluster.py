@@ -20,7 +20,6 @@ from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.step_cycle import ComputeStep, EndStep, Rejoin, StepCycle, StepPhase
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_core.policies.catalogue import has_barrier
 from dlion_core.policies.factory import build
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_simulator.admission import VirtualAdmission
@@ -65,7 +64,7 @@ class Node:
         )  # fmt: skip
         self.cycle = StepCycle(
             self.parts, self.progress, links, undo,  # type: ignore[arg-type]
-            has_barrier=has_barrier(cluster.job.spec), send=self.send, refuse=self._refuse,
+            send=self.send, refuse=self._refuse,
             due=lambda after_s: cluster.clock.after(after_s, self._look),
         )  # fmt: skip
         self.quorum_gate = self.cycle.dispatcher.quorum_gate

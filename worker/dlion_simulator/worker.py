@@ -24,7 +24,7 @@ from dlion_core.lifecycle.step_cycle import (
 )
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
 from dlion_core.links.link_budget import equalize_similar
-from dlion_core.policies.catalogue import has_barrier, rejection_error
+from dlion_core.policies.catalogue import rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
 from dlion_simulator.context import WorkerPhase
@@ -100,7 +100,6 @@ class VirtualWorker:
             self.progress,
             _SimulatedLinks(parts),
             _ProgressUndo(self.progress),
-            has_barrier=has_barrier(parts.job.spec),
             send=self._send,
             refuse=self._refuse,
             due=lambda after_s: context.clock.after(after_s, self._check_quorum),

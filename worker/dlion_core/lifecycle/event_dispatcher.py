@@ -7,30 +7,16 @@ latecomers get answers, and the policy gets the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from dlion_api.names import Rank
-from dlion_api.spec import Job
 from dlion_core.lifecycle import join_barrier
-from dlion_core.lifecycle.gradient_norms import NormMeter
-from dlion_core.lifecycle.instruction_executor import InstructionExecutor, Replica
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor, WorkerComponents
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
-from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.policies.catalogue import has_barrier
 from dlion_core.policies.interface import Event, Message, MessageArrived, MessageKind
 from dlion_core.policies.iteration_guard import IterationGuard
-
-
-class DispatcherComponents(Protocol):
-    """The parts of a worker that dispatching needs."""
-
-    job: Job
-    machine: IterationGuard
-    reporter: Reporter
-
-    @property
-    def replica(self) -> Replica: ...
 
 
 class EventDispatcher:
@@ -38,31 +24,22 @@ class EventDispatcher:
 
     def __init__(
         self,
-        parts: DispatcherComponents,
+        parts: WorkerComponents,
         progress: JobProgress,
         *,
         send: Callable[[Rank, Message], None],
         refuse: Callable[[Rank, str, int], None],
-        norms: NormMeter,
-        has_barrier: bool,
         due: Callable[[float], object] = lambda _after_s: None,
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`has_barrier`: an iteration's update waits for the peers' gradients. The other arguments
-        are those of `InstructionExecutor` and `QuorumGate`."""
-        self._parts, self._progress = parts, progress
-        self._send, self._has_barrier = send, has_barrier
+        """The arguments are those of `InstructionExecutor` and `QuorumGate`."""
+        self._parts, self._progress, self._send = parts, progress, send
+        self.has_barrier = has_barrier(parts.job.spec)
+        """Whether an iteration's update waits for the peers' gradients."""
         self.is_training = True
         """Whether this worker trains; False while it catches up."""
         self.instructions = InstructionExecutor(
-            parts.machine,
-            parts.replica,
-            parts.reporter,
-            progress,
-            send=send,
-            refuse=refuse,
-            norms=norms,
-            cpu_s=cpu_s,
+            parts, progress, send=send, refuse=refuse, cpu_s=cpu_s
         )
         self.quorum_gate = QuorumGate(
             parts.job, parts.reporter, progress, carry_out=self.instructions.carry_out, due=due
@@ -72,7 +49,6 @@ class EventDispatcher:
         """Prepare to rejoin, with a machine that has received no events yet."""
         self._parts.machine = machine
         self.is_training = True
-        self.instructions.reset(machine)
         self.quorum_gate.reset()
 
     def handle(self, events: Iterable[Event]) -> None:
@@ -95,7 +71,7 @@ class EventDispatcher:
 
     def _answer_latecomer(self, peer: Rank, asked: int) -> None:
         """Count on the latecomer from now on, and answer with this worker's progress."""
-        if (progress := join_barrier.as_progress(asked)) is not None and self._has_barrier:
+        if (progress := join_barrier.as_progress(asked)) is not None and self.has_barrier:
             self.instructions.handle(MessageArrived(peer, progress))
         role = JoinRole.IN if self.is_training else JoinRole.OUT
         self._send(peer, join_barrier.join_answer(asked, done=self._progress.iteration, role=role))

@@ -12,6 +12,7 @@ from typing import Protocol
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_core.codecs import NotFiniteError
 from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.reporting import Reporter
@@ -26,7 +27,6 @@ from dlion_core.policies.interface import (
     MergeReplicas,
     Message,
     MessageKind,
-    PolicyMachine,
     RejectMessage,
     ReplaceWeights,
     SendMessage,
@@ -34,6 +34,7 @@ from dlion_core.policies.interface import (
     UpdateApplied,
     WithholdUpdate,
 )
+from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class Replica(Protocol):
@@ -54,33 +55,42 @@ class Replica(Protocol):
     def withhold(self, update_D: Flat) -> None: ...
     def encoded_weights(self, weights_D: Flat | None) -> bytes: ...
 
+    learning_rate: float
+    """Of the last update."""
+
+
+class WorkerComponents(Protocol):
+    """The parts of a worker that its lifecycle needs."""
+
+    job: Job
+    rank: Rank
+    machine: IterationGuard
+    reporter: Reporter
+
+    @property
+    def replica(self) -> Replica: ...
+
 
 class InstructionExecutor:
     """Executes one worker's instructions in order."""
 
     def __init__(
         self,
-        machine: PolicyMachine,
-        replica: Replica,
-        reporter: Reporter,
+        parts: WorkerComponents,
         progress: JobProgress,
         *,
         send: Callable[[Rank, Message], None],
         refuse: Callable[[Rank, str, int], None],
-        norms: NormMeter,
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`refuse(peer, reason, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of
         the calling thread."""
-        self._machine, self._replica = machine, replica
-        self._reporter, self._progress = reporter, progress
-        self._send, self._refuse, self._norms, self._cpu_s = send, refuse, norms, cpu_s
+        self._parts, self._replica = parts, parts.replica
+        self._reporter, self._progress = parts.reporter, progress
+        self._send, self._refuse, self._cpu_s = send, refuse, cpu_s
+        self.norms = NormMeter(parts.job)
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
-
-    def reset(self, machine: PolicyMachine) -> None:
-        """Use that machine from now on."""
-        self._machine = machine
 
     def handle(self, event: Event) -> None:
         """Pass an event to the policy and execute its instructions.
@@ -88,7 +98,7 @@ class InstructionExecutor:
         Raises: DivergedError where weights or updates to send are not finite.
         """
         try:
-            self.carry_out(self._machine.handle(event))
+            self.carry_out(self._parts.machine.handle(event))
         except NotFiniteError as error:
             raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
 
@@ -121,7 +131,7 @@ class InstructionExecutor:
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()
-        self._norms.mean(descend.gradient_D, descend.samples)
+        self.norms.mean(descend.gradient_D, descend.samples)
         self._replica.apply_gradient(
             descend.gradient_D,
             batch_samples=descend.global_batch_size or descend.samples,

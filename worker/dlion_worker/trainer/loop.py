@@ -123,12 +123,10 @@ class TrainingLoop:
         *,
         progress: JobProgress,
         checkpointer: Checkpointer,
-        has_barrier: bool,
         external_stop: Callable[[], str | None],
         interrupted: Callable[[], bool],
         after_step: Callable[[JobProgress], None],
     ) -> None:
-        """`has_barrier`: an iteration's update waits for the peers' gradients."""
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
@@ -140,7 +138,6 @@ class TrainingLoop:
             progress,
             _Links(parts.exchange, parts.sidecar),
             checkpointer,
-            has_barrier=has_barrier,
             send=parts.exchange.send,
             refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
             cpu_s=time.thread_time,

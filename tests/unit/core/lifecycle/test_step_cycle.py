@@ -80,15 +80,16 @@ class Worker:
             undo_step=lambda: self.progress.take(before),
         )  # fmt: skip
         nothing = lambda *_, **__: None  # noqa: E731
+        job = synchronous_job(2, 100, mode="synchronous" if has_barrier else "asynchronous")
         parts = SimpleNamespace(
-            job=synchronous_job(2, 100), rank=Rank(0), machine=self.machine, replica=None,
+            job=job, rank=Rank(0), machine=self.machine, replica=None,
             reporter=SimpleNamespace(
                 rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
             ),
         )  # fmt: skip
         self.cycle = StepCycle(
             cast("Any", parts), self.progress, cast("Any", links), cast("Any", undo),
-            has_barrier=has_barrier, send=nothing, refuse=nothing,
+            send=nothing, refuse=nothing,
         )  # fmt: skip
 
     def next(self) -> object:
