@@ -124,11 +124,7 @@ def _line_of(value_K: NDArray[np.float32], decimals: int) -> bytes:
 
 
 def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
-    """Return how many bytes after the header belong to the values.
-
-    Raises:
-        ContractError: the payload is shorter.
-    """
+    """How many bytes after the header are values. Raises ContractError if there are fewer."""
     if codec is ValueCodec.POLYLINE and rest.size >= _LENGTH_BYTES:
         length = _LENGTH_BYTES + int(rest[:_LENGTH_BYTES].view(np.uint32)[0])
     else:
@@ -144,8 +140,7 @@ def check_values(
 ) -> CodedValues:
     """Check untrusted bytes of the length that `length_of` returned.
 
-    Raises:
-        ContractError: not exactly `kept` finite values in the codec's canonical encoding.
+    Raises ContractError unless they are `kept` finite values in the codec's canonical encoding.
     """
     if codec not in (ValueCodec.FLOAT16, ValueCodec.POLYLINE) and exponent:
         raise ContractError(f"payload of {codec} with scale exponent {exponent}; allowed: 0")

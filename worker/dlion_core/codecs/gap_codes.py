@@ -1,7 +1,7 @@
 """Gaps between kept entries as varints or Golomb-Rice codes: fewer bytes, more computation.
 
-Called by `positions`. Both are alternative encodings of the gaps of `Positions.GAP` (number of
-entries left out before each kept one; 65,535 is a skip), and are converted to those on arrival.
+Called by `positions`. Both encode the gaps of `Positions.GAP` (number of entries left out before
+each kept one; 65,535 is a skip), and are converted to those on arrival.
 
 Varint: 7 bits per byte, lowest first; the top bit is set if more follow. Golomb-Rice with parameter
 r: the upper bits of a gap as that many zeros and a one, then its r lower bits, lowest first. A
@@ -90,11 +90,7 @@ class GapSizes:
 
 
 def gaps_from_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Decode gaps of `kept` positions below `size`.
-
-    Raises:
-        ContractError: not an output of `GapSizes.varints`.
-    """
+    """Decode `GapSizes.varints` of `kept` positions below `size`. Raises ContractError."""
     gap = np.empty(kept + size // SKIP, np.uint16)
     gap_count = int(_read_varints(coded, kept, size, gap))
     if gap_count < 0:
@@ -103,11 +99,7 @@ def gaps_from_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray
 
 
 def gaps_from_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Decode gaps of `kept` positions below `size`.
-
-    Raises:
-        ContractError: not a possible output of `GapSizes.rice`.
-    """
+    """Decode `GapSizes.rice` of `kept` positions below `size`. Raises ContractError."""
     if coded.size < 2 or int(coded[0]) > MAX_RICE_PARAMETER:
         raise ContractError("positions: Golomb-Rice codes without a parameter of 0 to 31")
     gap = np.empty(kept + size // SKIP, np.uint16)
@@ -133,8 +125,8 @@ def _first(gap: Any) -> Any:
 
 @compiled(types.void(_GAPS, read_only(types.int64), types.int64[::1], types.int64[::1]))
 def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
-    """Sum the upper bits of the gaps for each r, the bytes as varints, and the entries left out
-    after the first kept one."""
+    """Sum the gaps' upper bits for each r, their bytes as varints, and what the first one and the
+    others leave out."""
     left_out, gap_count = np.int64(0), 0
     for one in gap:
         left_out += np.int64(one)

@@ -184,11 +184,7 @@ def _max_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) 
 
 
 def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
-    """Encode every entry, in order.
-
-    Raises:
-        ValueError: an entry is not finite.
-    """
+    """Encode every entry, in order. Raises ValueError if one is not finite."""
     peak = peak_of(value_D, "values to send")
     size, nowhere = value_D.size, np.empty(0, np.uint8)
     return _assemble(value_D, peak, Positions.ALL, nowhere, size, coding_of(coding))
@@ -197,10 +193,7 @@ def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
 def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
     """Encode the entries from `begin` to `end` (at least one), zeros included.
 
-    At most `range_bytes(end - begin, D, coding)` long.
-
-    Raises:
-        ValueError: an entry is not finite.
+    At most `range_bytes(end - begin, D, coding)` long. Raises ValueError if one is not finite.
     """
     if begin == 0 and end == value_D.size:
         return encode_whole(value_D, coding)
@@ -283,9 +276,8 @@ def _assemble(
 def decode_gradient(payload: Payload, size: int) -> GradientPart:
     """Decode a gradient message for a model of `size` entries.
 
-    Raises:
-        ContractError: not an output of `encode_whole` or `encode_selected` for this model. Reject
-            the message; a retry gives the same.
+    Raises ContractError if it is no output of `encode_whole` or `encode_selected` for this model. A
+    retry gives the same.
     """
     if len(payload) < HEADER_BYTES:
         msg = f"payload of {len(payload)} bytes; allowed: at least the header's {HEADER_BYTES}"
@@ -320,10 +312,8 @@ def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, in
 def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> Payload:
     """Encode weights for a `WEIGHTS` message, never coarser than float16, except by polyline.
 
-    `coding` may be a name of the manifest, with defaults for all else.
-
-    Raises:
-        ValueError: a weight is not finite.
+    `coding` may be a name of the manifest, with defaults for all else. Raises ValueError if a
+    weight is not finite.
     """
     if isinstance(coding, str):
         coding = ValueCodec(coding)
@@ -331,11 +321,7 @@ def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> P
 
 
 def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
-    """Decode the weights of a model of `size` entries.
-
-    Raises:
-        ContractError: invalid, or not all of them.
-    """
+    """Decode all weights of a model of `size` entries. Raises ContractError."""
     part = decode_gradient(payload, size)
     if part.where is not None:
         raise ContractError("weights payload with some entries; allowed: all of them")
@@ -347,11 +333,7 @@ def encode_loss(loss: float) -> bytes:
 
 
 def decode_loss(payload: Payload) -> float:
-    """Decode a finite loss.
-
-    Raises:
-        ContractError: wrong length, or not finite.
-    """
+    """Decode a loss. Raises ContractError if it is not finite, or has another length."""
     if len(payload) != _LOSS.size:
         msg = f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}"
         raise ContractError(msg)

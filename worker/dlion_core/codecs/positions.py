@@ -95,8 +95,8 @@ def check_positions(
 ) -> CodedPositions:
     """Check untrusted positions of a scheme other than `ALL`.
 
-    Raises:
-        ContractError: wrong length, wrong number, not strictly increasing, or not below `size`.
+    Raises ContractError unless they are `kept`, strictly increasing, below `size`, and of the right
+    length.
     """
     match scheme:
         case Positions.BITMAP:

@@ -41,8 +41,7 @@ class SelectedEntries:
     def gathered(self, scheme: Positions) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         """Return their values in order, and their positions in a scheme other than `ALL`.
 
-        Raises:
-            ValueError: their number differs from `kept`.
+        Raises ValueError if their number differs from `kept`.
         """
         kept, size = self.kept, self.value_D.size
         value_K = np.empty(kept, np.float32)

@@ -73,11 +73,7 @@ class NotFiniteError(ValueError):
 
 
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:
-    """Check values before they are sent.
-
-    Raises:
-        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
-    """
+    """Raise NotFiniteError if a value to send is NaN or infinite. A retry gives the same."""
     if not np.isfinite(value_K).all():
         wrong = int(np.count_nonzero(~np.isfinite(value_K)))
         msg = (
@@ -88,11 +84,7 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
 
 
 def peak_of(value_K: NDArray[np.float32], what: str) -> float:
-    """Return the largest magnitude of values to send.
-
-    Raises:
-        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
-    """
+    """Return the largest magnitude of values to send. Raises NotFiniteError as `require_finite`."""
     peak = float(np.uint32(kernels.peak_bits(value_K.view(np.uint32))).view(np.float32))
     if not math.isfinite(peak):
         require_finite(value_K, what)
@@ -126,12 +118,8 @@ def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.u
 
 
 def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
-    """Check that `from_float16` gives finite values.
-
-    Raises:
-        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both together
-            exceed a float32.
-    """
+    """Raise ContractError if `from_float16` would not give finite values, or the exponent is out of
+    bounds."""
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
         msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
         raise ContractError(msg)
@@ -150,10 +138,6 @@ def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float3
 
 
 def check_float32(value_K: NDArray[np.float32]) -> None:
-    """Check for finite values.
-
-    Raises:
-        ContractError: one is NaN or infinite.
-    """
+    """Raise ContractError if a value is NaN or infinite."""
     if not np.isfinite(value_K).all():
         raise ContractError("coded values: NaN or infinite float32; allowed: finite numbers")

@@ -126,9 +126,8 @@ class SendQueue:
     def push(self, message: Message) -> None:
         """Queue a message behind those of its lane.
 
-        Raises:
-            UnavailableError: The queue is full and its rule drops nothing. Close the link, or the
-                sender runs out of memory.
+        Raises UnavailableError if the queue is full and its rule drops nothing. Close the link, or
+        the sender runs out of memory.
         """
         lane = lane_of(message.kind)
         if self._rule.drops(message):
@@ -173,8 +172,7 @@ class SendQueue:
     def acknowledge(self, acknowledgement: Acknowledgement, now_s: float) -> None:
         """Make room for what has arrived; ignore acknowledgements of earlier epochs.
 
-        Raises:
-            ContractError: It acknowledges what was never sent, or contradicts an earlier one.
+        Raises ContractError if it acknowledges what was never sent, or contradicts an earlier one.
         """
         a = acknowledgement
         if a.epoch < self.epoch:

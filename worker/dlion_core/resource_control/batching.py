@@ -80,18 +80,15 @@ class GlobalBatchController:
 
 
 def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> dict[Rank, int]:
-    """Return local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, integers that sum to GBS, each
-    >= 1.
+    """Return local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, integers >= 1 that sum to GBS.
 
     Remainders go to the largest fractions, lower ranks first. If there are more workers than
-    samples, each has one (the sum is then the number of workers). Source: DLion; rounding ours.
+    samples, each has one (the sum is then the number of workers). Raises ValueError for no worker,
+    or a capacity that is not a positive number. Source: DLion; rounding ours.
 
     >>> from dlion_api.names import Rank
     >>> shares(192, {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0})
     {0: 115, 1: 58, 2: 19}
-
-    Raises:
-        ValueError: no worker, or a capacity that is not a positive number.
     """
     ranks = sorted(capacity_samples_per_s)
     if not ranks or any(
@@ -180,13 +177,10 @@ class BatchShares:
         capacity_samples_per_s: Mapping[Rank, float],
         samples: Mapping[Rank, int] | None = None,
     ) -> dict[Rank, int]:
-        """Return every worker's current local batch size.
+        """Return every worker's current local batch size. Raises ValueError as `shares`.
 
         With `weighted=False` capacities count as equal. Without the `samples` of every worker only
         capacities count.
-
-        Raises:
-            ValueError: as `shares`.
         """
         capacity = (
             capacity_samples_per_s if self._weighted else dict.fromkeys(capacity_samples_per_s, 1.0)

@@ -145,15 +145,12 @@ def measure(
 def fit(
     observations: Sequence[Observation], *, program: str = "", machine: str = ""
 ) -> Calibration:
-    """Fit the cost model by least squares of relative errors.
+    """Fit the cost model by least squares of relative errors, which are similar for all batches.
 
-    Relative errors are similar for small and large batches. Confidence intervals resample whole
-    rounds, so that correlated noise stays together. The fixed part is never negative. Source:
-    bootstrap percentile intervals, Efron 1979.
-
-    Raises:
-        ValueError: fewer than two batch sizes or three rounds.
-        DataError: larger batches cost no more than small ones, so that b is unknown.
+    Confidence intervals resample whole rounds, so that correlated noise stays together. The fixed
+    part is never negative. Raises ValueError for fewer than two batch sizes or three rounds, and
+    DataError if larger batches cost no more than small ones. Source: bootstrap percentile
+    intervals, Efron 1979.
     """
     batch_N = np.array([one.batch_size for one in observations], np.float64)
     cost_N = np.array([one.cpu_s for one in observations], np.float64)
