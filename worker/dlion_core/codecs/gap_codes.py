@@ -64,12 +64,12 @@ class GapSizes:
         guess = rice_parameter(kept, size)
         near = [r for r in (guess - 1, guess, guess + 1) if 0 <= r <= MAX_RICE_PARAMETER]
         high_bits = np.zeros(len(near), np.int64)
-        sizes = np.zeros(2, np.int64)
+        sizes = np.zeros(3, np.int64)
         _measure(gap, np.array(near, np.int64), high_bits, sizes)
         bits = [int(high) + kept * (1 + r) for r, high in zip(near, high_bits, strict=True)]
         self._rice_bits, self._r = min(zip(bits, near, strict=True))
         self.varint_bytes = int(sizes[0])
-        self.begin: int | None = int(_first(gap)) if sizes[1] == 0 else None
+        self.begin: int | None = int(sizes[2]) if sizes[1] == 0 else None
         """Begin of the entries if they are one contiguous range."""
 
     @property
@@ -112,17 +112,6 @@ def gaps_from_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np
 # ---- kernels -------------------------------------------------------------------------------------
 
 
-@compiled(types.int64(_GAPS))
-def _first(gap: Any) -> Any:
-    """Number of entries left out before the first kept one."""
-    left_out = np.int64(0)
-    for one in gap:
-        left_out += np.int64(one)
-        if one != SKIP:
-            break
-    return left_out
-
-
 @compiled(types.void(_GAPS, read_only(types.int64), types.int64[::1], types.int64[::1]))
 def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
     """Sum the gaps' upper bits for each r, their bytes as varints, and what the first one and the
@@ -139,8 +128,7 @@ def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
         while rest:
             sizes[0] += 1
             rest >>= 7
-        if gap_count:
-            sizes[1] += left_out
+        sizes[1 if gap_count else 2] += left_out
         left_out, gap_count = np.int64(0), gap_count + 1
 
 

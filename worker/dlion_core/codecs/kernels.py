@@ -334,14 +334,6 @@ def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
     return True
 
 
-@compiled(types.int64(_HALVES))
-def last_of_gaps(gap: Any) -> int:
-    last = -1
-    for one in gap:
-        last += np.int64(one) + (one != _SKIP)
-    return last
-
-
 # ---- adding --------------------------------------------------------------------------------------
 
 

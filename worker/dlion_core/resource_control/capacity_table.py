@@ -6,6 +6,7 @@ Decides which changes are published at once. Pure; sends nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Capacity, CapacitySource, GradientNoise
@@ -13,6 +14,9 @@ from dlion_core.resource_control.capacity import CapacityEstimate
 
 PUBLISH_FRACTION = 0.01
 """A smaller change waits for the next regular publication."""
+
+_NEWS = attrgetter("samples_per_s", "training_set_samples", "own_samples", "noise", "exchange_s")
+"""What other sidecars' decisions depend on."""
 
 
 class CapacityTable:
@@ -89,14 +93,7 @@ class CapacityTable:
         self._update_samples(capacity, incarnation)
         self._incarnation[capacity.rank] = incarnation
         self._known[capacity.rank] = capacity
-        return (
-            known is None
-            or known.samples_per_s != capacity.samples_per_s
-            or known.training_set_samples != capacity.training_set_samples
-            or known.own_samples != capacity.own_samples
-            or known.noise != capacity.noise
-            or known.exchange_s != capacity.exchange_s
-        )
+        return known is None or _NEWS(known) != _NEWS(capacity)
 
     def _update_samples(self, capacity: Capacity, incarnation: int) -> bool:
         before = self._samples_by_rank.get(capacity.rank, 0)
@@ -123,13 +120,13 @@ class CapacityTable:
 
     def training_set_samples(self, ranks: Iterable[Rank]) -> int:
         """Size of the training set: the mean of what those workers published; 0 if none did."""
-        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        known = self._published(sorted(set(ranks)))
         reported = [one.training_set_samples for one in known if one.training_set_samples]
         return round(sum(reported) / len(reported)) if reported else 0
 
     def own_samples(self, ranks: Collection[Rank]) -> dict[Rank, int]:
         """Number of samples of each of those workers; empty until all are known."""
-        reported = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
+        reported = {one.rank: one.own_samples for one in self._published(ranks)}
         return reported if len(reported) == len(ranks) and all(reported.values()) else {}
 
     def total_samples(self, active: Collection[Rank], gone: Collection[Rank]) -> int:
@@ -147,14 +144,17 @@ class CapacityTable:
 
     def gradient_noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:
         """The known gradient noise of those workers, in rank order."""
-        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        known = self._published(sorted(set(ranks)))
         return [one.noise for one in known if one.noise is not None]
 
     def exchange_s(self, ranks: Iterable[Rank]) -> float:
         """Time of an iteration beside computing, without waits: the minimum over those workers."""
-        reported = [self._known[rank].exchange_s for rank in ranks if rank in self._known]
-        return min((one for one in reported if one > 0), default=0.0)
+        reported = [one.exchange_s for one in self._published(ranks)]
+        return min((each_s for each_s in reported if each_s > 0), default=0.0)
 
     def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
         """Samples per second of the known ones among those workers."""
-        return {rank: self._known[rank].samples_per_s for rank in ranks if rank in self._known}
+        return {one.rank: one.samples_per_s for one in self._published(ranks)}
+
+    def _published(self, ranks: Iterable[Rank]) -> list[Capacity]:
+        return [self._known[rank] for rank in ranks if rank in self._known]
