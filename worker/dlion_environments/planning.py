@@ -11,7 +11,6 @@ from dlion_api.document import line_of
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
-from dlion_environments.packet_loss import combined_fraction
 from dlion_environments.plan import (
     BYTES_PER_MBIT,
     Conditions,
@@ -19,6 +18,7 @@ from dlion_environments.plan import (
     Pipe,
     Plan,
     WorkerConditions,
+    combined_fraction,
 )
 from dlion_environments.scheduled_events import (
     absences_of,

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from dlion_core.policies.iteration_guard import IterationGuard
     from dlion_core.resource_control.resource_controller import ResourceController
     from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.costs import StepCosts
+    from dlion_simulator.costs import StepCosts, StragglerModel
     from dlion_simulator.links import VirtualLink
-    from dlion_simulator.stragglers import StragglerModel
     from dlion_simulator.worker import VirtualWorker
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.replica import LocalReplica

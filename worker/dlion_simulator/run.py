@@ -35,11 +35,10 @@ from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
-from dlion_simulator.costs import StepCosts
+from dlion_simulator.costs import StepCosts, StragglerModel
 from dlion_simulator.final_models import save_final_models
 from dlion_simulator.links import VirtualLink
 from dlion_simulator.network import VirtualNetwork
-from dlion_simulator.stragglers import StragglerModel
 from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training import datasets, programs, threads

@@ -19,8 +19,7 @@ from dlion_api.spec import load_job
 from dlion_environments.change_description import describe_change
 from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
-from dlion_environments.packet_loss import combined_fraction, tcp_bytes_per_s
-from dlion_environments.plan import Absence, Straggler
+from dlion_environments.plan import Absence, Straggler, combined_fraction, tcp_bytes_per_s
 from dlion_local.emulation.emulation import LinkBackend, choose_link_backend
 from dlion_local.emulation.measurement import unsupported_latencies
 from dlion_local.emulation.network.conditions_json import links_from_json, links_to_json

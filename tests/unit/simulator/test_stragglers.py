@@ -6,7 +6,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_environments.plan import Straggler
-from dlion_simulator.stragglers import StragglerModel
+from dlion_simulator.costs import StragglerModel
 
 ZERO, ONE = Rank(0), Rank(1)
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import quantized
-from dlion_core.codecs.coding import Coding
 from dlion_core.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
 from dlion_core.codecs.quantized import LEVELS_4, LEVELS_8, blocks_of
 from dlion_core.codecs.values import (
+    Coding,
     ValueCodec,
     check_float16,
     check_float32,

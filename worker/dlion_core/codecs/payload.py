@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError
 from dlion_core.codecs import kernels
 from dlion_core.codecs.coded_values import CodedValues, check_values, length_of, prepare_values
-from dlion_core.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
 from dlion_core.codecs.gap_codes import SKIP, GapSizes
 from dlion_core.codecs.polyline import max_polyline_bytes
 from dlion_core.codecs.positions import (
@@ -34,7 +33,14 @@ from dlion_core.codecs.positions import (
     range_positions,
 )
 from dlion_core.codecs.selected import SelectedEntries
-from dlion_core.codecs.values import ValueCodec, peak_of
+from dlion_core.codecs.values import (
+    AnyCoding,
+    Coding,
+    IndexCodec,
+    ValueCodec,
+    coding_of,
+    peak_of,
+)
 
 Payload = bytes | memoryview
 

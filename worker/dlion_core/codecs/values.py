@@ -1,6 +1,8 @@
-"""Value codecs; float32 unchanged, float16 with one power-of-two scale per message.
+"""Value codecs, and how a worker encodes its payloads: the manifest's choices in one object.
 
-Called by `coded_values`. Defines float16's rounding and error bound, and the check for finite
+`Coding` is built by `policies.factory` from `spec.exchange`; payloads are self-describing, so
+decoding does not need it. float32 is unchanged, float16 has one power-of-two scale per message.
+Defines float16's rounding and error bound, and the check for finite
 values. Coarser codecs: `quantized`, `polyline`. NumPy's float16 casts are scalar on processors
 without AVX-512 (10 ms per million with subnormals, 3 ms at best), so both directions work on bit
 patterns (`kernels`).
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -66,6 +69,44 @@ class ValueCodec(StrEnum):
                 return count + 2 * blocks_of(count)
             case ValueCodec.INT4:
                 return (count + 1) // 2 + 2 * blocks_of(count)
+
+
+class IndexCodec(StrEnum):
+    """Encoding of positions of kept entries; the manifest's `exchange.indexCodec`."""
+
+    FAST = "fast"
+    """The smallest byte-aligned encoding whose size follows from the number kept."""
+    SMALLEST = "smallest"
+    """The smallest of all, including Golomb-Rice codes and varints."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How to encode payloads. `decimals` is for polyline. `seed` is for int8 and int4; it differs
+    between workers, so that their rounding errors are independent."""
+
+    values: ValueCodec
+    indices: IndexCodec = IndexCodec.FAST
+    decimals: int = 4
+    seed: int = 0
+
+    @property
+    def for_weights(self) -> Coding:
+        """The same for weights: float16 if values would have fewer bits.
+
+        Rounding of gradients averages out over steps; rounding of weights would discard small
+        steps.
+        """
+        coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4)
+        return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
+
+
+AnyCoding = Coding | ValueCodec
+"""A value codec alone means defaults for all else."""
+
+
+def coding_of(coding: AnyCoding) -> Coding:
+    return coding if isinstance(coding, Coding) else Coding(coding)
 
 
 class NotFiniteError(ValueError):
