@@ -51,6 +51,8 @@ class VirtualAdmission:
         self._worker, self._clock = worker, clock
         self._pull_from, self._start_training, self._retry = pull, start_training, retry
         self._job, self._before = worker.parts.job, before
+        self.is_rejoin = before is not None
+        """Whether the worker took part in the run before."""
         self._admission = Admission(
             self._job,
             worker.rank,
@@ -58,18 +60,13 @@ class VirtualAdmission:
             membership=membership,
             now_s=clock.now_s,
             state_bytes=2 * worker.parts.replica.model.weights_D.nbytes,
-            is_rejoin=before is not None,
+            is_rejoin=self.is_rejoin,
             neighbours=None if is_all_to_all(self._job, worker.rank) else lambda: worker.neighbours,
         )
         self._catching_up: CatchUp | None = None
         self._pull: PullState | None = None
         self._wake_at_s: float | None = None
         self._schedule()
-
-    @property
-    def is_rejoin(self) -> bool:
-        """Whether it took part in the run before."""
-        return self._before is not None
 
     def look(self, events: Iterable[Event] = ()) -> None:
         """Advance as far as the current state allows.

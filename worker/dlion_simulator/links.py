@@ -142,13 +142,15 @@ class VirtualLink:
 
     def take_delivery(self) -> LinkDelivery:
         """Bytes that arrived since the last call, and how long the link was busy."""
-        arrived, busy_s = self._arrived_bytes(), self._busy_so_far_s()
+        arrived, busy_s = self._arrived_bytes(), self._busy_s
+        if self._busy_since_s is not None:
+            busy_s += self._clock.now_s - self._busy_since_s
         delivery = LinkDelivery(
             peer=self._receiver,
             acknowledged_bytes=arrived - self._reported_bytes,
             busy_bytes=arrived - self._reported_bytes if busy_s > self._reported_busy_s else 0,
             receiver_busy_s=busy_s - self._reported_busy_s,
-            unacknowledged_bytes=self._unacknowledged_bytes(),
+            unacknowledged_bytes=min(self._offered_bytes - arrived, self._budget.window_bytes),
         )
         self._reported_bytes, self._reported_busy_s = arrived, busy_s
         return delivery
@@ -231,13 +233,6 @@ class VirtualLink:
         left = sum(self._remaining_bytes(lane) for lane in Lane)
         self._arrived = max(self._arrived, self._offered_bytes - queued - left)
         return self._arrived
-
-    def _busy_so_far_s(self) -> float:
-        since_s = self._busy_since_s
-        return self._busy_s + (0.0 if since_s is None else self._clock.now_s - since_s)
-
-    def _unacknowledged_bytes(self) -> int:
-        return min(self._offered_bytes - self._arrived_bytes(), self._budget.window_bytes)
 
 
 def _payload(messages: Iterable[Message]) -> int:

@@ -256,8 +256,7 @@ class Simulation:
             ),
             training_set_samples=data.training_set_samples,
             costs=replace(
-                self._costs,
-                exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0),
+                self._costs, exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0)
             ),
             straggler_model=self._straggler_models[rank],
             units=self._units(self._conditions, rank),

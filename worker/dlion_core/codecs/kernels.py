@@ -199,9 +199,7 @@ def _mark(
     return variable
 
 
-@compiled(
-    types.int64(_FLOATS, _BITS, _PLACES, _BITS, types.float32[::1], types.uint8[::1]),
-)
+@compiled(types.int64(_FLOATS, _BITS, _PLACES, _BITS, types.float32[::1], types.uint8[::1]))
 def gather_bitmap(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, bitmap: Any
 ) -> int:

@@ -33,14 +33,7 @@ from dlion_core.codecs.positions import (
     range_positions,
 )
 from dlion_core.codecs.selected import SelectedEntries
-from dlion_core.codecs.values import (
-    AnyCoding,
-    Coding,
-    IndexCodec,
-    ValueCodec,
-    coding_of,
-    peak_of,
-)
+from dlion_core.codecs.values import AnyCoding, Coding, IndexCodec, ValueCodec, coding_of, peak_of
 
 Payload = bytes | memoryview
 

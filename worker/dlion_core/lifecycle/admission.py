@@ -23,11 +23,7 @@ from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.catch_up import MAX_BUFFERED_BYTES
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.links.events import StateRequest, StateSnapshot
-from dlion_core.policies.catalogue import (
-    is_fully_synchronous,
-    may_catch_up,
-    may_step_concurrently,
-)
+from dlion_core.policies.catalogue import is_fully_synchronous, may_catch_up, may_step_concurrently
 from dlion_core.policies.interface import SendMessage
 from dlion_core.policies.iteration_guard import MAX_LEAD
 
@@ -173,9 +169,7 @@ class Admission:
             return [AdoptState(accepted)]
         if snapshot is None and len(pull.donors) > 1:
             self._pull = replace(
-                pull,
-                donors=pull.donors[1:],
-                link_epoch=self._inbox.link_epochs.get(pull.donors[1]),
+                pull, donors=pull.donors[1:], link_epoch=self._inbox.link_epochs.get(pull.donors[1])
             )
             return [PullState(pull.donors[1], pull.wanted)]
         if pull.is_last_chance:

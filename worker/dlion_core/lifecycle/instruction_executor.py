@@ -204,7 +204,5 @@ class InstructionExecutor:
                 f"{fold.their_samples:,} more samples"
             )
         self._reporter.event(
-            EventReason.FOLDED_TOGETHER,
-            message,
-            iteration=self._progress.iteration,
+            EventReason.FOLDED_TOGETHER, message, iteration=self._progress.iteration
         )

@@ -161,10 +161,7 @@ class StepCycle:
     # ---- what to do next -------------------------------------------------------------------------
 
     def next(
-        self,
-        over: Callable[[], str | None],
-        *,
-        gives_up: Callable[[], bool] = lambda: False,
+        self, over: Callable[[], str | None], *, gives_up: Callable[[], bool] = lambda: False
     ) -> StepAction:
         """Return what to do now. Call it again after every action and every event.
 

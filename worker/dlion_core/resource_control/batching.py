@@ -122,13 +122,9 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
     while True:
         rest = global_batch_size - len(at_least_one)
         peak = max(value for rank, value in capacity.items() if rank not in at_least_one)
-        total = math.fsum(
-            value / peak for rank, value in capacity.items() if rank not in at_least_one
-        )
-        exact = {
-            rank: 1.0 if rank in at_least_one else rest * (value / peak) / total
-            for rank, value in capacity.items()
-        }
+        share = {r: value / peak for r, value in capacity.items() if r not in at_least_one}
+        total = math.fsum(share.values())
+        exact = {r: rest * share[r] / total if r in share else 1.0 for r in capacity}
         too_small = {rank for rank, share in exact.items() if share < 1.0}
         if not too_small:
             return exact
@@ -136,9 +132,7 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
 
 
 def blended_weights(
-    capacity_samples_per_s: Mapping[Rank, float],
-    samples: Mapping[Rank, int],
-    data_fraction: float,
+    capacity_samples_per_s: Mapping[Rank, float], samples: Mapping[Rank, int], data_fraction: float
 ) -> dict[Rank, float]:
     """Return the workers' weights: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
 

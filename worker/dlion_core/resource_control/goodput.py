@@ -51,13 +51,12 @@ STEPS_PER_DOUBLING = 4
 class DecayingMean:
     """Exponentially decaying mean; unbiased from the first value on."""
 
-    def __init__(self, decay: float = DECAY) -> None:
-        self._decay = decay
+    def __init__(self) -> None:
         self._sum = self._weight = 0.0
 
     def add(self, value: float) -> None:
-        self._sum = self._decay * self._sum + (1 - self._decay) * value
-        self._weight = self._decay * self._weight + (1 - self._decay)
+        self._sum = DECAY * self._sum + (1 - DECAY) * value
+        self._weight = DECAY * self._weight + (1 - DECAY)
 
     @property
     def value(self) -> float:
@@ -132,14 +131,9 @@ def best_batch(
     growth: GlobalBatchSize, *, scale: float, samples_per_s: float, fixed_s: float
 ) -> int:
     """Return the candidate with the largest goodput; ties: the smallest."""
+    measured = {"scale": scale, "samples_per_s": samples_per_s, "fixed_s": fixed_s}
     worth = {
-        batch: goodput(
-            batch,
-            scale=scale,
-            initial=growth.initial,
-            samples_per_s=samples_per_s,
-            fixed_s=fixed_s,
-        )
+        batch: goodput(batch, initial=growth.initial, **measured)
         for batch in candidates(growth.initial, growth.max)
     }
     most = max(worth.values())
