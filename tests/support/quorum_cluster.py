@@ -16,7 +16,9 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.reasons import EventReason
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.step_cycle import ComputeStep, EndStep, Rejoin, StepCycle, StepPhase
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
@@ -62,11 +64,11 @@ class Node:
             latest_directive=lambda: None, sendable_bytes=dict, one_way_delays_s=dict,
             set_iteration=lambda _iteration: None,
         )  # fmt: skip
-        self.cycle = StepCycle(
-            self.parts, self.progress, links, undo,  # type: ignore[arg-type]
-            send=self.send, refuse=self._refuse,
+        dispatcher = EventDispatcher(
+            InstructionExecutor(self.parts, self.progress, send=self.send, refuse=self._refuse),
             due=lambda after_s: cluster.clock.after(after_s, self._look),
-        )  # fmt: skip
+        )
+        self.cycle = StepCycle(dispatcher, links, undo)  # type: ignore[arg-type]
         self.quorum_gate = self.cycle.dispatcher.quorum_gate
         self.inbox = EventInbox(self.send, clock_s=lambda: cluster.clock.now_s)
         self.admission: VirtualAdmission | None = None

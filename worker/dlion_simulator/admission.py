@@ -145,8 +145,6 @@ class VirtualAdmission:
         self._catching_up = CatchUp(
             worker.inbox,
             dispatcher=worker.cycle.dispatcher,
-            progress=worker.progress,
-            machine=worker.parts.machine,
             send=lambda peer, message: worker.parts.links[peer].push(message),
             before_pass=self._count_iteration,
             after_pass=lambda: None,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlion_api.protocol.measurements import CpuAllowance
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import has_traffic
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
@@ -95,15 +97,11 @@ class VirtualWorker:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
-        self.cycle = StepCycle(
-            parts,
-            self.progress,
-            _SimulatedLinks(parts),
-            _ProgressUndo(self.progress),
-            send=self._send,
-            refuse=self._refuse,
+        dispatcher = EventDispatcher(
+            InstructionExecutor(parts, self.progress, send=self._send, refuse=self._refuse),
             due=lambda after_s: context.clock.after(after_s, self._check_quorum),
         )
+        self.cycle = StepCycle(dispatcher, _SimulatedLinks(parts), _ProgressUndo(self.progress))
         self.inbox = EventInbox(self._send, clock_s=lambda: context.clock.now_s)
         self.admission: VirtualAdmission | None = None
         """Set while the worker joins a run that may already be training."""

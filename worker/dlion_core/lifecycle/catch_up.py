@@ -16,7 +16,6 @@ from dlion_api.names import Rank
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
-from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.policies.interface import (
     Event,
     IterationReplayed,
@@ -25,7 +24,6 @@ from dlion_core.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
-    PolicyMachine,
 )
 from dlion_core.policies.iteration_guard import MAX_LEAD
 
@@ -56,8 +54,6 @@ class CatchUp:
         inbox: EventInbox,
         *,
         dispatcher: EventDispatcher,
-        progress: JobProgress,
-        machine: PolicyMachine,
         send: Callable[[Rank, Message], None],
         before_pass: Callable[[int], None],
         after_pass: Callable[[], None],
@@ -68,13 +64,13 @@ class CatchUp:
         `progress`; `after_pass()` once its update has been made.
         """
         self._link_epochs, inbox.peers_ahead = inbox.peers_ahead, {}
-        self._inbox, self._dispatcher, self._progress = inbox, dispatcher, progress
-        self._machine, self._send = machine, send
+        self._inbox, self._dispatcher, self._send = inbox, dispatcher, send
+        self._progress, self._machine = dispatcher.progress, dispatcher.parts.machine
         self._passing, self._passed = before_pass, after_pass
         self._barrier = join_barrier.JoinBarrier()
         self._pending: dict[Rank, deque[Event]] = {}
         """Received, unprocessed events of each peer, in order."""
-        self._furthest = progress.iteration
+        self._furthest = self._progress.iteration
         """The latest step received from any peer."""
         self._is_open = self._has_failed = False
 

@@ -124,9 +124,9 @@ class InstructionExecutor:
     ) -> None:
         """`refuse(peer, reason, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of
         the calling thread."""
-        self._parts, self._replica = parts, parts.replica
-        self._reporter, self._progress = parts.reporter, progress
-        self._send, self._refuse, self._cpu_s = send, refuse, cpu_s
+        self.parts, self.progress, self.send = parts, progress, send
+        self._replica, self._reporter = parts.replica, parts.reporter
+        self._refuse, self._cpu_s = refuse, cpu_s
         self.norms = NormMeter(parts.job)
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
@@ -137,9 +137,9 @@ class InstructionExecutor:
         Raises: DivergedError where weights or updates to send are not finite.
         """
         try:
-            self.carry_out(self._parts.machine.handle(event))
+            self.carry_out(self.parts.machine.handle(event))
         except NotFiniteError as error:
-            raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
+            raise DivergedError(f"iteration {self.progress.iteration}: {error}") from error
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         """Execute these instructions in order."""
@@ -159,14 +159,14 @@ class InstructionExecutor:
             case MergeReplicas():
                 self._fold(instruction)
             case SendMessage(peer=peer, message=message):
-                self._send(peer, message)
+                self.send(peer, message)
             case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
                 payload = self._replica.encoded_weights(weights_D)
-                self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+                self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case WithholdUpdate(update_D=update_D):
                 self._replica.withhold(update_D)
             case RejectMessage(peer=peer, reason=reason):
-                self._refuse(peer, reason, self._progress.iteration)
+                self._refuse(peer, reason, self.progress.iteration)
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()
@@ -174,8 +174,8 @@ class InstructionExecutor:
         self._replica.apply_gradient(
             descend.gradient_D,
             batch_samples=descend.global_batch_size or descend.samples,
-            iteration=self._progress.iteration,
-            samples=self._progress.own_samples,
+            iteration=self.progress.iteration,
+            samples=self.progress.own_samples,
             on_updated=lambda: self._descended(began_cpu_s),
         )
 
@@ -188,7 +188,7 @@ class InstructionExecutor:
         self._reporter.event(
             EventReason.KNOWLEDGE_TRANSFERRED,
             f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
-            iteration=self._progress.iteration,
+            iteration=self.progress.iteration,
         )
 
     def _fold(self, fold: MergeReplicas) -> None:
@@ -204,5 +204,5 @@ class InstructionExecutor:
                 f"{fold.their_samples:,} more samples"
             )
         self._reporter.event(
-            EventReason.FOLDED_TOGETHER, message, iteration=self._progress.iteration
+            EventReason.FOLDED_TOGETHER, message, iteration=self.progress.iteration
         )

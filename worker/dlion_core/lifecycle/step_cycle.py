@@ -21,9 +21,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive, StepTiming
 from dlion_api.protocol.progress import StepRecord
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-from dlion_core.lifecycle.instruction_executor import WorkerComponents
-from dlion_core.lifecycle.stopping import JobProgress
-from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone, Message
+from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone
 from dlion_core.policies.iteration_guard import IterationGuard
 
 
@@ -117,27 +115,13 @@ class ComputedStep(Protocol):
 
 
 class StepCycle:
-    """The steps of one worker; owns its `dispatcher` and `directive`."""
+    """The steps of one worker; owns its `directive`."""
 
-    def __init__(
-        self,
-        parts: WorkerComponents,
-        progress: JobProgress,
-        links: StepLinks,
-        undo: StepUndo,
-        *,
-        send: Callable[[Rank, Message], None],
-        refuse: Callable[[Rank, str, int], None],
-        due: Callable[[float], object] = lambda _after_s: None,
-        cpu_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """`send`, `refuse`, `due` and `cpu_s` are those of `EventDispatcher`."""
-        self._parts, self.progress, self._links, self._undo = parts, progress, links, undo
-        self._worker_count = len(parts.job.workers())
-        self.dispatcher = EventDispatcher(
-            parts, progress, send=send, refuse=refuse, due=due, cpu_s=cpu_s
-        )
-        self._norms = self.dispatcher.instructions.norms
+    def __init__(self, dispatcher: EventDispatcher, links: StepLinks, undo: StepUndo) -> None:
+        self.dispatcher, self._links, self._undo = dispatcher, links, undo
+        self._parts, self.progress = dispatcher.parts, dispatcher.progress
+        self._norms = dispatcher.instructions.norms
+        self._worker_count = len(self._parts.job.workers())
         self.phase = StepPhase.IDLE
         self.directive: Directive | None = None
         self._iteration = 0
