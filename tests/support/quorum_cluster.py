@@ -101,7 +101,7 @@ class Node:
             self,  # type: ignore[arg-type]
             self.cluster.clock, membership=self.cluster.membership,
             pull=partial(self.cluster.pull, self),
-            start_training=self._go_on, retry=self._come_in_anew, before=before,
+            retry=self._come_in_anew, before=before,
         )  # fmt: skip
 
     def start_at(self, iteration: int) -> None:
@@ -134,13 +134,13 @@ class Node:
             self._arrived += events
         else:
             self.cycle.handle(events)
-            self._go_on()
+            self.advance()
 
     @property
     def _computes(self) -> bool:
         return self.cycle.phase is StepPhase.COMPUTING
 
-    def _go_on(self) -> None:
+    def advance(self) -> None:
         while not (self.is_paused and self.cycle.phase is StepPhase.IDLE) or (
             self.quorum_gate.is_behind
         ):
@@ -160,7 +160,7 @@ class Node:
     def resume(self) -> None:
         self.is_paused = False
         if self.admission is None and not (self._computes or self.is_gone):
-            self._go_on()
+            self.advance()
 
     def _step_done(self, iteration: int) -> None:
         if self.is_gone:
@@ -172,7 +172,7 @@ class Node:
         self.cycle.step_computed(result, samples=1, trained_s=0.0)  # type: ignore[arg-type]
         arrived, self._arrived = self._arrived, []
         self.cycle.handle(arrived)
-        self._go_on()
+        self.advance()
 
 
 class QuorumCluster:
@@ -204,7 +204,7 @@ class QuorumCluster:
         for node in self.nodes.values():
             node.start_at(0)
         for node in self.nodes.values():
-            node._go_on()
+            node.advance()
 
     def membership(self) -> Membership:
         workers = self.job.workers()

@@ -38,18 +38,17 @@ class VirtualAdmission:
         *,
         membership: Callable[[], Membership],
         pull: Callable[[Rank, StateRequest, Callable[[StateSnapshot], None]], None],
-        start_training: Callable[[], None],
         retry: Callable[[], None],
         before: PolicyMachine | None = None,
     ) -> None:
         """Set up the admission of `worker`.
 
-        `pull(donor, wanted, take)` requests a peer's state. `start_training` is called on success,
-        `retry` if catching up failed. `before` is the previous policy state of a returning worker;
-        it is restored if the worker continues with its own weights.
+        `pull(donor, wanted, take)` requests a peer's state. `retry` is called if catching up
+        failed. `before` is the previous policy state of a returning worker; it is restored if the
+        worker continues with its own weights.
         """
         self._worker, self._clock = worker, clock
-        self._pull_from, self._start_training, self._retry = pull, start_training, retry
+        self._pull_from, self._retry = pull, retry
         self._job, self._before = worker.parts.job, before
         self.is_rejoin = before is not None
         """Whether the worker took part in the run before."""
@@ -164,14 +163,14 @@ class VirtualAdmission:
         elif outcome is CatchUpOutcome.CAUGHT_UP:
             self._report_start()
             self._worker.admission, self._worker.phase = None, WorkerPhase.HELD
-            self._start_training()
+            self._worker.advance()
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._report_start()
         self._worker.start_at(self._worker.progress.iteration)
-        self._start_training()
+        self._worker.advance()
 
     def _report_start(self) -> None:
         worker = self._worker

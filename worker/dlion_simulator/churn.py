@@ -236,7 +236,6 @@ class ChurnController:
             self._clock,
             membership=self._membership,
             pull=partial(self._pull, worker.rank),
-            start_training=worker.advance,
             retry=partial(self.rejoin, worker.rank),
             before=before,
         )
