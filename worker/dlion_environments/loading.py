@@ -23,10 +23,8 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name_or_path: str | Path) -> Environment:
-    """Load a published environment by name, or a file (with a `/` or ending in .yaml).
-
-    Raises SpecError with every problem of the file, or the known names.
-    """
+    """Load a published environment by name, or a file (with a `/` or ending in .yaml). Raises
+    SpecError with every problem of the file, or the known names."""
     text = str(name_or_path)
     if "/" not in text and not text.endswith((".yaml", ".yml")):
         if text not in environment_names():

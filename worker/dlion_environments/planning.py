@@ -69,9 +69,7 @@ def plan_environment(
     source: str,
 ) -> Plan:
     """Compute the plan. With `machine_cores` None, a relative unit is a core of virtual time.
-
-    Raises SpecError with every problem, naming environment and job.
-    """
+    Raises SpecError with every problem, naming environment and job."""
     times = TimeResolver(duration_s)
     problems = [
         *_count_problems(environment, workers, source),

@@ -45,10 +45,8 @@ def _everyone(it: Any, sound: IsValid) -> range | None:
 
 
 def _each(it: Any, name: str, field: str, sound: IsValid) -> Iterator[tuple[str, Any]]:
-    """Path and value of a field, if set, in each item of the list `name`.
-
-    `field` may hold both of its names, as `cutSites/cut_sites`.
-    """
+    """Path and value of a field, if set, in each item of the list `name`. `field` may hold both of
+    its names, as `cutSites/cut_sites`."""
     written, _, attribute = field.partition("/")
     for index, item in enumerate(getattr(it, name, ())):
         path = f"{name}[{index}].{written}"

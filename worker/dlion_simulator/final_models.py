@@ -39,10 +39,8 @@ def save_final_models(
     stop_reason: str,
     results_dir: Path,
 ) -> None:
-    """Evaluate the replicas of the workers present at the end, and save a model per site.
-
-    Raises UnavailableError if no worker is present, and StorageError.
-    """
+    """Evaluate the replicas of the workers present at the end, and save a model per site. Raises
+    UnavailableError if no worker is present, and StorageError."""
     if not workers:
         raise UnavailableError(f"{stop_reason}, and no worker was there to keep a model")
     first_replica = next(iter(workers.values())).parts.replica

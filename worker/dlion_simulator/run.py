@@ -122,10 +122,8 @@ class Simulation:
         self._scheduled: list[ScheduledEvent] = []
 
     def run(self) -> SimulationOutcome:
-        """Simulate to the end.
-
-        Raises DLionError for bad data, a bad program or divergence, and OSError.
-        """
+        """Simulate to the end. Raises DLionError for bad data, a bad program or divergence, and
+        OSError."""
         began_s = time.monotonic()
         threads.configure(1.0)
         executor = ThreadPoolExecutor(self._thread_count, "gradient")
@@ -341,10 +339,8 @@ class Simulation:
         return self._clock.now_s if self._ended_s is None else self._ended_s
 
     def _update_end_time(self) -> None:
-        """Track when the last worker finishes its current step after the stop.
-
-        Transfers that are still in flight then do not extend the run.
-        """
+        """Track when the last worker finishes its current step after the stop. Transfers that are
+        still in flight then do not extend the run."""
         if not self._stop_reason:
             return
         phases = [worker.phase for worker in self._churn.workers.values()]

@@ -138,10 +138,8 @@ def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
 def check_values(
     codec: ValueCodec, exponent: int, coded: NDArray[np.uint8], kept: int
 ) -> CodedValues:
-    """Check untrusted bytes of the length that `length_of` returned.
-
-    Raises ContractError unless they are `kept` finite values in the codec's canonical encoding.
-    """
+    """Check untrusted bytes of the length that `length_of` returned. Raises ContractError unless
+    they are `kept` finite values in the codec's canonical encoding."""
     if codec not in (ValueCodec.FLOAT16, ValueCodec.POLYLINE) and exponent:
         raise ContractError(f"payload of {codec} with scale exponent {exponent}; allowed: 0")
     match codec:

@@ -273,11 +273,8 @@ def _assemble(
 
 
 def decode_gradient(payload: Payload, size: int) -> GradientPart:
-    """Decode a gradient message for a model of `size` entries.
-
-    Raises ContractError if it is no output of `encode_whole` or `encode_selected` for this model. A
-    retry gives the same.
-    """
+    """Decode a gradient message for a model of `size` entries. Raises ContractError if it is no
+    output of `encode_whole` or `encode_selected` for this model. A retry gives the same."""
     if len(payload) < HEADER_BYTES:
         msg = f"payload of {len(payload)} bytes; allowed: at least the header's {HEADER_BYTES}"
         raise ContractError(msg)

@@ -93,11 +93,8 @@ class CodedPositions:
 def check_positions(
     scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int
 ) -> CodedPositions:
-    """Check untrusted positions of a scheme other than `ALL`.
-
-    Raises ContractError unless they are `kept`, strictly increasing, below `size`, and of the right
-    length.
-    """
+    """Check untrusted positions of a scheme other than `ALL`. Raises ContractError unless they are
+    `kept`, strictly increasing, below `size`, and of the right length."""
     match scheme:
         case Positions.BITMAP:
             _check_bitmap(coded, kept, size)

@@ -39,10 +39,8 @@ class SelectedEntries:
         return np.flatnonzero((self.value_D.view(np.uint32) & _MAGNITUDE) >= cut_D)
 
     def gathered(self, scheme: Positions) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Return their values in order, and their positions in a scheme other than `ALL`.
-
-        Raises ValueError if their number differs from `kept`.
-        """
+        """Return their values in order, and their positions in a scheme other than `ALL`. Raises
+        ValueError if their number differs from `kept`."""
         kept, size = self.kept, self.value_D.size
         value_K = np.empty(kept, np.float32)
         positions = np.empty(positions_bytes(scheme, kept, size), np.uint8)

@@ -206,11 +206,8 @@ class Admission:
     # ---- no worker trains yet --------------------------------------------------------------------
 
     def _ask_again(self) -> list[AdmissionInstruction]:
-        """Ask all peers again after the training peers are gone.
-
-        Another latecomer may have adopted their state and joined since it answered. No worker may
-        start from scratch beside it.
-        """
+        """Ask all peers again after the training peers are gone. Another latecomer may have adopted
+        their state and joined since it answered. No worker may start from scratch beside it."""
         self._enter(AdmissionPhase.PEERS)
         self._barrier = self._links_by_s = None
         self._inbox.discard_announcements()
@@ -246,11 +243,8 @@ class Admission:
         return len(sites) >= self._job.spec.min_sites
 
     def _start_together(self) -> list[AdmissionInstruction]:
-        """Start from the furthest state: checkpoints may differ after a resume.
-
-        At a barrier all start from equal weights; elsewhere only a worker without any adopts
-        others'.
-        """
+        """Start from the furthest state: checkpoints may differ after a resume. At a barrier all
+        start from equal weights; elsewhere only a worker without any adopts others'."""
         answers, own = self._inbox.answers, self._inbox.iteration
         furthest = max((answer.done for answer in answers.values()), default=0)
         if furthest <= own or (own > 0 and not self._is_synchronous):

@@ -122,11 +122,8 @@ class CatchUp:
             self._pass(iteration)
 
     def _next(self) -> int | None:
-        """Return the iteration to pass now: one for which a step has arrived.
-
-        There may be gaps: a worker that trains alone skips to the iteration at which it waits for a
-        latecomer.
-        """
+        """Return the iteration to pass now: one for which a step has arrived. There may be gaps: a
+        worker that trains alone skips to the iteration at which it waits for a latecomer."""
         following, named = self._following(), self._barrier.iteration
         iteration = min(following, default=None)
         is_before = iteration is not None and (not named or iteration < named)
@@ -175,10 +172,8 @@ class CatchUp:
             self._passed()
 
     def _release_due(self) -> None:
-        """Release each peer's events up to its next step that is not due yet.
-
-        No faster, because a barrier keeps no contributions from far ahead.
-        """
+        """Release each peer's events up to its next step that is not due yet. No faster, because a
+        barrier keeps no contributions from far ahead."""
         for pending in self._pending.values():
             while pending and not self._is_ahead(pending[0]):
                 self._dispatcher.handle([pending.popleft()])

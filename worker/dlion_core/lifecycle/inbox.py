@@ -232,10 +232,8 @@ class EventInbox:
         return [MemberLeft(peer)]
 
     def _has_left_for_good(self, departed: Rank) -> bool:
-        """Whether a departed peer will not return.
-
-        It finished, or the manifest now has fewer workers than are ready.
-        """
+        """Whether a departed peer will not return. It finished, or the manifest now has fewer
+        workers than are ready."""
         membership = self._membership()
         if membership is None:
             return False

@@ -132,10 +132,8 @@ class InstructionExecutor:
         """CPU seconds of the optimizer so far, on the calling thread."""
 
     def handle(self, event: Event) -> None:
-        """Pass an event to the policy and execute its instructions.
-
-        Raises: DivergedError where weights or updates to send are not finite.
-        """
+        """Pass an event to the policy and execute its instructions. Raises: DivergedError where
+        weights or updates to send are not finite."""
         try:
             self.carry_out(self.parts.machine.handle(event))
         except NotFiniteError as error:

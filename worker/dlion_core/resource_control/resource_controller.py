@@ -133,10 +133,8 @@ class ResourceController:
         return self._next_directive()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> Directive | None:
-        """Handle the capacity that a peer's sidecar sent.
-
-        Raises: ContractError if its grouping is invalid.
-        """
+        """Handle the capacity that a peer's sidecar sent. Raises: ContractError if its grouping is
+        invalid."""
         is_news = self._update_groups(capacity)
         is_news |= self.capacities.update(capacity, incarnation)
         if self._goodput is not None and capacity.batch_choice is not None:

@@ -203,10 +203,8 @@ def _terms(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> NDArray
 
 
 def _solve(terms_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Minimise the sum of ((a + b n) / cost - 1)^2 with a >= 0, for sums of observations.
-
-    K: the sums of w, w n, w n^2, w c and w n c, with w = 1/c^2.
-    """
+    """Minimise the sum of ((a + b n) / cost - 1)^2 with a >= 0, for sums of observations. K: the
+    sums of w, w n, w n^2, w c and w n c, with w = 1/c^2."""
     ones, batches, squares, right, right_batches = terms_RK.T
     determinant = ones * squares - batches**2
     fixed_R = (right * squares - right_batches * batches) / determinant
@@ -222,10 +220,8 @@ def _estimate(value: float, drawn_R: NDArray[np.float64]) -> Estimate:
 
 
 def read_costs(path: Path) -> tuple[float, float]:
-    """Read a and b, in core seconds, from a file of `dlion calibrate`.
-
-    Raises DataError if it is not such a file, or has another version.
-    """
+    """Read a and b, in core seconds, from a file of `dlion calibrate`. Raises DataError if it is
+    not such a file, or has another version."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

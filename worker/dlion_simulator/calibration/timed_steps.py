@@ -20,10 +20,8 @@ RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
 
 
 def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int], None]:
-    """Return a step function of the job's first worker, on one thread and its own data.
-
-    Raises DLionError for bad data or a bad program.
-    """
+    """Return a step function of the job's first worker, on one thread and its own data. Raises
+    DLionError for bad data or a bad program."""
     threads.configure(1.0)
     trainer, identity = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
