@@ -16,7 +16,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot
 from dlion_results.run_folder.storage import writing
 from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training.evaluation import Evaluator
