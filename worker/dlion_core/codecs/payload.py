@@ -14,6 +14,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -227,29 +228,19 @@ def _smallest(
     kept, size = selected.kept, selected.value_D.size
     value_K, gap_bytes = selected.gathered(Positions.GAP)
     gaps = GapSizes(gap_bytes.view(np.uint16), kept, size)
-    sizes = {
-        Positions.BITMAP: positions_bytes(Positions.BITMAP, kept, size),
-        Positions.BLOCK: positions_bytes(Positions.BLOCK, kept, size),
-        Positions.GAP: gap_bytes.size,
-        Positions.VARINT: gaps.varint_bytes,
-        Positions.RICE: gaps.rice_bytes,
+    ways: dict[Positions, tuple[int, Callable[[], NDArray[np.uint8]]]] = {
+        scheme: (positions_bytes(scheme, kept, size), lambda s=scheme: selected.gathered(s)[1])
+        for scheme in (Positions.BITMAP, Positions.BLOCK)
+    } | {
+        Positions.GAP: (gap_bytes.size, lambda: gap_bytes),
+        Positions.VARINT: (gaps.varint_bytes, gaps.varints),
+        Positions.RICE: (gaps.rice_bytes, gaps.rice),
     }
     if gaps.begin is not None:
-        sizes[Positions.RANGE] = positions_bytes(Positions.RANGE, kept, size)
-    scheme = min(sizes, key=lambda scheme: sizes[scheme])
-    if sizes[scheme] >= room:
-        return scheme, None
-    match scheme:
-        case Positions.BITMAP | Positions.BLOCK:
-            return scheme, selected.gathered(scheme)
-        case Positions.GAP:
-            return scheme, (value_K, gap_bytes)
-        case Positions.VARINT:
-            return scheme, (value_K, gaps.varints())
-        case Positions.RICE:
-            return scheme, (value_K, gaps.rice())
-        case _:
-            return scheme, (value_K, range_positions(gaps.begin or 0))
+        length = positions_bytes(Positions.RANGE, kept, size)
+        ways[Positions.RANGE] = (length, partial(range_positions, gaps.begin))
+    scheme, (length, encode) = min(ways.items(), key=lambda way: way[1][0])
+    return scheme, (value_K, encode()) if length < room else None
 
 
 def _assemble(

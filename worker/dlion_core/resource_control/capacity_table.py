@@ -10,13 +10,14 @@ from operator import attrgetter
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Capacity, CapacitySource, GradientNoise
-from dlion_core.resource_control.capacity import CapacityEstimate
 
 PUBLISH_FRACTION = 0.01
 """A smaller change waits for the next regular publication."""
 
 _NEWS = attrgetter("samples_per_s", "training_set_samples", "own_samples", "noise", "exchange_s")
 """What other sidecars' decisions depend on."""
+
+_DATA = attrgetter("training_set_samples", "own_samples")
 
 
 class CapacityTable:
@@ -39,41 +40,18 @@ class CapacityTable:
         if own_samples:
             self._samples_by_rank[self._rank] = own_samples
 
-    def publish(
-        self,
-        estimate: CapacityEstimate,
-        iteration: int,
-        *,
-        regular: bool,
-        training_set_samples: int = 0,
-        own_samples: int = 0,
-        noise: GradientNoise | None = None,
-        exchange_s: float = 0.0,
-    ) -> bool:
+    def publish(self, own: Capacity, *, regular: bool) -> bool:
         """Publish this worker's own estimate; return whether it changed enough to send at once.
 
         `regular`: a publication is due anyway, so include small changes.
         """
         known = self._known.get(self._rank)
-        value = estimate.samples_per_s
-        data = (training_set_samples, own_samples)
-        if known is not None and (known.training_set_samples, known.own_samples) == data:
-            change = abs(value - known.samples_per_s)
-            is_news = change > (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s)
-            if regular:
-                is_news |= (known.noise, known.exchange_s) != (noise, exchange_s)
-            if not is_news:
+        if known is not None:
+            change = abs(own.samples_per_s - known.samples_per_s)
+            is_large = change > PUBLISH_FRACTION * known.samples_per_s or _DATA(known) != _DATA(own)
+            if not (is_large or (regular and _NEWS(known) != _NEWS(own))):
                 return False
-        self._known[self._rank] = Capacity(
-            self._rank,
-            value,
-            estimate.window_s,
-            estimate.source,
-            iteration,
-            *data,
-            noise,
-            exchange_s,
-        )
+        self._known[self._rank] = own
         return True
 
     def own(self) -> Capacity:

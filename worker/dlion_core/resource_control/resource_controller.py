@@ -278,15 +278,18 @@ class ResourceController:
         if estimate is None:
             return
         regular = now_s - self._published_s >= REGULAR_S
-        if self.capacities.publish(
-            estimate,
-            self._iteration,
-            regular=regular,
+        own = Capacity(
+            rank=self._rank,
+            samples_per_s=estimate.samples_per_s,
+            window_s=estimate.window_s,
+            source=estimate.source,
+            iteration=self._iteration,
             training_set_samples=self._training_set_samples,
             own_samples=self._own_samples,
             noise=self._noise.estimate(),
             exchange_s=self._exchange_s.value,
-        ):
+        )
+        if self.capacities.publish(own, regular=regular):
             self._published_s = now_s
 
     def _resume(self, directive: Directive) -> None:
