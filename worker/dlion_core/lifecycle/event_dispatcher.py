@@ -29,14 +29,12 @@ class EventDispatcher:
     ) -> None:
         """`due` is that of `QuorumGate`."""
         self.instructions = instructions
-        self.parts, self.progress = parts, progress = instructions.parts, instructions.progress
-        self.has_barrier = has_barrier(parts.job.spec)
+        self.parts, self.progress = instructions.parts, instructions.progress
+        self.has_barrier = has_barrier(self.parts.job.spec)
         """Whether an iteration's update waits for the peers' gradients."""
         self.is_training = True
         """Whether this worker trains; False while it catches up."""
-        self.quorum_gate = QuorumGate(
-            parts.job, parts.reporter, progress, carry_out=instructions.carry_out, due=due
-        )
+        self.quorum_gate = QuorumGate(instructions, due=due)
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin, with a machine that has received no events yet."""
