@@ -27,7 +27,7 @@ from dlion_environments.scheduled_events import (
     stragglers_of,
     times_of,
 )
-from dlion_environments.times import TimeResolver
+from dlion_environments.times import seconds_of
 from dlion_environments.validation import run_problems
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ def plan_environment(
 ) -> Plan:
     """Compute the plan. With `machine_cores` None, a relative unit is a core of virtual time.
     Raises SpecError with every problem, naming environment and job."""
-    times = TimeResolver(duration_s)
     problems = [
         *_count_problems(environment, workers, source),
-        *_fraction_problems(environment, times, source),
-        *run_problems(environment, lambda _: True, times),
+        *(_fraction_problems(environment, source) if duration_s is None else ()),
+        *run_problems(environment, lambda _: True, duration_s),
     ]
     if machine_cores is not None:
         problems += simulator_only_problems(environment)
@@ -86,7 +85,7 @@ def plan_environment(
         scale = _core_scale(environment, [state for _, state in states], machine_cores)
     timeline = [
         (
-            times.seconds(None if change is None else change.at) or 0.0,
+            seconds_of(None if change is None else change.at, duration_s) or 0.0,
             _conditions(environment, workers, state, scale),
         )
         for change, state in states
@@ -98,8 +97,8 @@ def plan_environment(
         samples_per_s_per_core=environment.samples_per_s_per_core,
         initial=timeline[0][1],
         changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
-        stragglers=stragglers_of(environment, times),
-        absences=absences_of(environment, times),
+        stragglers=stragglers_of(environment, duration_s),
+        absences=absences_of(environment, duration_s),
     )
 
 
@@ -140,12 +139,8 @@ def _count_problems(
         )
 
 
-def _fraction_problems(
-    environment: Environment, times: TimeResolver, source: str
-) -> Iterable[Problem]:
+def _fraction_problems(environment: Environment, source: str) -> Iterable[Problem]:
     """Fractions of a run of unknown length."""
-    if times.duration_s is not None:
-        return
     for path, at in times_of(environment):
         if at.fraction is not None:
             yield Problem(

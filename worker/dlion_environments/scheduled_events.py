@@ -12,11 +12,10 @@ from dlion_api.errors import Problem
 from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_environments.plan import Absence, Straggler
-from dlion_environments.times import TimeResolver
+from dlion_environments.times import seconds_of
 
 if TYPE_CHECKING:
     from dlion_environments.model import Environment, EnvironmentTime
-    from dlion_environments.model import EnvironmentStraggler as StragglerFields
 
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
@@ -107,26 +106,27 @@ def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
     return [(path, at) for path, at in times if at is not None]
 
 
-def absences_of(environment: Environment, times: TimeResolver) -> tuple[Absence, ...]:
+def absences_of(environment: Environment, duration_s: float | None) -> tuple[Absence, ...]:
     """In seconds, in order of worker and time."""
     return tuple(
-        Absence(Rank(absence.worker), times.seconds(absence.leaves), times.seconds(absence.comes))
-        for absence in sorted(environment.absences, key=lambda absence: absence.worker)
+        Absence(Rank(a.worker), seconds_of(a.leaves, duration_s), seconds_of(a.comes, duration_s))
+        for a in sorted(environment.absences, key=lambda absence: absence.worker)
     )
 
 
-def stragglers_of(environment: Environment, times: TimeResolver) -> tuple[Straggler, ...]:
+def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[Straggler, ...]:
     """In seconds, in the order of the file."""
-    return tuple(_straggler(fields, environment, times) for fields in environment.stragglers)
-
-
-def _straggler(fields: StragglerFields, environment: Environment, times: TimeResolver) -> Straggler:
-    ends_s = times.seconds(fields.ends)
-    everyone = range(environment.worker_count)
-    return Straggler(
-        ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
-        slowdown=fields.slowdown,
-        chance=fields.chance,
-        begins_s=times.seconds(fields.begins) or 0.0,
-        ends_s=float("inf") if ends_s is None else ends_s,
-    )
+    everyone = tuple(range(environment.worker_count))
+    made = []
+    for fields in environment.stragglers:
+        ends_s = seconds_of(fields.ends, duration_s)
+        made.append(
+            Straggler(
+                ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
+                slowdown=fields.slowdown,
+                chance=fields.chance,
+                begins_s=seconds_of(fields.begins, duration_s) or 0.0,
+                ends_s=float("inf") if ends_s is None else ends_s,
+            )
+        )
+    return tuple(made)

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlion_api.document import IsValid
 from dlion_api.errors import Problem
-from dlion_environments.times import TimeOrder, TimePoint, TimeResolver
+from dlion_environments.times import TimeOrder, TimePoint, out_of_order
 
 _MAX_NAMED = 20
 """Maximum number of items listed; more are counted."""
@@ -21,11 +21,11 @@ _MAX_NAMED = 20
 
 def file_problems(it: Any, sound: IsValid) -> Iterator[Problem]:
     """Problems for every run of any job; `it` is an `Environment`, or its parsed parts."""
-    return run_problems(it, sound, TimeResolver())
+    return run_problems(it, sound, None)
 
 
-def run_problems(it: Any, sound: IsValid, times: TimeResolver) -> Iterator[Problem]:
-    """Problems for a run of the length in `times`, including the order of times."""
+def run_problems(it: Any, sound: IsValid, duration_s: float | None) -> Iterator[Problem]:
+    """Problems for a run of that length, including the order of times."""
     everyone = _everyone(it, sound)
     if everyone is not None:
         yield from _of_sizes(it, sound, everyone)
@@ -33,7 +33,7 @@ def run_problems(it: Any, sound: IsValid, times: TimeResolver) -> Iterator[Probl
         yield from _of_the_start(it, sound, everyone)
     yield from _of_site_names(it, sound)
     yield from _of_absences(it, sound)
-    yield from times.out_of_order(time_orders(it, sound))
+    yield from out_of_order(time_orders(it, sound), duration_s)
 
 
 def _everyone(it: Any, sound: IsValid) -> range | None:
