@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_core.links.handshake import (
+    TRANSITIONS,
+    Handshake,
+    HandshakeAction,
+    HandshakeActions,
+    LinkInput,
+    LinkState,
+)
 
 
 def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
@@ -205,13 +212,16 @@ def test_whatever_breaks_in_whatever_order_the_link_comes_up_again_on_both_sides
     assert [side.up for side in pair.sides] == [True, True]
 
 
-@pytest.mark.parametrize("outbound", [False, True])
-@pytest.mark.parametrize("inbound", [False, True])
+def test_the_table_has_every_input_in_every_state() -> None:
+    assert set(TRANSITIONS) == set(LinkState)
+    assert all(set(inputs) == set(LinkInput) for inputs in TRANSITIONS.values())
+
+
+@pytest.mark.parametrize("state", LinkState)
 def test_a_newer_process_of_the_peer_and_a_broken_stream_of_ours_begin_anew(
-    outbound: bool, inbound: bool
+    state: LinkState,
 ) -> None:
     for take in (Handshake.learn_incarnation, lambda link, _: link.outbound_closed("broke")):
-        link = Handshake(Rank(1), outbound, inbound, newest=1)
+        link = Handshake(Rank(1), state, newest=1)
         take(link, 2)
-        assert not link.is_outbound_open
-        assert not link.is_inbound_open
+        assert link.state is LinkState.DOWN
