@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from local_runs import Document, commit, started
 
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 from dlion_results.report.page import write_report
 from dlion_results.report.picture import write_picture
 

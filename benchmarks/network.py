@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import BYTES_PER_MBIT, Environment, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
+from dlion_environments.plan import BYTES_PER_MBIT
 from dlion_local.emulation.emulation import EmulatedEnvironment
 from dlion_local.emulation.measurement import Comparison, Quantity, TransferMeasurement
 

@@ -44,7 +44,7 @@ from dlion_worker.training import threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlion_environments import Plan
+    from dlion_environments.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 BAR_RATIO, BAR_RATIO_WORKERS = 2.5, 6
@@ -224,7 +224,7 @@ def _watch_all(watch: Stopwatch) -> None:
     from dlion_core.lifecycle.reporting import Reporter
     from dlion_core.policies import factory
     from dlion_core.resource_control.resource_controller import ResourceController
-    from dlion_simulator import final_models, links, network, run, trace
+    from dlion_simulator import links, network, run, trace
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.evaluation import Evaluator
     from dlion_worker.training.replica import LocalReplica
@@ -238,17 +238,17 @@ def _watch_all(watch: Stopwatch) -> None:
 
     factory.build_for = build_for
     watch.watch(Future, "result", "waiting for gradients")
-    watch.watch(LocalReplica, "descend add replace mix", "weights: optimizer, mixing")
+    watch.watch(LocalReplica, "apply_gradient add replace blend", "weights: optimizer, mixing")
     rates = "_settle _replan _complete_transfers begin"
     watch.watch(network.VirtualNetwork, rates, "network: rates")
-    watch.watch(links.VirtualLink, "room_bytes push take_delivery state", "links")
-    watch.watch(ResourceController, "handle heard", "sidecars: directives")
+    watch.watch(links.VirtualLink, "sendable_bytes push take_delivery state", "links")
+    watch.watch(ResourceController, "handle handle_capacity", "sidecars: directives")
     watch.watch(trace.Trace, "take", "records: written and hashed")
     watch.watch(Reporter, "links", "records: made")
     watch.watch(BatchStream, "next", "batches")
-    watch.watch(Evaluator, "evaluate_some", "evaluation between steps")
+    watch.watch(Evaluator, "evaluate_subset", "evaluation between steps")
     watch.watch(run.Simulation, "_build _worker", "set up")
-    watch.watch(final_models.FinalModels, "run", "end")
+    watch.watch(run, "save_final_models", "end")
 
 
 def _alone(steps: list[tuple[Any, Any, Any]], thread_count: int) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 from published import Comparison, environment, scaled_evaluation, scaled_seconds
 
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 
 SIMULATED = 1.8
 """A simulation over its gradients alone (docs/benchmarks.md, *Cost of a simulation*)."""

@@ -18,7 +18,7 @@ from published import HERE, Comparison, environment
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun
 
 FIGURES = HERE / "figures"

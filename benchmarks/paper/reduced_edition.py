@@ -19,7 +19,7 @@ from published import CIFAR10, HERE, MNIST, MOBILENET, SLIDES, Comparison, envir
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 
 NAME = "reduced"
 

@@ -34,7 +34,7 @@ import local_runs  # noqa: E402 - the benchmarks' shared module stands one folde
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.spec import load_job  # noqa: E402
-from dlion_environments import load_environment  # noqa: E402
+from dlion_environments.loading import load_environment  # noqa: E402
 from dlion_local.emulation.network.namespaces import NamespaceNetwork  # noqa: E402
 from dlion_results.summary.curves import first_crossing_s  # noqa: E402
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
-from dlion_environments import Environment, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "environments.md"

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dlion_environments import Environment, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
 from dlion_worker.training.programs.builtin import cipher, cnn17, mobilenet
 
 PAPER = Path(__file__).resolve().parents[2] / "benchmarks" / "paper"

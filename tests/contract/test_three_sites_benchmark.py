@@ -14,7 +14,7 @@ import yaml
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord, StepRecord
 from dlion_api.spec import load_job
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FOLDER = BENCHMARKS / "federation"

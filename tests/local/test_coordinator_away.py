@@ -22,7 +22,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.spec import load_job
 from dlion_cli.local_runs.local_coordinator import LocalCoordinator
-from dlion_environments import unlimited_plan
+from dlion_environments.plan import unlimited_plan
 from dlion_local.runner.outcome import RunOutcome
 from dlion_local.runner.runner import LocalRunner
 from local_run import LONG_S, UNTIL_THERE, blobs, job_document

@@ -19,7 +19,8 @@ import pytest
 from attempts import first_that_holds
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import Environment, Plan, unlimited_plan
+from dlion_environments.model import Environment
+from dlion_environments.plan import Plan, unlimited_plan
 from dlion_local.emulation.compute.quotas import control_groups_unavailable
 from dlion_local.emulation.emulation import (
     LINKS_MEASURED_ONCE_NOTE,

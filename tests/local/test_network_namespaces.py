@@ -20,7 +20,7 @@ import pytest
 
 from attempts import first_that_holds
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
+from dlion_environments.plan import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
 from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from dlion_local.emulation.measurement import measure_transfers
 from dlion_local.emulation.network.in_namespace import in_namespace, run_batch

@@ -23,7 +23,7 @@ import pytest
 from attempts import first_that_holds
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
+from dlion_environments.plan import BYTES_PER_MBIT, Conditions, Pipe, Plan, WorkerConditions
 from dlion_local.emulation.compute.quotas import process_cpu_s
 from dlion_local.emulation.measurement import measure_transfers
 from dlion_local.emulation.network.relay_network import RelayNetwork

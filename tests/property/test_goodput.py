@@ -34,7 +34,7 @@ from dlion_api.protocol.measurements import (
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import decode, encode
 from dlion_api.spec import GlobalBatchSize, Job, load_job
-from dlion_core.lifecycle.gradient_norms import NormMeter, squared_norm
+from dlion_core.lifecycle.instruction_executor import NormMeter, squared_norm
 from dlion_core.resource_control.goodput import (
     GoodputController,
     NoiseEstimator,

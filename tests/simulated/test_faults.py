@@ -30,7 +30,7 @@ from tests.support.simulations import (
 )
 
 from dlion_api.exit_codes import ExitCode
-from dlion_environments.packet_loss import tcp_bytes_per_s
+from dlion_environments.plan import tcp_bytes_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -356,7 +356,7 @@ class Node:
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
                 inbox=self.inbox, refusals=refusals, training_set_samples=lambda _: 1000,
             ),
-            progress=self.progress, checkpointer=self.checkpointer, has_barrier=True,
+            progress=self.progress, checkpointer=self.checkpointer,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
         )  # fmt: skip
         while self.loop.run() is None:

@@ -16,11 +16,12 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.reasons import EventReason
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.step_cycle import ComputeStep, EndStep, Rejoin, StepCycle, StepPhase
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
-from dlion_core.policies.catalogue import has_barrier
 from dlion_core.policies.factory import build
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_simulator.admission import VirtualAdmission
@@ -63,11 +64,11 @@ class Node:
             latest_directive=lambda: None, sendable_bytes=dict, one_way_delays_s=dict,
             set_iteration=lambda _iteration: None,
         )  # fmt: skip
-        self.cycle = StepCycle(
-            self.parts, self.progress, links, undo,  # type: ignore[arg-type]
-            has_barrier=has_barrier(cluster.job.spec), send=self.send, refuse=self._refuse,
+        dispatcher = EventDispatcher(
+            InstructionExecutor(self.parts, self.progress, send=self.send, refuse=self._refuse),
             due=lambda after_s: cluster.clock.after(after_s, self._look),
-        )  # fmt: skip
+        )
+        self.cycle = StepCycle(dispatcher, links, undo)  # type: ignore[arg-type]
         self.quorum_gate = self.cycle.dispatcher.quorum_gate
         self.inbox = EventInbox(self.send, clock_s=lambda: cluster.clock.now_s)
         self.admission: VirtualAdmission | None = None
@@ -100,7 +101,7 @@ class Node:
             self,  # type: ignore[arg-type]
             self.cluster.clock, membership=self.cluster.membership,
             pull=partial(self.cluster.pull, self),
-            start_training=self._go_on, retry=self._come_in_anew, before=before,
+            retry=self._come_in_anew, before=before,
         )  # fmt: skip
 
     def start_at(self, iteration: int) -> None:
@@ -133,13 +134,13 @@ class Node:
             self._arrived += events
         else:
             self.cycle.handle(events)
-            self._go_on()
+            self.advance()
 
     @property
     def _computes(self) -> bool:
         return self.cycle.phase is StepPhase.COMPUTING
 
-    def _go_on(self) -> None:
+    def advance(self) -> None:
         while not (self.is_paused and self.cycle.phase is StepPhase.IDLE) or (
             self.quorum_gate.is_behind
         ):
@@ -159,7 +160,7 @@ class Node:
     def resume(self) -> None:
         self.is_paused = False
         if self.admission is None and not (self._computes or self.is_gone):
-            self._go_on()
+            self.advance()
 
     def _step_done(self, iteration: int) -> None:
         if self.is_gone:
@@ -171,7 +172,7 @@ class Node:
         self.cycle.step_computed(result, samples=1, trained_s=0.0)  # type: ignore[arg-type]
         arrived, self._arrived = self._arrived, []
         self.cycle.handle(arrived)
-        self._go_on()
+        self.advance()
 
 
 class QuorumCluster:
@@ -203,7 +204,7 @@ class QuorumCluster:
         for node in self.nodes.values():
             node.start_at(0)
         for node in self.nodes.values():
-            node._go_on()
+            node.advance()
 
     def membership(self) -> Membership:
         workers = self.job.workers()

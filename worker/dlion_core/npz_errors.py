@@ -26,10 +26,8 @@ NPZ_ERRORS: Final = (
 
 
 def as_array(member: object) -> NDArray[Any]:
-    """The array that `numpy.load` returned for one name.
-
-    Raises: ValueError where the member lacks an array header; NumPy then returns its bytes.
-    """
+    """The array that `numpy.load` returned for one name. Raises: ValueError where the member lacks
+    an array header; NumPy then returns its bytes."""
     if not isinstance(member, np.ndarray):
         raise ValueError("a member of the archive is not an array")
     return member

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-
-if TYPE_CHECKING:
-    from dlion_environments.model import Environment
-    from dlion_environments.plan import Plan
+from dlion_environments.model import Environment
+from dlion_environments.plan import Plan
 
 
 def single_machine_document(environment: Environment, *, duration_s: float) -> dict[str, Any]:

@@ -23,10 +23,8 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name_or_path: str | Path) -> Environment:
-    """Load a published environment by name, or a file (with a `/` or ending in .yaml).
-
-    Raises SpecError with every problem of the file, or the known names.
-    """
+    """Load a published environment by name, or a file (with a `/` or ending in .yaml). Raises
+    SpecError with every problem of the file, or the known names."""
     text = str(name_or_path)
     if "/" not in text and not text.endswith((".yaml", ".yml")):
         if text not in environment_names():
@@ -45,17 +43,13 @@ def load_environment(name_or_path: str | Path) -> Environment:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise _unreadable(path, f"cannot be read: {error.strerror}") from error
+        problem = Problem(
+            path="environment",
+            message=f"the file cannot be read: {error.strerror}",
+            value=str(path),
+            advice=f"Give a readable file, or one of: {', '.join(environment_names())}.",
+        )
+        raise SpecError([problem]) from error
     document = single_document(parse_documents(data, source=text), source=text)
     environment = parse(Environment, document.value, source=text, lines=document.lines)
     return replace(environment, lines=document.lines, file=source)
-
-
-def _unreadable(path: Path, reason: str) -> SpecError:
-    problem = Problem(
-        path="environment",
-        message=f"the file {reason}",
-        value=str(path),
-        advice=f"Give a readable file, or one of: {', '.join(environment_names())}.",
-    )
-    return SpecError([problem])

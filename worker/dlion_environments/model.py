@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from dlion_api.document import Check, Limits, Rule, exactly_one, setting
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
+from dlion_environments.plan import Plan
 from dlion_environments.planning import check_start, plan_environment
 from dlion_environments.scheduled_events import unreached_paths
 from dlion_environments.times import common_lengths, describe_lengths
 from dlion_environments.validation import file_problems, time_orders
-
-if TYPE_CHECKING:
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
-    from dlion_environments.plan import Plan
 
 MAX_WORKERS = 1000
 MAX_MBIT_PER_S = 1e6
@@ -37,6 +35,34 @@ _SiteLabel = Annotated[
 ]
 
 
+def _label(doc: str) -> Any:
+    return setting(doc, pattern=_LABEL, pattern_description=_LABEL_DESCRIPTION, max_length=63)
+
+
+def _rate(doc: str) -> Any:
+    return setting(doc, default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s")
+
+
+def _latency(doc: str, default: float | None = None) -> Any:
+    return setting(doc, default=default, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds")
+
+
+def _loss(doc: str, default: float | None = None) -> Any:
+    return setting(
+        f"for the simulator: packets lost {doc}",
+        default=default, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
+    )  # fmt: skip
+
+
+def _list(doc: str, *, unit: str = "", unique: bool = False) -> Any:
+    """A change that lists workers, sites, links, or a value for each worker."""
+    return setting(doc, default=None, max_items=MAX_WORKERS, unit=unit, unique=unique)
+
+
+def _two(doc: str) -> Any:
+    return setting(doc, default=None, min_items=2, max_items=2, unique=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentMachine:
     """Consecutive workers with the same machine."""
@@ -45,32 +71,17 @@ class EnvironmentMachine:
         "how many workers in a row are like this.", default=1, minimum=1, maximum=MAX_WORKERS
     )
     cores: float = setting("compute of each, in relative units.", above=0, maximum=1e6)
-    mbit_per_s: float | None = setting(
-        "rate of each one's uplink and of its downlink.",
-        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
-    )  # fmt: skip
-    uplink_mbit_per_s: float | None = setting(
-        "rate of the uplink, where it differs.",
-        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
-    )  # fmt: skip
-    downlink_mbit_per_s: float | None = setting(
-        "rate of the downlink, where it differs.",
-        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
-    )  # fmt: skip
-    loss_percent: float = setting(
-        "for the simulator: packets lost on each one's uplink, and on its downlink.",
-        default=0.0, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
-    )  # fmt: skip
+    mbit_per_s: float | None = _rate("rate of each one's uplink and of its downlink.")
+    uplink_mbit_per_s: float | None = _rate("rate of the uplink, where it differs.")
+    downlink_mbit_per_s: float | None = _rate("rate of the downlink, where it differs.")
+    loss_percent: float = _loss("on each one's uplink, and on its downlink.", default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSite:
     """A site and its number of workers; workers are assigned to sites in order."""
 
-    name: str = setting(
-        "name of the site within this file: the job's sites match by position.",
-        pattern=_LABEL, pattern_description=_LABEL_DESCRIPTION, max_length=63,
-    )  # fmt: skip
+    name: str = _label("name of the site within this file: the job's sites match by position.")
     workers: int = setting("workers of the site.", minimum=1, maximum=MAX_WORKERS)
 
 
@@ -78,17 +89,11 @@ class EnvironmentSite:
 class EnvironmentTraffic:
     """Limits of traffic inside a site, or between sites."""
 
-    mbit_per_s: float | None = setting(
-        "rate that all such traffic of a worker shares, each way (perPeer: of each link).",
-        default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s",
-    )  # fmt: skip
-    latency_ms: float = setting(
-        "latency one way.", default=0.0, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds"
+    mbit_per_s: float | None = _rate(
+        "rate that all such traffic of a worker shares, each way (perPeer: of each link)."
     )
-    loss_percent: float = setting(
-        "for the simulator: packets lost on the way, beside those of the workers' own links.",
-        default=0.0, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
-    )  # fmt: skip
+    latency_ms: float = _latency("latency one way.", default=0.0)
+    loss_percent: float = _loss("on the way, beside those of the workers' own links.", default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +113,8 @@ class EnvironmentTime:
 class EnvironmentLink:
     """The link between two workers, or all links between two sites."""
 
-    workers: tuple[_Index, ...] | None = setting(
-        "ranks of its two ends.", default=None, min_items=2, max_items=2, unique=True
-    )
-    sites: tuple[_SiteLabel, ...] | None = setting(
-        "names of the two sites.", default=None, min_items=2, max_items=2, unique=True
-    )
+    workers: tuple[_Index, ...] | None = _two("ranks of its two ends.")
+    sites: tuple[_SiteLabel, ...] | None = _two("names of the two sites.")
     rules: ClassVar[tuple[Rule, ...]] = (exactly_one(workers="workers", sites="sites"),)
 
 
@@ -122,51 +123,28 @@ class EnvironmentChange:
     """A change at some time; fields that are not set stay as before."""
 
     at: EnvironmentTime = setting("when.")
-    permutation: tuple[_Index, ...] | None = setting(
-        "worker k gets what worker permutation[k] had at the start: cores and rates.",
-        default=None, max_items=MAX_WORKERS, unique=True,
-    )  # fmt: skip
-    cores: tuple[_Cores, ...] | None = setting(
-        "relative compute of every worker.", default=None, max_items=MAX_WORKERS
+    permutation: tuple[_Index, ...] | None = _list(
+        "worker k gets what worker permutation[k] had at the start: cores and rates.", unique=True
     )
-    mbit_per_s: tuple[_Rate, ...] | None = setting(
-        "rate of every worker, both ways.", default=None, max_items=MAX_WORKERS, unit="Mbit/s"
+    cores: tuple[_Cores, ...] | None = _list("relative compute of every worker.")
+    mbit_per_s: tuple[_Rate, ...] | None = _list("rate of every worker, both ways.", unit="Mbit/s")
+    between_sites_mbit_per_s: float | None = _rate("rate between sites.")
+    inside_sites_latency_ms: float | None = _latency("latency inside a site, one way.")
+    between_sites_latency_ms: float | None = _latency("latency between sites, one way.")
+    loss_percent: tuple[_Loss, ...] | None = _list(
+        "for the simulator: packets lost on every worker's links, each way.", unit="percent"
     )
-    between_sites_mbit_per_s: float | None = setting(
-        "rate between sites.", default=None, above=0, maximum=MAX_MBIT_PER_S, unit="Mbit/s"
+    inside_sites_loss_percent: float | None = _loss("inside a site.")
+    between_sites_loss_percent: float | None = _loss("between sites.")
+    cut_workers: tuple[_Index, ...] | None = _list(
+        "ranks that are cut off from all others; an empty list restores.", unique=True
     )
-    inside_sites_latency_ms: float | None = setting(
-        "latency inside a site, one way.",
-        default=None, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds",
-    )  # fmt: skip
-    between_sites_latency_ms: float | None = setting(
-        "latency between sites, one way.",
-        default=None, minimum=0, maximum=MAX_LATENCY_MS, unit="milliseconds",
-    )  # fmt: skip
-    loss_percent: tuple[_Loss, ...] | None = setting(
-        "for the simulator: packets lost on every worker's links, each way.",
-        default=None, max_items=MAX_WORKERS, unit="percent",
-    )  # fmt: skip
-    inside_sites_loss_percent: float | None = setting(
-        "for the simulator: packets lost inside a site.",
-        default=None, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
-    )  # fmt: skip
-    between_sites_loss_percent: float | None = setting(
-        "for the simulator: packets lost between sites.",
-        default=None, minimum=0, maximum=MAX_LOSS_PERCENT, unit="percent",
-    )  # fmt: skip
-    cut_workers: tuple[_Index, ...] | None = setting(
-        "ranks that are cut off from all others; an empty list restores.",
-        default=None, max_items=MAX_WORKERS, unique=True,
-    )  # fmt: skip
-    cut_sites: tuple[_SiteLabel, ...] | None = setting(
-        "sites that are cut off from all others; an empty list restores.",
-        default=None, max_items=MAX_WORKERS, unique=True,
-    )  # fmt: skip
-    cut_links: tuple[EnvironmentLink, ...] | None = setting(
-        "links that are cut, one by one; an empty list restores.",
-        default=None, max_items=MAX_WORKERS,
-    )  # fmt: skip
+    cut_sites: tuple[_SiteLabel, ...] | None = _list(
+        "sites that are cut off from all others; an empty list restores.", unique=True
+    )
+    cut_links: tuple[EnvironmentLink, ...] | None = _list(
+        "links that are cut, one by one; an empty list restores."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +190,7 @@ class EnvironmentAbsence:
 class Environment:
     """The machines and links of a run, in the order of the job's ranks."""
 
-    name: str = setting(
-        "name of the environment.",
-        pattern=_LABEL,
-        pattern_description=_LABEL_DESCRIPTION,
-        max_length=63,
-    )
+    name: str = _label("name of the environment.")
     description: str = setting("what it stands for.", default="", max_length=1000)
     workers: tuple[EnvironmentMachine, ...] = setting(
         "the workers, in order of rank.", min_items=1, max_items=MAX_WORKERS

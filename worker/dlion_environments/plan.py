@@ -6,13 +6,47 @@ values only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_environments.packet_loss import tcp_bytes_per_s
 
 BYTES_PER_MBIT = 125_000
+
+SEGMENT_BYTES = 1448
+"""Payload of a full TCP segment on Ethernet, with time stamps."""
+
+MATHIS_CONSTANT = math.sqrt(3 / 4)
+"""With an acknowledgement for every second segment, the usual delayed one (for every one: 3/2)."""
+
+MIN_ROUND_TRIP_S = 0.001
+"""Round trip of a link without latency. Source: ours."""
+
+
+def tcp_bytes_per_s(loss_fraction: float, round_trip_s: float) -> float:
+    """Maximum payload bytes per second; inf without loss.
+
+    A window that halves at each loss and grows by a segment per round trip carries MSS / RTT x C /
+    sqrt(p). CUBIC does no worse: at short round trips it follows the same law (RFC 9438, section
+    4.3). Time-outs are ignored; above some per cent of loss they reduce the rate further.
+
+    Source: Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion Avoidance
+    Algorithm, ACM Computer Communication Review 27(3), 1997.
+    """
+    if loss_fraction <= 0:
+        return math.inf
+    round_trip_s = max(MIN_ROUND_TRIP_S, round_trip_s)
+    return SEGMENT_BYTES / round_trip_s * MATHIS_CONSTANT / math.sqrt(loss_fraction)
+
+
+def combined_fraction(percents: Iterable[float]) -> float:
+    """Total loss of a path whose segments lose packets independently.
+
+    >>> round(combined_fraction([10.0, 50.0]), 6)
+    0.55
+    """
+    return 1.0 - math.prod(1.0 - percent / 100 for percent in percents)
 
 
 @dataclass(frozen=True)
@@ -130,13 +164,16 @@ class Plan:
                 current = change.conditions
         return current
 
+    def _all_conditions(self) -> Iterator[WorkerConditions]:
+        for conditions in (self.initial, *(change.conditions for change in self.changes)):
+            yield from conditions.workers
+
     @property
     def shapes_links(self) -> bool:
         """Whether any link has a rate, a latency or a cut at any time."""
-        return any(
-            worker.uplink or worker.downlink or any(worker.latency_s.values()) or worker.cut_peers
-            for conditions in (self.initial, *(change.conditions for change in self.changes))
-            for worker in conditions.workers
+        return self.asks_for_latency or any(
+            worker.uplink or worker.downlink or worker.cut_peers
+            for worker in self._all_conditions()
         )
 
     @property
@@ -152,11 +189,7 @@ class Plan:
     @property
     def asks_for_latency(self) -> bool:
         """Whether any link has a latency at any time."""
-        return any(
-            any(worker.latency_s.values())
-            for conditions in (self.initial, *(change.conditions for change in self.changes))
-            for worker in conditions.workers
-        )
+        return any(any(worker.latency_s.values()) for worker in self._all_conditions())
 
     @property
     def limits_cpu(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dlion_api.document import line_of
 from dlion_api.errors import Problem, SpecError
 from dlion_api.names import Rank, WorkerIdentity
-from dlion_environments.packet_loss import combined_fraction
+from dlion_api.spec import Job
 from dlion_environments.plan import (
     BYTES_PER_MBIT,
     Conditions,
@@ -17,6 +18,7 @@ from dlion_environments.plan import (
     Pipe,
     Plan,
     WorkerConditions,
+    combined_fraction,
 )
 from dlion_environments.scheduled_events import (
     absences_of,
@@ -25,14 +27,13 @@ from dlion_environments.scheduled_events import (
     stragglers_of,
     times_of,
 )
-from dlion_environments.times import TimeResolver
+from dlion_environments.times import seconds_of
 from dlion_environments.validation import run_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dlion_api.spec import Job
     from dlion_environments.model import Environment, EnvironmentChange, EnvironmentLink
+
+_Value = TypeVar("_Value")
 
 MACHINE_FRACTION = 0.8
 """Fraction of the machine's cores for all trainers' quotas. The rest is for the coordinator, the
@@ -68,14 +69,11 @@ def plan_environment(
     source: str,
 ) -> Plan:
     """Compute the plan. With `machine_cores` None, a relative unit is a core of virtual time.
-
-    Raises SpecError with every problem, naming environment and job.
-    """
-    times = TimeResolver(duration_s)
+    Raises SpecError with every problem, naming environment and job."""
     problems = [
         *_count_problems(environment, workers, source),
-        *_fraction_problems(environment, times, source),
-        *run_problems(environment, lambda _: True, times),
+        *(_fraction_problems(environment, source) if duration_s is None else ()),
+        *run_problems(environment, lambda _: True, duration_s),
     ]
     if machine_cores is not None:
         problems += simulator_only_problems(environment)
@@ -87,7 +85,7 @@ def plan_environment(
         scale = _core_scale(environment, [state for _, state in states], machine_cores)
     timeline = [
         (
-            times.seconds(None if change is None else change.at) or 0.0,
+            seconds_of(None if change is None else change.at, duration_s) or 0.0,
             _conditions(environment, workers, state, scale),
         )
         for change, state in states
@@ -99,8 +97,8 @@ def plan_environment(
         samples_per_s_per_core=environment.samples_per_s_per_core,
         initial=timeline[0][1],
         changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
-        stragglers=stragglers_of(environment, times),
-        absences=absences_of(environment, times),
+        stragglers=stragglers_of(environment, duration_s),
+        absences=absences_of(environment, duration_s),
     )
 
 
@@ -141,12 +139,8 @@ def _count_problems(
         )
 
 
-def _fraction_problems(
-    environment: Environment, times: TimeResolver, source: str
-) -> Iterable[Problem]:
+def _fraction_problems(environment: Environment, source: str) -> Iterable[Problem]:
     """Fractions of a run of unknown length."""
-    if times.duration_s is not None:
-        return
     for path, at in times_of(environment):
         if at.fraction is not None:
             yield Problem(
@@ -185,44 +179,36 @@ def _states(environment: Environment) -> list[tuple[EnvironmentChange | None, _E
 def _changed(
     state: _EnvironmentState, change: EnvironmentChange, start: _EnvironmentState
 ) -> _EnvironmentState:
-    if change.permutation is not None:
+    if (order := change.permutation) is not None:
         state = replace(
             state,
-            cores=tuple(start.cores[k] for k in change.permutation),
-            uplink_mbit_per_s=tuple(start.uplink_mbit_per_s[k] for k in change.permutation),
-            downlink_mbit_per_s=tuple(start.downlink_mbit_per_s[k] for k in change.permutation),
+            cores=tuple(start.cores[k] for k in order),
+            uplink_mbit_per_s=tuple(start.uplink_mbit_per_s[k] for k in order),
+            downlink_mbit_per_s=tuple(start.downlink_mbit_per_s[k] for k in order),
         )
-    if change.cores is not None:
-        state = replace(state, cores=change.cores)
-    if change.mbit_per_s is not None:
-        rates = change.mbit_per_s
-        state = replace(state, uplink_mbit_per_s=rates, downlink_mbit_per_s=rates)
-    if change.between_sites_mbit_per_s is not None:
-        state = replace(state, between_mbit_per_s=change.between_sites_mbit_per_s)
-    if change.loss_percent is not None:
-        state = replace(state, loss_percent=change.loss_percent)
-    latencies = (change.inside_sites_latency_ms, change.between_sites_latency_ms)
-    losses = (change.inside_sites_loss_percent, change.between_sites_loss_percent)
-    state = replace(
-        state,
-        latency_ms=_updated(latencies, state.latency_ms),
-        site_loss_percent=_updated(losses, state.site_loss_percent),
+    (inside_ms, between_ms), (inside, between) = state.latency_ms, state.site_loss_percent
+    return _EnvironmentState(
+        cores=_new(change.cores, state.cores),
+        uplink_mbit_per_s=_new(change.mbit_per_s, state.uplink_mbit_per_s),
+        downlink_mbit_per_s=_new(change.mbit_per_s, state.downlink_mbit_per_s),
+        between_mbit_per_s=_new(change.between_sites_mbit_per_s, state.between_mbit_per_s),
+        loss_percent=_new(change.loss_percent, state.loss_percent),
+        latency_ms=(
+            _new(change.inside_sites_latency_ms, inside_ms),
+            _new(change.between_sites_latency_ms, between_ms),
+        ),
+        site_loss_percent=(
+            _new(change.inside_sites_loss_percent, inside),
+            _new(change.between_sites_loss_percent, between),
+        ),
+        cut_workers=frozenset(_new(change.cut_workers, state.cut_workers)),
+        cut_sites=frozenset(_new(change.cut_sites, state.cut_sites)),
+        cut_links=_new(change.cut_links, state.cut_links),
     )
-    if change.cut_workers is not None:
-        state = replace(state, cut_workers=frozenset(change.cut_workers))
-    if change.cut_sites is not None:
-        state = replace(state, cut_sites=frozenset(change.cut_sites))
-    if change.cut_links is not None:
-        state = replace(state, cut_links=change.cut_links)
-    return state
 
 
-def _updated(
-    new: tuple[float | None, float | None], old: tuple[float, float]
-) -> tuple[float, float]:
-    """The new values, or the old ones where no new value is given."""
-    inside, between = new
-    return (old[0] if inside is None else inside, old[1] if between is None else between)
+def _new(changed: _Value | None, before: _Value) -> _Value:
+    return before if changed is None else changed
 
 
 def _core_scale(
@@ -315,11 +301,12 @@ def _losses(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, fl
 
 
 def _is_cut(state: _EnvironmentState, sites: list[str], k: int, j: int) -> bool:
-    if k in state.cut_workers or j in state.cut_workers:
-        return True
     ends, homes = {k, j}, {sites[k], sites[j]}
-    if any(
-        ends == set(one.workers or ()) or homes == set(one.sites or ()) for one in state.cut_links
-    ):
-        return True
-    return sites[k] != sites[j] and not state.cut_sites.isdisjoint((sites[k], sites[j]))
+    return (
+        not ends.isdisjoint(state.cut_workers)
+        or any(
+            ends == {*(one.workers or ())} or homes == {*(one.sites or ())}
+            for one in state.cut_links
+        )
+        or (len(homes) > 1 and not homes.isdisjoint(state.cut_sites))
+    )

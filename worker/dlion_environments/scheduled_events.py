@@ -5,46 +5,29 @@ Only the simulator supports them; on real processes they are rejected, each by n
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import Problem
 from dlion_api.names import Rank
+from dlion_api.spec import Job
 from dlion_environments.plan import Absence, Straggler
+from dlion_environments.times import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dlion_api.spec import Job
-    from dlion_environments.model import Environment, EnvironmentAbsence, EnvironmentTime
-    from dlion_environments.model import EnvironmentStraggler as StragglerFields
-    from dlion_environments.times import TimeResolver
+    from dlion_environments.model import Environment, EnvironmentTime
 
 ADVICE_ABSENCE = "Take it out, or end and restart the worker by hand."
 ADVICE_LOSS = "Take it out, or give the rate that the loss leaves (docs/simulating.md)."
 ADVICE_STRAGGLER = "Take it out, or lower the worker's cores in changes."
 
 
-def _by_worker(
-    absences: Sequence[EnvironmentAbsence],
-) -> Iterable[tuple[int, list[tuple[int, EnvironmentAbsence]]]]:
-    indexed = sorted(enumerate(absences), key=lambda pair: pair[1].worker)
-    for rank, own in itertools.groupby(indexed, key=lambda pair: pair[1].worker):
-        yield rank, list(own)
-
-
-def _late(environment: Environment) -> list[tuple[int, int]]:
-    """(Rank, index in the file) of workers that are absent at the start."""
-    return [(a.worker, i) for i, a in enumerate(environment.absences) if a.leaves is None]
-
-
 def late_problems(environment: Environment, job: Job, source: str) -> Iterable[Problem]:
     """Workers that come late to a run that would wait for them."""
-    spec, late = job.spec, _late(environment)
-    late_ranks = {rank for rank, _ in late}
-    sites = {worker.site for worker in job.workers() if worker.rank not in late_ranks}
-    for rank, index in late:
-        path = f"absences[{index}]"
+    spec = job.spec
+    late = {f"absences[{i}]": a.worker for i, a in enumerate(environment.absences) if not a.leaves}
+    sites = {worker.site for worker in job.workers() if worker.rank not in late.values()}
+    for path, rank in late.items():
         if spec.start_deadline_seconds is None:
             yield Problem(
                 path=path,
@@ -123,27 +106,27 @@ def times_of(environment: Environment) -> list[tuple[str, EnvironmentTime]]:
     return [(path, at) for path, at in times if at is not None]
 
 
-def absences_of(environment: Environment, times: TimeResolver) -> tuple[Absence, ...]:
+def absences_of(environment: Environment, duration_s: float | None) -> tuple[Absence, ...]:
     """In seconds, in order of worker and time."""
     return tuple(
-        Absence(Rank(rank), times.seconds(absence.leaves), times.seconds(absence.comes))
-        for rank, own in _by_worker(environment.absences)
-        for _, absence in own
+        Absence(Rank(a.worker), seconds_of(a.leaves, duration_s), seconds_of(a.comes, duration_s))
+        for a in sorted(environment.absences, key=lambda absence: absence.worker)
     )
 
 
-def stragglers_of(environment: Environment, times: TimeResolver) -> tuple[Straggler, ...]:
+def stragglers_of(environment: Environment, duration_s: float | None) -> tuple[Straggler, ...]:
     """In seconds, in the order of the file."""
-    return tuple(_straggler(fields, environment, times) for fields in environment.stragglers)
-
-
-def _straggler(fields: StragglerFields, environment: Environment, times: TimeResolver) -> Straggler:
-    ends_s = times.seconds(fields.ends)
-    everyone = range(environment.worker_count)
-    return Straggler(
-        ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
-        slowdown=fields.slowdown,
-        chance=fields.chance,
-        begins_s=times.seconds(fields.begins) or 0.0,
-        ends_s=float("inf") if ends_s is None else ends_s,
-    )
+    everyone = tuple(range(environment.worker_count))
+    made = []
+    for fields in environment.stragglers:
+        ends_s = seconds_of(fields.ends, duration_s)
+        made.append(
+            Straggler(
+                ranks=frozenset(map(Rank, everyone if fields.workers is None else fields.workers)),
+                slowdown=fields.slowdown,
+                chance=fields.chance,
+                begins_s=seconds_of(fields.begins, duration_s) or 0.0,
+                ends_s=float("inf") if ends_s is None else ends_s,
+            )
+        )
+    return tuple(made)

@@ -22,6 +22,15 @@ ANY_LENGTH = range(1, INT32_MAX + 1)
 """Lengths of a run that a job may request, in seconds."""
 
 
+def seconds_of(at: EnvironmentTime | None, duration_s: float | None) -> float | None:
+    """Seconds after the start; None without a time, or for a fraction of an unknown length."""
+    if at is None:
+        return None
+    if at.fraction is None:
+        return at.seconds
+    return None if duration_s is None else at.fraction * duration_s
+
+
 @dataclass(frozen=True)
 class TimePoint:
     """A time and its path in the file; without `at` the start of the run."""
@@ -31,11 +40,7 @@ class TimePoint:
 
     def seconds(self, duration_s: float) -> float:
         """Seconds after the start, in a run of that length."""
-        if self.at is None:
-            return 0.0
-        if self.at.fraction is not None:
-            return self.at.fraction * duration_s
-        return self.at.seconds or 0.0
+        return seconds_of(self.at, duration_s) or 0.0
 
     def describe(self, duration_s: float | None) -> str:
         """As text; the length may be unknown."""
@@ -130,44 +135,22 @@ def common_lengths(orders: Iterable[TimeOrder]) -> range:
     return range(max(each.start for each in lengths), min(each.stop for each in lengths))
 
 
-@dataclass(frozen=True)
-class TimeResolver:
-    """Converts times to seconds for a run whose length may be unknown."""
-
-    duration_s: float | None = None
-    """The job's `stop.maxSeconds`."""
-
-    def seconds(self, at: EnvironmentTime | None) -> float | None:
-        """Seconds after the start; None without a time, or for a fraction of an unknown length."""
-        if at is None:
-            return None
-        if at.fraction is None:
-            return at.seconds
-        return None if self.duration_s is None else at.fraction * self.duration_s
-
-    def out_of_order(self, orders: Iterable[TimeOrder]) -> Iterator[Problem]:
-        """Each time that is out of order, against the latest time that it precedes."""
-        failing: dict[str, TimeOrder] = {}
-        possible = []
-        for order in orders:
-            if self._holds(order):
-                possible.append(order)
-            elif self._is_worse(order, failing.get(order.later.path)):
-                failing[order.later.path] = order
-        for order in failing.values():
-            yield order.problem(self.duration_s)
-        possible = [order for order in possible if order.later.path not in failing]
-        if self.duration_s is None and not common_lengths(possible):
-            yield _no_common_length(possible)
-
-    def _holds(self, order: TimeOrder) -> bool:
-        if self.duration_s is None:
-            return bool(order.lengths())
-        return order.holds(self.duration_s)
-
-    def _is_worse(self, order: TimeOrder, other: TimeOrder | None) -> bool:
-        length_s = self.duration_s or 1.0
-        return other is None or other.earlier.seconds(length_s) < order.earlier.seconds(length_s)
+def out_of_order(orders: Iterable[TimeOrder], duration_s: float | None) -> Iterator[Problem]:
+    """Each time that is out of order, against the latest time that it precedes."""
+    failing: dict[str, TimeOrder] = {}
+    possible = []
+    length_s = duration_s or 1.0
+    for order in orders:
+        worst = failing.get(order.later.path)
+        if order.lengths() if duration_s is None else order.holds(duration_s):
+            possible.append(order)
+        elif worst is None or worst.earlier.seconds(length_s) < order.earlier.seconds(length_s):
+            failing[order.later.path] = order
+    for order in failing.values():
+        yield order.problem(duration_s)
+    possible = [order for order in possible if order.later.path not in failing]
+    if duration_s is None and not common_lengths(possible):
+        yield _no_common_length(possible)
 
 
 def _no_common_length(orders: list[TimeOrder]) -> Problem:

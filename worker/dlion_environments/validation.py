@@ -8,15 +8,12 @@ fractions be compared with seconds.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from dlion_api.document import IsValid
 from dlion_api.errors import Problem
-from dlion_environments.times import TimeOrder, TimePoint, TimeResolver
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from dlion_api.document import IsValid
+from dlion_environments.times import TimeOrder, TimePoint, out_of_order
 
 _MAX_NAMED = 20
 """Maximum number of items listed; more are counted."""
@@ -24,11 +21,11 @@ _MAX_NAMED = 20
 
 def file_problems(it: Any, sound: IsValid) -> Iterator[Problem]:
     """Problems for every run of any job; `it` is an `Environment`, or its parsed parts."""
-    return run_problems(it, sound, TimeResolver())
+    return run_problems(it, sound, None)
 
 
-def run_problems(it: Any, sound: IsValid, times: TimeResolver) -> Iterator[Problem]:
-    """Problems for a run of the length in `times`, including the order of times."""
+def run_problems(it: Any, sound: IsValid, duration_s: float | None) -> Iterator[Problem]:
+    """Problems for a run of that length, including the order of times."""
     everyone = _everyone(it, sound)
     if everyone is not None:
         yield from _of_sizes(it, sound, everyone)
@@ -36,7 +33,7 @@ def run_problems(it: Any, sound: IsValid, times: TimeResolver) -> Iterator[Probl
         yield from _of_the_start(it, sound, everyone)
     yield from _of_site_names(it, sound)
     yield from _of_absences(it, sound)
-    yield from times.out_of_order(time_orders(it, sound))
+    yield from out_of_order(time_orders(it, sound), duration_s)
 
 
 def _everyone(it: Any, sound: IsValid) -> range | None:
@@ -48,10 +45,8 @@ def _everyone(it: Any, sound: IsValid) -> range | None:
 
 
 def _each(it: Any, name: str, field: str, sound: IsValid) -> Iterator[tuple[str, Any]]:
-    """Path and value of a field, if set, in each item of the list `name`.
-
-    `field` may hold both of its names, as `cutSites/cut_sites`.
-    """
+    """Path and value of a field, if set, in each item of the list `name`. `field` may hold both of
+    its names, as `cutSites/cut_sites`."""
     written, _, attribute = field.partition("/")
     for index, item in enumerate(getattr(it, name, ())):
         path = f"{name}[{index}].{written}"

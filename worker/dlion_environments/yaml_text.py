@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
 from dlion_api.errors import Problem, SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_BYTES: Final = 1024 * 1024
 MAX_VALUES: Final = 100_000

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.admission import (
     Admission,
+    AdmissionInstruction,
     AdmissionPhase,
     AdoptState,
     KeepOwnState,
     PullState,
 )
 from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
-from dlion_core.policies.interface import SendMessage
+from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.policies.interface import Event, PolicyMachine, SendMessage
 from dlion_core.topology.topology import is_all_to_all
+from dlion_simulator.clock import VirtualClock
 from dlion_simulator.context import WorkerPhase
+from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training.checkpointing import Checkpointer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.membership import Membership
-    from dlion_core.lifecycle.admission import AdmissionInstruction
-    from dlion_core.links.events import StateRequest, StateSnapshot
-    from dlion_core.policies.interface import Event, PolicyMachine
-    from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.worker import VirtualWorker
 
 
 class VirtualAdmission:
@@ -43,19 +38,20 @@ class VirtualAdmission:
         *,
         membership: Callable[[], Membership],
         pull: Callable[[Rank, StateRequest, Callable[[StateSnapshot], None]], None],
-        start_training: Callable[[], None],
         retry: Callable[[], None],
         before: PolicyMachine | None = None,
     ) -> None:
         """Set up the admission of `worker`.
 
-        `pull(donor, wanted, take)` requests a peer's state. `start_training` is called on success,
-        `retry` if catching up failed. `before` is the previous policy state of a returning worker;
-        it is restored if the worker continues with its own weights.
+        `pull(donor, wanted, take)` requests a peer's state. `retry` is called if catching up
+        failed. `before` is the previous policy state of a returning worker; it is restored if the
+        worker continues with its own weights.
         """
         self._worker, self._clock = worker, clock
-        self._pull_from, self._start_training, self._retry = pull, start_training, retry
+        self._pull_from, self._retry = pull, retry
         self._job, self._before = worker.parts.job, before
+        self.is_rejoin = before is not None
+        """Whether the worker took part in the run before."""
         self._admission = Admission(
             self._job,
             worker.rank,
@@ -63,18 +59,13 @@ class VirtualAdmission:
             membership=membership,
             now_s=clock.now_s,
             state_bytes=2 * worker.parts.replica.model.weights_D.nbytes,
-            is_rejoin=before is not None,
+            is_rejoin=self.is_rejoin,
             neighbours=None if is_all_to_all(self._job, worker.rank) else lambda: worker.neighbours,
         )
         self._catching_up: CatchUp | None = None
         self._pull: PullState | None = None
         self._wake_at_s: float | None = None
         self._schedule()
-
-    @property
-    def is_rejoin(self) -> bool:
-        """Whether it took part in the run before."""
-        return self._before is not None
 
     def look(self, events: Iterable[Event] = ()) -> None:
         """Advance as far as the current state allows.
@@ -153,8 +144,6 @@ class VirtualAdmission:
         self._catching_up = CatchUp(
             worker.inbox,
             dispatcher=worker.cycle.dispatcher,
-            progress=worker.progress,
-            machine=worker.parts.machine,
             send=lambda peer, message: worker.parts.links[peer].push(message),
             before_pass=self._count_iteration,
             after_pass=lambda: None,
@@ -174,14 +163,14 @@ class VirtualAdmission:
         elif outcome is CatchUpOutcome.CAUGHT_UP:
             self._report_start()
             self._worker.admission, self._worker.phase = None, WorkerPhase.HELD
-            self._start_training()
+            self._worker.advance()
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._report_start()
         self._worker.start_at(self._worker.progress.iteration)
-        self._start_training()
+        self._worker.advance()
 
     def _report_start(self) -> None:
         worker = self._worker

@@ -1,44 +1,39 @@
 """Decides which workers take part in a virtual run: late starts, losses and returns.
 
-Holds the membership that sidecars receive, in place of the coordinator, and applies the
-environment's absences. `run` builds the workers, `admission` lets late ones in, and `connections`
-manages the links.
+Holds the membership that sidecars receive, in place of the coordinator, gives them the results of
+probes, and applies the environment's absences. `run` builds the workers, `admission` lets late ones
+in, and `connections` manages the links.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.measurements import Capacity, CpuAllowance, Peers, SpeedProbe
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.reasons import EventReason
-from dlion_core.links.events import LinkUp
+from dlion_api.spec import Job
+from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
+from dlion_core.policies.interface import PolicyMachine
 from dlion_core.topology.topology import graph_of
+from dlion_environments.plan import Absence, Conditions, Plan
 from dlion_simulator.admission import VirtualAdmission
-from dlion_simulator.bootstrap import (
-    connect_sidecar,
-    probe_link,
-    probe_pairs,
-    probe_speed,
-    send_membership,
-)
+from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.connections import VirtualConnections
-from dlion_simulator.context import WorkerPhase
+from dlion_simulator.context import WorkerParts, WorkerPhase
+from dlion_simulator.links import VirtualLink
+from dlion_simulator.network import VirtualNetwork
+from dlion_simulator.worker import VirtualWorker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+PROBE_CORE_S = 1.0
+"""Measurement before the first step. It takes no virtual time, which begins with training."""
 
-    from dlion_api.names import Rank, WorkerIdentity
-    from dlion_api.protocol.measurements import Capacity
-    from dlion_api.spec import Job
-    from dlion_core.links.events import LinkDown, StateRequest, StateSnapshot
-    from dlion_core.policies.interface import PolicyMachine
-    from dlion_environments.plan import Absence, Conditions, Plan
-    from dlion_simulator.clock import ScheduledEvent, VirtualClock
-    from dlion_simulator.links import VirtualLink
-    from dlion_simulator.network import VirtualNetwork
-    from dlion_simulator.worker import VirtualWorker
+PROBE_BYTES = 2**20
 
+MAX_PROBE_BYTES_PER_S = 1.25e9
+"""Probe result on a link without a limit."""
 
 STATE_RETRY_S = 0.01
 """Interval between checks whether a peer's state includes the requested iteration."""
@@ -111,10 +106,10 @@ class ChurnController:
             worker.follow_grouping()
         self._connections.begin(self.workers)
         for rank, worker in self.workers.items():
-            connect_sidecar(worker.parts, membership, 0.0)
+            self._connect_sidecar(worker.parts, membership)
             for peer in worker.parts.links:
                 self._probe(rank, peer, self._plan.probed_bytes_per_s.get((rank, peer)))
-            probe_speed(worker.parts, 0.0)
+            self._probe_speed(worker.parts)
             worker.send_capacity()
         for rank, worker in self.workers.items():
             # No need to ask peers for their iteration: no worker has trained.
@@ -126,17 +121,11 @@ class ChurnController:
 
     def schedule_absences(self) -> list[ScheduledEvent]:
         """Schedule the environment's losses and starts of workers."""
-        made = []
+        made: list[tuple[float | None, Callable[[], None]]] = []
         for absence in self._plan.absences:
-            if absence.leaves_s is not None:
-                made.append(self._clock.after(absence.leaves_s, partial(self._end_worker, absence)))
-            if absence.comes_s is not None:
-                made.append(
-                    self._clock.after(
-                        absence.comes_s, partial(self._start_late_worker, absence.rank)
-                    )
-                )
-        return made
+            made.append((absence.leaves_s, partial(self._end_worker, absence)))
+            made.append((absence.comes_s, partial(self._start_late_worker, absence.rank)))
+        return [self._clock.after(at_s, act) for at_s, act in made if at_s is not None]
 
     # ---- the run -------------------------------------------------------------------------------
 
@@ -154,8 +143,16 @@ class ChurnController:
                 worker.heard(capacity, self._incarnation(rank))
 
     def probe_links(self, rank: Rank) -> None:
-        """Run the link probes that are due at that worker's sidecar."""
-        probe_pairs(self.workers[rank].parts, self._conditions, self._clock.now_s)
+        """If groups depend on link rates: run a sidecar's due probes and update its grouping."""
+        director, now_s = self.workers[rank].parts.director, self._clock.now_s
+        if director.grouping is None:
+            return
+        while (member := director.link_to_probe(now_s)) is not None:
+            peer = member.identity.rank
+            rate = min(MAX_PROBE_BYTES_PER_S, self._conditions.link_bytes_per_s(rank, peer))
+            if rate > 0:
+                director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, now_s)
+        director.regroup_if_due(now_s)
 
     def set_neighbours(self, rank: Rank, neighbours: frozenset[Rank]) -> None:
         """Change the neighbours of a worker."""
@@ -217,7 +214,7 @@ class ChurnController:
             EventReason.WORKER_READY, f"incarnation {incarnation} is ready to train"
         )
         self._set_member(identity, MemberState.READY, incarnation)
-        connect_sidecar(worker.parts, self._membership(), self._clock.now_s)
+        self._connect_sidecar(worker.parts, self._membership())
         worker.follow_grouping()
         self._publish_membership()
         self._connections.process_started(rank)
@@ -239,7 +236,6 @@ class ChurnController:
             self._clock,
             membership=self._membership,
             pull=partial(self._pull, worker.rank),
-            start_training=worker.advance,
             retry=partial(self.rejoin, worker.rank),
             before=before,
         )
@@ -269,9 +265,39 @@ class ChurnController:
             self.workers[rank].heard(peer.parts.director.own(), self._incarnation(event.peer))
         self.workers[rank].arrive(event)
 
+    # ---- what sidecars know before the first step ----------------------------------------------
+
+    def _connect_sidecar(self, parts: WorkerParts, membership: Membership) -> None:
+        """Connect a trainer to its sidecar."""
+        parts.director.trainer_started()
+        self._send_membership(parts, membership)
+        parts.director.handle(CpuAllowance(parts.units, 0.0, 0.0), self._clock.now_s)
+
+    def _send_membership(self, parts: WorkerParts, membership: Membership) -> None:
+        peers = Peers(membership, parts.training_set_samples, parts.stream.samples)
+        parts.director.handle(peers, self._clock.now_s)
+
     def _probe(self, rank: Rank, peer: Rank, probed_bytes_per_s: float | None = None) -> None:
-        bytes_per_s = probed_bytes_per_s or self._conditions.link_bytes_per_s(rank, peer)
-        probe_link(self.workers[rank].parts, peer, bytes_per_s, self._clock.now_s)
+        """Report the probed rate of a link whose rate is unknown."""
+        rate = probed_bytes_per_s or self._conditions.link_bytes_per_s(rank, peer)
+        director = self.workers[rank].parts.director
+        if peer not in director.links.bandwidths() and 0 < rate < float("inf"):
+            director.probed(peer, PROBE_BYTES, PROBE_BYTES / rate, self._clock.now_s)
+
+    def _probe_speed(self, parts: WorkerParts) -> None:
+        """Report the speed measured by discarded gradients before the first step."""
+        samples = max(1, self._job.spec.batching.global_batch_size.initial // 4)
+        cost_s = parts.costs.core_s(samples)
+        repeated = max(1, round(PROBE_CORE_S / cost_s))
+        probe = SpeedProbe(
+            samples=repeated * samples,
+            compute_s=repeated * cost_s / parts.units,
+            cpu_s=repeated * cost_s,
+            throttled_s=0.0,
+            quota_cores=parts.units,
+            largest_batch=samples,
+        )
+        parts.director.handle(probe, self._clock.now_s)
 
     # ---- the coordinator's part ----------------------------------------------------------------
 
@@ -287,7 +313,7 @@ class ChurnController:
         return Membership(self._version, self._job.key, len(self._job.workers()), members)
 
     def _publish_membership(self) -> None:
-        membership, now_s = self._membership(), self._clock.now_s
+        membership = self._membership()
         for worker in self.present.values():
-            send_membership(worker.parts, membership, now_s)
+            self._send_membership(worker.parts, membership)
             worker.follow_grouping()

@@ -7,9 +7,10 @@ reach each other reconnect.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
 from dlion_core.links.deadline import (
     HEARTBEAT_S,
     MAX_RECONNECT_WAIT_S,
@@ -17,16 +18,10 @@ from dlion_core.links.deadline import (
     RECONNECT_WAIT_S,
 )
 from dlion_core.links.events import LinkDown, LinkUp
-from dlion_simulator.clock import NANOSECONDS_PER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Conditions
-    from dlion_simulator.clock import ScheduledEvent, VirtualClock
-    from dlion_simulator.links import VirtualLink
-    from dlion_simulator.network import VirtualNetwork
+from dlion_environments.plan import Conditions
+from dlion_simulator.clock import NANOSECONDS_PER_S, ScheduledEvent, VirtualClock
+from dlion_simulator.links import VirtualLink
+from dlion_simulator.network import VirtualNetwork
 
 SILENCE_S = MIN_MISSED_HEARTBEATS * HEARTBEAT_S
 """A silent peer is disconnected after this. Real links with rare or irregular frames wait
@@ -40,7 +35,7 @@ HANDSHAKE_ROUND_TRIPS = 3
 
 NO_LONGER_NEIGHBOURS = "no neighbour any more"
 
-Pair = tuple["Rank", "Rank"]
+Pair = tuple[Rank, Rank]
 
 
 class VirtualConnections:
@@ -104,10 +99,9 @@ class VirtualConnections:
             if peer not in neighbours:
                 self._break(rank, peer, NO_LONGER_NEIGHBOURS)
                 self._schedule_link_down(rank, peer, NO_LONGER_NEIGHBOURS, after_s=0.0)
-        for peer in sorted(self._present & self._mutual(rank) - set(self.linked(rank))):
-            if rank in self._present:
-                round_trips_s = HANDSHAKE_ROUND_TRIPS * self._network.round_trip_s(rank, peer)
-                self._clock.after(round_trips_s, partial(self._connect, _pair(rank, peer)))
+        if rank in self._present:
+            for peer in sorted(self._present & self._mutual(rank) - set(self.linked(rank))):
+                self._dial(_pair(rank, peer))
 
     def process_ended(self, rank: Rank, reason: str) -> None:
         """Close the links of an ended process. Peers behind a cut learn of it by silence."""
@@ -125,8 +119,11 @@ class VirtualConnections:
             return
         self._break(rank, peer, reason)
         self._schedule_link_down(rank, peer, reason, after_s=0.0)
-        round_trips_s = HANDSHAKE_ROUND_TRIPS * self._network.round_trip_s(rank, peer)
-        self._clock.after(RECONNECT_WAIT_S + round_trips_s, partial(self._connect, pair))
+        self._dial(pair, after_s=RECONNECT_WAIT_S)
+
+    def _dial(self, pair: Pair, *, after_s: float = 0.0) -> None:
+        handshake_s = HANDSHAKE_ROUND_TRIPS * self._network.round_trip_s(*pair)
+        self._clock.after(after_s + handshake_s, partial(self._connect, pair))
 
     def change(self, conditions: Conditions) -> None:
         """Apply cuts that begin and end."""
@@ -155,12 +152,10 @@ class VirtualConnections:
 
     def _restore(self, pair: Pair) -> None:
         """End a cut: keep the link if it is still up, else redial."""
-        one, other = pair
         if (timer := self._silence_timers.pop(pair, None)) is not None:
             timer.cancel()
         if self._present.issuperset(pair) and pair not in self._up:
-            round_trips_s = HANDSHAKE_ROUND_TRIPS * self._network.round_trip_s(one, other)
-            self._clock.after(REDIAL_S + round_trips_s, partial(self._connect, pair))
+            self._dial(pair, after_s=REDIAL_S)
 
     def _drop_silent(self, pair: Pair) -> None:
         """Disconnect both ends of a pair after too long a silence."""

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from dlion_core.policies.iteration_guard import IterationGuard
     from dlion_core.resource_control.resource_controller import ResourceController
     from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.costs import StepCosts
+    from dlion_simulator.costs import StepCosts, StragglerModel
     from dlion_simulator.links import VirtualLink
-    from dlion_simulator.stragglers import StragglerModel
     from dlion_simulator.worker import VirtualWorker
     from dlion_worker.training.datasets import BatchStream
     from dlion_worker.training.replica import LocalReplica
@@ -67,32 +66,20 @@ class WorkerParts:
         return 0 if directive is None else directive.training_set_samples
 
 
+@dataclass(frozen=True)
 class SimulationContext:
     """What a worker needs of the run that it takes part in."""
 
-    def __init__(
-        self,
-        clock: VirtualClock,
-        executor: Executor,
-        *,
-        publish_capacity: Callable[[Rank, Capacity], None],
-        probe_links: Callable[[Rank], None],
-        set_neighbours: Callable[[Rank, frozenset[Rank]], None],
-        step_finished: Callable[[VirtualWorker], None],
-        on_stop: Callable[[Rank, str], None],
-        rejoin: Callable[[Rank], None],
-    ) -> None:
-        """Set the callbacks.
-
-        `publish_capacity` sends a capacity to the peers. `probe_links` probes links that are due.
-        `set_neighbours` changes a worker's neighbours. `step_finished` follows each iteration.
-        `on_stop` ends the run when a stop condition is met. `rejoin` lets a worker join again that
-        was paused while others trained.
-        """
-        self.clock, self.executor = clock, executor
-        self.publish_capacity, self.probe_links, self.set_neighbours = (
-            publish_capacity,
-            probe_links,
-            set_neighbours,
-        )
-        self.step_finished, self.on_stop, self.rejoin = step_finished, on_stop, rejoin
+    clock: VirtualClock
+    executor: Executor
+    publish_capacity: Callable[[Rank, Capacity], None]
+    """Sends a worker's capacity to its peers."""
+    probe_links: Callable[[Rank], None]
+    """Probes a worker's links that are due."""
+    set_neighbours: Callable[[Rank, frozenset[Rank]], None]
+    step_finished: Callable[[VirtualWorker], None]
+    """Follows each iteration."""
+    on_stop: Callable[[Rank, str], None]
+    """Ends the run when a worker meets a stop condition."""
+    rejoin: Callable[[Rank], None]
+    """Lets a worker join again that was paused while others trained."""

@@ -1,4 +1,4 @@
-"""The cost model of a step in virtual time: a + b x batch, plus the exchange, per core.
+"""How long a step takes in virtual time: a + b x batch, plus the exchange, times a slowdown.
 
 `quota_cores / core_scale` relative units compute that many times `samples_per_s_per_core`. The
 fixed part scales in the same way.
@@ -6,7 +6,17 @@ fixed part scales in the same way.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
+
+from dlion_api.names import Rank
+from dlion_environments.plan import Straggler
+
+_STREAM = 0x57A6
+"""Separates the draws of slowdowns from others with the same seed."""
 
 
 @dataclass(frozen=True)
@@ -36,3 +46,25 @@ class StepCosts:
     def computing_fraction(self, batch_size: int, exchanged_bytes: int) -> float:
         """Fraction of a step's time and CPU spent on computing."""
         return self.core_s(batch_size) / self.step_core_s(batch_size, exchanged_bytes)
+
+
+class StragglerModel:
+    """Random slowdowns of one worker: the environment's stragglers.
+
+    The draws depend on the job's seed and the worker's rank. Each straggler of the file takes one
+    draw per step, whether it is active or not. So other policies in the same environment get the
+    same slow steps.
+    """
+
+    def __init__(self, stragglers: Iterable[Straggler], *, seed: int, rank: Rank) -> None:
+        self._own = [straggler for straggler in stragglers if rank in straggler.ranks]
+        self._random = np.random.default_rng([_STREAM, seed, rank])
+
+    def next_slowdown(self, now_s: float) -> float:
+        """Factor on the core seconds of the step that begins now."""
+        draws = self._random.random(len(self._own))
+        return math.prod(
+            straggler.slowdown
+            for straggler, draw in zip(self._own, draws, strict=True)
+            if draw < straggler.chance and straggler.begins_s <= now_s < straggler.ends_s
+        )

@@ -8,24 +8,17 @@ by `worker`; opened and closed by `connections`.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.links.events import LinkCounters
 from dlion_core.links.framing import Lane, lane_of
-from dlion_core.links.link_budget import (
-    LinkBudget,
-    QueueRule,
-)
+from dlion_core.links.link_budget import LinkBudget, QueueRule
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
 from dlion_core.policies.interface import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_simulator.clock import VirtualClock
-    from dlion_simulator.network import VirtualNetwork, VirtualTransfer
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.network import VirtualNetwork, VirtualTransfer
 
 HEADER_BYTES = 128
 """Overhead of a message: its frame's fields, HTTP/2 and a TLS record. It takes link time, but
@@ -54,7 +47,8 @@ class VirtualLink:
         self._rule = rule
         self._deliver, self._give_up = deliver, give_up
         self._connection_count = 0
-        self._is_up = False
+        self.is_up = False
+        """Whether messages pass."""
         self._last_due_s = 0.0
         self._pulls: list[VirtualTransfer] = []
         self._pulled_bytes = 0
@@ -68,15 +62,10 @@ class VirtualLink:
         self._sent_bytes = self._arrived = 0
         self._reported_bytes, self._reported_busy_s = 0, 0.0
 
-    @property
-    def is_up(self) -> bool:
-        """Whether messages pass."""
-        return self._is_up
-
     def open(self) -> None:
         """Let messages pass from now on."""
         self._connection_count += 1
-        self._is_up = True
+        self.is_up = True
 
     def close(self) -> None:
         """Drop queued and in-flight messages, and all later ones until `open`."""
@@ -90,7 +79,7 @@ class VirtualLink:
         self._in_flight.clear()
         self._pulls.clear()
         self._set_idle()
-        self._is_up = False
+        self.is_up = False
 
     def pull(self, size_bytes: int, take: Callable[[], object]) -> None:
         """Transfer a state of that size beside the messages.
@@ -104,7 +93,7 @@ class VirtualLink:
             self._pulled_bytes += size_bytes
             self._clock.after(
                 self._network.latency_s(self._sender, self._receiver),
-                lambda: take() if self._is_up and connection == self._connection_count else None,
+                lambda: take() if self.is_up and connection == self._connection_count else None,
             )
 
         transfer = self._network.begin(
@@ -130,7 +119,7 @@ class VirtualLink:
 
     def push(self, message: Message) -> None:
         """Queue a message in its lane. A link that is down drops it."""
-        if not self._is_up:
+        if not self.is_up:
             self._dropped += 1
             return
         lane = lane_of(message.kind)
@@ -153,36 +142,33 @@ class VirtualLink:
 
     def take_delivery(self) -> LinkDelivery:
         """Bytes that arrived since the last call, and how long the link was busy."""
-        arrived, busy_s = self._arrived_bytes(), self._busy_so_far_s()
+        arrived, busy_s = self._arrived_bytes(), self._busy_s
+        if self._busy_since_s is not None:
+            busy_s += self._clock.now_s - self._busy_since_s
         delivery = LinkDelivery(
             peer=self._receiver,
             acknowledged_bytes=arrived - self._reported_bytes,
             busy_bytes=arrived - self._reported_bytes if busy_s > self._reported_busy_s else 0,
             receiver_busy_s=busy_s - self._reported_busy_s,
-            unacknowledged_bytes=self._unacknowledged_bytes(),
+            unacknowledged_bytes=min(self._offered_bytes - arrived, self._budget.window_bytes),
         )
         self._reported_bytes, self._reported_busy_s = arrived, busy_s
         return delivery
 
     def state(self) -> LinkCounters:
         """The link's counters, as on a real link."""
-        arrived, in_flight_bytes = (
-            self._arrived_bytes(),
-            sum(self._remaining_bytes(lane) for lane in Lane),
-        )
+        arrived = self._arrived_bytes()
+        in_flight_bytes = sum(self._remaining_bytes(lane) for lane in Lane)
         self._sent_bytes = max(self._sent_bytes, arrived + in_flight_bytes)
         return LinkCounters(
-            connected=self._is_up,
-            incarnation=1,
+            connected=self.is_up,
             queued_bytes=max(0, self._offered_bytes - self._sent_bytes),
             unacknowledged_bytes=in_flight_bytes,
             window_bytes=self._budget.window_bytes,
             sent_total=self._sent_bytes + self._pulled_bytes,
             acknowledged_total=arrived + self._pulled_bytes,
-            received_total=0,
             dropped_messages=self._dropped,
             wire_sent_bytes=self._sent_bytes + self._pulled_bytes,
-            wire_received_bytes=0,
         )
 
     # ---- inside
@@ -208,7 +194,7 @@ class VirtualLink:
         self._last_due_s = max(self._last_due_s, now_s + self.latency_s)
 
         def arrive() -> None:
-            if self._is_up and connection == self._connection_count:
+            if self.is_up and connection == self._connection_count:
                 self._deliver(message)
 
         self._clock.after(self._last_due_s - now_s, arrive)
@@ -247,13 +233,6 @@ class VirtualLink:
         left = sum(self._remaining_bytes(lane) for lane in Lane)
         self._arrived = max(self._arrived, self._offered_bytes - queued - left)
         return self._arrived
-
-    def _busy_so_far_s(self) -> float:
-        since_s = self._busy_since_s
-        return self._busy_s + (0.0 if since_s is None else self._clock.now_s - since_s)
-
-    def _unacknowledged_bytes(self) -> int:
-        return min(self._offered_bytes - self._arrived_bytes(), self._budget.window_bytes)
 
 
 def _payload(messages: Iterable[Message]) -> int:

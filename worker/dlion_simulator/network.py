@@ -11,19 +11,15 @@ suffixes: F transfers, P pipes, M memberships of transfers in pipes.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Conditions
-    from dlion_simulator.clock import ScheduledEvent, VirtualClock
+from dlion_api.names import Rank
+from dlion_environments.plan import Conditions
+from dlion_simulator.clock import ScheduledEvent, VirtualClock
 
 WIRE_EFFICIENCY = 1448 / 1514
 """Payload of a full TCP segment over the size of its Ethernet frame, which `Pipe` rates count."""

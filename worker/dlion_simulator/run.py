@@ -10,32 +10,35 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from dlion_api.endings import stop_rule_met
 from dlion_api.errors import UnavailableError
-from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
 from dlion_core.policies.catalogue import messages_must_arrive
-from dlion_core.policies.interface import MessageArrived
+from dlion_core.policies.interface import Message, MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_core.topology.topology import neighbours_of
+from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_simulator.churn import ChurnController
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 from dlion_simulator.context import SimulationContext, WorkerParts, WorkerPhase
-from dlion_simulator.costs import StepCosts
-from dlion_simulator.final_models import FinalModels
+from dlion_simulator.costs import StepCosts, StragglerModel
+from dlion_simulator.final_models import save_final_models
 from dlion_simulator.links import VirtualLink
 from dlion_simulator.network import VirtualNetwork
-from dlion_simulator.stragglers import StragglerModel
 from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training import datasets, programs, threads
@@ -43,16 +46,6 @@ from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from dlion_api.names import Rank, WorkerIdentity
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.spec import Job
-    from dlion_core.policies.interface import Message
-    from dlion_environments.plan import Conditions, ConditionsChange, Plan
 
 UNUSED_LINKS_INTERVAL_S = 10.0
 """With a parameter server or a sparse graph most links are unused. Reporting them every second
@@ -113,7 +106,11 @@ class Simulation:
         self._conditions = plan.initial
         self._dataset_cache = datasets.DatasetCache()
         self._loaded: dict[Rank, datasets.DataSet] = {}
-        self._straggler_models: dict[Rank, StragglerModel] = {}
+        self._straggler_models = {
+            w.rank: StragglerModel(plan.stragglers, seed=job.spec.trainer.seed, rank=w.rank)
+            for w in job.workers()
+        }
+        """One for all incarnations of a worker: a restart does not reset the draws."""
         every_samples = job.spec.trainer.evaluation.every_samples
         self._schedules = {w.rank: EvaluationSchedule(every_samples) for w in job.workers()}
         self._stop_reason = self._problem = ""
@@ -125,10 +122,8 @@ class Simulation:
         self._scheduled: list[ScheduledEvent] = []
 
     def run(self) -> SimulationOutcome:
-        """Simulate to the end.
-
-        Raises DLionError for bad data, a bad program or divergence, and OSError.
-        """
+        """Simulate to the end. Raises DLionError for bad data, a bad program or divergence, and
+        OSError."""
         began_s = time.monotonic()
         threads.configure(1.0)
         executor = ThreadPoolExecutor(self._thread_count, "gradient")
@@ -140,8 +135,14 @@ class Simulation:
             training = self._churn.training
             for worker in training.values():
                 worker.report_links(now=True)
-            FinalModels(self._job, training, self._evaluator, executor).run(
-                ended_s=virtual_s, stop_reason=self._stop_reason, results_dir=self._results_dir
+            save_final_models(
+                self._job,
+                training,
+                self._evaluator,
+                executor,
+                ended_s=virtual_s,
+                stop_reason=self._stop_reason,
+                results_dir=self._results_dir,
             )
             self._evaluator.close()
         finally:
@@ -172,10 +173,26 @@ class Simulation:
         trainer = self._job.spec.trainer
         self._program = programs.load(trainer.program, directory=self._program_root)
         first = self._job.workers()[0]
-        data = self._data(first)
-        self._loaded[first.rank] = data
-        self._template_model = self._model(self._program, data)
-        self._evaluator = self._evaluator_of(self._template_model, data)
+        data = self._loaded[first.rank] = self._data(first)
+        self._template_model = FlatModel(
+            self._program,
+            input_shape=data.input_shape,
+            class_count=data.class_count,
+            seed=trainer.seed,
+            freeze=trainer.freeze,
+            input_dtype=data.input_dtype,
+        )
+        if trainer.start_from:
+            self._template_model.load_keras(self._data_root / trainer.start_from)
+        self._evaluator = Evaluator(
+            self._template_model,
+            data.held_out_x,
+            data.held_out_y,
+            seed=trainer.seed,
+            max_samples=trainer.evaluation.max_samples,
+            on_result=lambda _result: None,
+            on_error=lambda _error: None,
+        )
         self._churn = ChurnController(
             self._job,
             self._plan,
@@ -213,32 +230,6 @@ class Simulation:
             cache=self._dataset_cache,
         )
 
-    def _model(self, program: programs.TrainingProgram, data: datasets.DataSet) -> FlatModel:
-        trainer = self._job.spec.trainer
-        model = FlatModel(
-            program,
-            input_shape=data.input_shape,
-            class_count=data.class_count,
-            seed=trainer.seed,
-            freeze=trainer.freeze,
-            input_dtype=data.input_dtype,
-        )
-        if trainer.start_from:
-            model.load_keras(self._data_root / trainer.start_from)
-        return model
-
-    def _evaluator_of(self, model: FlatModel, data: datasets.DataSet) -> Evaluator:
-        trainer = self._job.spec.trainer
-        return Evaluator(
-            model,
-            data.held_out_x,
-            data.held_out_y,
-            seed=trainer.seed,
-            max_samples=trainer.evaluation.max_samples,
-            on_result=lambda _result: None,
-            on_error=lambda _error: None,
-        )
-
     def _parts(
         self, identity: WorkerIdentity, data: datasets.DataSet, incarnation: int
     ) -> WorkerParts:
@@ -263,20 +254,11 @@ class Simulation:
             ),
             training_set_samples=data.training_set_samples,
             costs=replace(
-                self._costs,
-                exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0),
+                self._costs, exchange_core_s_per_byte=self._exchange_core_s_per_byte.get(rank, 0.0)
             ),
-            straggler_model=self._straggler_model(rank),
+            straggler_model=self._straggler_models[rank],
             units=self._units(self._conditions, rank),
         )
-
-    def _straggler_model(self, rank: Rank) -> StragglerModel:
-        """One model for all incarnations: a restart does not reset the draws."""
-        if rank not in self._straggler_models:
-            self._straggler_models[rank] = StragglerModel(
-                self._plan.stragglers, seed=self._job.spec.trainer.seed, rank=rank
-            )
-        return self._straggler_models[rank]
 
     def _link(self, parts: WorkerParts) -> None:
         keep, sender = messages_must_arrive(self._job.spec), parts.rank
@@ -357,10 +339,8 @@ class Simulation:
         return self._clock.now_s if self._ended_s is None else self._ended_s
 
     def _update_end_time(self) -> None:
-        """Track when the last worker finishes its current step after the stop.
-
-        Transfers that are still in flight then do not extend the run.
-        """
+        """Track when the last worker finishes its current step after the stop. Transfers that are
+        still in flight then do not extend the run."""
         if not self._stop_reason:
             return
         phases = [worker.phase for worker in self._churn.workers.values()]
@@ -383,9 +363,10 @@ class Simulation:
                 return "is gone"
             case WorkerPhase.ENTERING:
                 return "waits for other workers"
-        if worker.lacks_quorum:
+        if worker.cycle.lacks_quorum:
             return "is paused: too few sites (minSites) are connected to it"
-        return f"waits for {', '.join(map(str, sorted(worker.awaited())))}"
+        awaited = sorted(worker.parts.machine.waiting_for())
+        return f"waits for {', '.join(map(str, awaited))}"
 
     def _all_stopped(self) -> bool:
         return bool(self._stop_reason) and all(

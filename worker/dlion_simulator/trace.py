@@ -6,17 +6,13 @@ Covers all records, in order, and the final weights.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_core.policies.interface import Flat
+from dlion_core.policies.interface import Flat
 
 
 class Trace:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlion_api.protocol.measurements import CpuAllowance
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import has_traffic
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
@@ -24,7 +26,7 @@ from dlion_core.lifecycle.step_cycle import (
 )
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
 from dlion_core.links.link_budget import equalize_similar
-from dlion_core.policies.catalogue import has_barrier, rejection_error
+from dlion_core.policies.catalogue import rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
 from dlion_simulator.context import WorkerPhase
@@ -95,16 +97,11 @@ class VirtualWorker:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
-        self.cycle = StepCycle(
-            parts,
-            self.progress,
-            _SimulatedLinks(parts),
-            _ProgressUndo(self.progress),
-            has_barrier=has_barrier(parts.job.spec),
-            send=self._send,
-            refuse=self._refuse,
+        dispatcher = EventDispatcher(
+            InstructionExecutor(parts, self.progress, send=self._send, refuse=self._refuse),
             due=lambda after_s: context.clock.after(after_s, self._check_quorum),
         )
+        self.cycle = StepCycle(dispatcher, _SimulatedLinks(parts), _ProgressUndo(self.progress))
         self.inbox = EventInbox(self._send, clock_s=lambda: context.clock.now_s)
         self.admission: VirtualAdmission | None = None
         """Set while the worker joins a run that may already be training."""
@@ -207,17 +204,8 @@ class VirtualWorker:
         self.stopping = reason
         if self.admission is not None and self.admission.is_rejoin:
             self.phase, self.admission = WorkerPhase.STOPPED, None
-        elif self.lacks_quorum:
+        elif self.cycle.lacks_quorum:
             self.advance()
-
-    @property
-    def lacks_quorum(self) -> bool:
-        """Whether it is paused because too few sites are connected."""
-        return self.cycle.lacks_quorum
-
-    def awaited(self) -> frozenset[Rank]:
-        """Peers that it waits for."""
-        return self.parts.machine.waiting_for()
 
     def _check_quorum(self) -> None:
         if self.is_training:

@@ -25,7 +25,8 @@ from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_cli.inputs.required_files import require_files
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_core.policies.catalogue import find, names
-from dlion_environments import Environment, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
 from dlion_results.comparison import Goal
 
 IDEAL: Final = "ideal"

@@ -27,7 +27,8 @@ from dlion_cli.comparison.comparison_folder import (
 )
 from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.comparison.run_identity import identity
-from dlion_environments import load_environment, single_machine_document
+from dlion_environments.aggregate_machine import single_machine_document
+from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun, diverged, is_better, variant_run
 
 if TYPE_CHECKING:

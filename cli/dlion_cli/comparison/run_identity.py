@@ -17,7 +17,7 @@ from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
 from dlion_cli.inputs.policy_source import policy_source
 from dlion_cli.inputs.required_files import find_program_root
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 
 
 def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import click
 
-from dlion_environments import Environment
+from dlion_environments.model import Environment
 
 MAX_NAMED = 8
 

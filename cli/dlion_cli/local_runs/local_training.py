@@ -20,7 +20,7 @@ from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_cli.local_runs.local_coordinator import LocalCoordinator
 from dlion_cli.views.live_view import LiveView
-from dlion_environments import Plan
+from dlion_environments.plan import Plan
 from dlion_local.runner.deferred_signals import DeferredSignals
 from dlion_local.runner.outcome import RunOutcome
 from dlion_local.runner.runner import LocalRunner

@@ -17,7 +17,7 @@ import yaml
 from dlion_api.errors import SpecError
 from dlion_api.spec import Job, load_job
 from dlion_cli.inputs.manifests import apply_set
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import parse_any_documents
 from hostile import bending

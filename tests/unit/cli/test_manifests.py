@@ -30,7 +30,7 @@ from dlion_cli.inputs.manifests import (
     read_documents,
     reject_cluster_authority,
 )
-from dlion_environments import load_environment
+from dlion_environments.loading import load_environment
 from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents
 from example_counts import examples
 from local_run import job_document

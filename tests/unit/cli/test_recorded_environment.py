@@ -16,7 +16,8 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_cli.comparison.recorded_environment import read_environment, recorded_environment
-from dlion_environments import Plan, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.plan import Plan
 from dlion_local.emulation.measurement import Comparison, Quantity, unsupported_latencies
 from dlion_results.run_folder.environment import (
     EnvironmentReport,

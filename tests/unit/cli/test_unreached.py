@@ -8,7 +8,7 @@ import pytest
 
 from dlion_api.document import parse
 from dlion_cli.inputs.unreached import MAX_NAMED, warn_unreached
-from dlion_environments import Environment
+from dlion_environments.model import Environment
 
 
 def environment(count: int) -> Environment:

@@ -10,7 +10,9 @@ import pytest
 
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import Environment, load_environment, single_machine_document
+from dlion_environments.aggregate_machine import single_machine_document
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
 
 ONE = (WorkerIdentity(Rank(0), SiteName("all"), "all", 0),)
 MACHINES = [{"count": 2, "cores": 3}, {"cores": 5}]

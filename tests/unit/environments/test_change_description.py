@@ -11,8 +11,8 @@ from typing import Any
 
 from dlion_api.document import parse
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import Environment
 from dlion_environments.change_description import describe_change
+from dlion_environments.model import Environment
 
 WORKERS = tuple(
     WorkerIdentity(Rank(rank), SiteName(site), "g", rank) for rank, site in enumerate("aab")

@@ -14,7 +14,8 @@ import yaml
 
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_environments import Environment, environment_names, load_environment
+from dlion_environments.loading import environment_names, load_environment
+from dlion_environments.model import Environment
 
 ROOT = Path(__file__).parents[3]
 KEPT = [*ROOT.glob("environments/*.yaml"), *ROOT.glob("benchmarks/paper/environments/*.yaml")]

@@ -14,7 +14,9 @@ import pytest
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
-from dlion_environments import Environment, load_environment, unlimited_plan
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
+from dlion_environments.plan import unlimited_plan
 
 MBIT = 125_000
 

@@ -16,9 +16,10 @@ from dlion_api.document import parse
 from dlion_api.errors import SpecError
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import load_job
-from dlion_environments import Absence, Environment, Straggler, load_environment
 from dlion_environments.change_description import describe_change
-from dlion_environments.packet_loss import combined_fraction, tcp_bytes_per_s
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
+from dlion_environments.plan import Absence, Straggler, combined_fraction, tcp_bytes_per_s
 from dlion_local.emulation.emulation import LinkBackend, choose_link_backend
 from dlion_local.emulation.measurement import unsupported_latencies
 from dlion_local.emulation.network.conditions_json import links_from_json, links_to_json
@@ -26,7 +27,7 @@ from dlion_local.emulation.network.conditions_json import links_from_json, links
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlion_environments import Plan
+    from dlion_environments.plan import Plan
 
 SITES = [{"name": "a", "workers": 3}, {"name": "b", "workers": 1}]
 

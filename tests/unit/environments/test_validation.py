@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from dlion_api.document import parse
 from dlion_api.errors import SpecError
-from dlion_environments import Environment, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.model import Environment
 from dlion_environments.validation import time_orders
 from example_counts import examples
 

@@ -14,7 +14,8 @@ import pytest
 
 from dlion_api.document import parse
 from dlion_api.spec import Job, load_job
-from dlion_environments import Environment, unlimited_plan
+from dlion_environments.model import Environment
+from dlion_environments.plan import unlimited_plan
 from dlion_local.runner.shared_evaluator import SharedEvaluator
 
 NPZ = {"format": "npz"}

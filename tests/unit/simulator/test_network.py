@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 
 from dlion_api.names import Rank
-from dlion_environments.packet_loss import tcp_bytes_per_s
-from dlion_environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_environments.plan import Conditions, Pipe, WorkerConditions, tcp_bytes_per_s
 from dlion_simulator.clock import VirtualClock
 from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dlion_api.names import Rank
-from dlion_environments import Straggler
-from dlion_simulator.stragglers import StragglerModel
+from dlion_environments.plan import Straggler
+from dlion_simulator.costs import StragglerModel
 
 ZERO, ONE = Rank(0), Rank(1)
 

@@ -6,7 +6,6 @@ functions over NumPy arrays; no I/O, no clock, no thread. Importing this package
 loops or loads them from a cache (`compiling`).
 """
 
-from dlion_core.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
 from dlion_core.codecs.payload import (
     HEADER_BYTES,
     GradientPart,
@@ -25,7 +24,15 @@ from dlion_core.codecs.payload import (
     range_bytes,
 )
 from dlion_core.codecs.selected import SelectedEntries
-from dlion_core.codecs.values import NotFiniteError, ValueCodec, require_finite
+from dlion_core.codecs.values import (
+    AnyCoding,
+    Coding,
+    IndexCodec,
+    NotFiniteError,
+    ValueCodec,
+    coding_of,
+    require_finite,
+)
 
 __all__ = [
     "HEADER_BYTES",

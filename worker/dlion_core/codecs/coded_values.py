@@ -8,15 +8,17 @@ then its bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import quantized
 from dlion_core.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
 from dlion_core.codecs.quantized import LEVELS_4, LEVELS_8, blocks_of
 from dlion_core.codecs.values import (
+    Coding,
     ValueCodec,
     check_float16,
     check_float32,
@@ -24,13 +26,6 @@ from dlion_core.codecs.values import (
     scale_exponent,
     to_float16,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlion_core.codecs.coding import Coding
-
-    Payload = bytes | memoryview
 
 _LENGTH_BYTES: Final = 4
 _LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4}
@@ -129,11 +124,7 @@ def _line_of(value_K: NDArray[np.float32], decimals: int) -> bytes:
 
 
 def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
-    """Return how many bytes after the header belong to the values.
-
-    Raises:
-        ContractError: the payload is shorter.
-    """
+    """How many bytes after the header are values. Raises ContractError if there are fewer."""
     if codec is ValueCodec.POLYLINE and rest.size >= _LENGTH_BYTES:
         length = _LENGTH_BYTES + int(rest[:_LENGTH_BYTES].view(np.uint32)[0])
     else:
@@ -147,11 +138,8 @@ def length_of(codec: ValueCodec, kept: int, rest: NDArray[np.uint8]) -> int:
 def check_values(
     codec: ValueCodec, exponent: int, coded: NDArray[np.uint8], kept: int
 ) -> CodedValues:
-    """Check untrusted bytes of the length that `length_of` returned.
-
-    Raises:
-        ContractError: not exactly `kept` finite values in the codec's canonical encoding.
-    """
+    """Check untrusted bytes of the length that `length_of` returned. Raises ContractError unless
+    they are `kept` finite values in the codec's canonical encoding."""
     if codec not in (ValueCodec.FLOAT16, ValueCodec.POLYLINE) and exponent:
         raise ContractError(f"payload of {codec} with scale exponent {exponent}; allowed: 0")
     match codec:

@@ -1,7 +1,7 @@
 """Gaps between kept entries as varints or Golomb-Rice codes: fewer bytes, more computation.
 
-Called by `positions`. Both are alternative encodings of the gaps of `Positions.GAP` (number of
-entries left out before each kept one; 65,535 is a skip), and are converted to those on arrival.
+Called by `positions`. Both encode the gaps of `Positions.GAP` (number of entries left out before
+each kept one; 65,535 is a skip), and are converted to those on arrival.
 
 Varint: 7 bits per byte, lowest first; the top bit is set if more follow. Golomb-Rice with parameter
 r: the upper bits of a gap as that many zeros and a one, then its r lower bits, lowest first. A
@@ -16,16 +16,14 @@ Source: Golomb, Run-length encodings, 1966; Rice and Plaunt, 1971; varints as in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.compiling import compiled, inlined, read_only
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SKIP: Final = 0xFFFF
 """Gap value: 65,535 entries ahead, without a kept entry there."""
@@ -66,12 +64,12 @@ class GapSizes:
         guess = rice_parameter(kept, size)
         near = [r for r in (guess - 1, guess, guess + 1) if 0 <= r <= MAX_RICE_PARAMETER]
         high_bits = np.zeros(len(near), np.int64)
-        sizes = np.zeros(2, np.int64)
+        sizes = np.zeros(3, np.int64)
         _measure(gap, np.array(near, np.int64), high_bits, sizes)
         bits = [int(high) + kept * (1 + r) for r, high in zip(near, high_bits, strict=True)]
         self._rice_bits, self._r = min(zip(bits, near, strict=True))
         self.varint_bytes = int(sizes[0])
-        self.begin: int | None = int(_first(gap)) if sizes[1] == 0 else None
+        self.begin: int | None = int(sizes[2]) if sizes[1] == 0 else None
         """Begin of the entries if they are one contiguous range."""
 
     @property
@@ -92,11 +90,7 @@ class GapSizes:
 
 
 def gaps_from_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Decode gaps of `kept` positions below `size`.
-
-    Raises:
-        ContractError: not an output of `GapSizes.varints`.
-    """
+    """Decode `GapSizes.varints` of `kept` positions below `size`. Raises ContractError."""
     gap = np.empty(kept + size // SKIP, np.uint16)
     gap_count = int(_read_varints(coded, kept, size, gap))
     if gap_count < 0:
@@ -105,11 +99,7 @@ def gaps_from_varints(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray
 
 
 def gaps_from_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np.uint16]:
-    """Decode gaps of `kept` positions below `size`.
-
-    Raises:
-        ContractError: not a possible output of `GapSizes.rice`.
-    """
+    """Decode `GapSizes.rice` of `kept` positions below `size`. Raises ContractError."""
     if coded.size < 2 or int(coded[0]) > MAX_RICE_PARAMETER:
         raise ContractError("positions: Golomb-Rice codes without a parameter of 0 to 31")
     gap = np.empty(kept + size // SKIP, np.uint16)
@@ -122,21 +112,10 @@ def gaps_from_rice(coded: NDArray[np.uint8], kept: int, size: int) -> NDArray[np
 # ---- kernels -------------------------------------------------------------------------------------
 
 
-@compiled(types.int64(_GAPS))
-def _first(gap: Any) -> Any:
-    """Number of entries left out before the first kept one."""
-    left_out = np.int64(0)
-    for one in gap:
-        left_out += np.int64(one)
-        if one != SKIP:
-            break
-    return left_out
-
-
 @compiled(types.void(_GAPS, read_only(types.int64), types.int64[::1], types.int64[::1]))
 def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
-    """Sum the upper bits of the gaps for each r, the bytes as varints, and the entries left out
-    after the first kept one."""
+    """Sum the gaps' upper bits for each r, their bytes as varints, and what the first one and the
+    others leave out."""
     left_out, gap_count = np.int64(0), 0
     for one in gap:
         left_out += np.int64(one)
@@ -149,8 +128,7 @@ def _measure(gap: Any, parameter: Any, high_bits: Any, sizes: Any) -> None:
         while rest:
             sizes[0] += 1
             rest >>= 7
-        if gap_count:
-            sizes[1] += left_out
+        sizes[1 if gap_count else 2] += left_out
         left_out, gap_count = np.int64(0), gap_count + 1
 
 

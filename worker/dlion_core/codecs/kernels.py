@@ -199,9 +199,7 @@ def _mark(
     return variable
 
 
-@compiled(
-    types.int64(_FLOATS, _BITS, _PLACES, _BITS, types.float32[::1], types.uint8[::1]),
-)
+@compiled(types.int64(_FLOATS, _BITS, _PLACES, _BITS, types.float32[::1], types.uint8[::1]))
 def gather_bitmap(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, bitmap: Any
 ) -> int:
@@ -332,14 +330,6 @@ def blocks_rise(count_: Any, place_K: Any, size: int) -> bool:
             return False
         at += count_[block]
     return True
-
-
-@compiled(types.int64(_HALVES))
-def last_of_gaps(gap: Any) -> int:
-    last = -1
-    for one in gap:
-        last += np.int64(one) + (one != _SKIP)
-    return last
 
 
 # ---- adding --------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,6 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError
 from dlion_core.codecs import kernels
 from dlion_core.codecs.coded_values import CodedValues, check_values, length_of, prepare_values
-from dlion_core.codecs.coding import AnyCoding, Coding, IndexCodec, coding_of
 from dlion_core.codecs.gap_codes import SKIP, GapSizes
 from dlion_core.codecs.polyline import max_polyline_bytes
 from dlion_core.codecs.positions import (
@@ -32,12 +33,8 @@ from dlion_core.codecs.positions import (
     positions_bytes,
     range_positions,
 )
-from dlion_core.codecs.values import ValueCodec, peak_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlion_core.codecs.selected import SelectedEntries
+from dlion_core.codecs.selected import SelectedEntries
+from dlion_core.codecs.values import AnyCoding, Coding, IndexCodec, ValueCodec, coding_of, peak_of
 
 Payload = bytes | memoryview
 
@@ -187,11 +184,7 @@ def _max_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) 
 
 
 def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
-    """Encode every entry, in order.
-
-    Raises:
-        ValueError: an entry is not finite.
-    """
+    """Encode every entry, in order. Raises ValueError if one is not finite."""
     peak = peak_of(value_D, "values to send")
     size, nowhere = value_D.size, np.empty(0, np.uint8)
     return _assemble(value_D, peak, Positions.ALL, nowhere, size, coding_of(coding))
@@ -200,10 +193,7 @@ def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
 def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
     """Encode the entries from `begin` to `end` (at least one), zeros included.
 
-    At most `range_bytes(end - begin, D, coding)` long.
-
-    Raises:
-        ValueError: an entry is not finite.
+    At most `range_bytes(end - begin, D, coding)` long. Raises ValueError if one is not finite.
     """
     if begin == 0 and end == value_D.size:
         return encode_whole(value_D, coding)
@@ -238,29 +228,19 @@ def _smallest(
     kept, size = selected.kept, selected.value_D.size
     value_K, gap_bytes = selected.gathered(Positions.GAP)
     gaps = GapSizes(gap_bytes.view(np.uint16), kept, size)
-    sizes = {
-        Positions.BITMAP: positions_bytes(Positions.BITMAP, kept, size),
-        Positions.BLOCK: positions_bytes(Positions.BLOCK, kept, size),
-        Positions.GAP: gap_bytes.size,
-        Positions.VARINT: gaps.varint_bytes,
-        Positions.RICE: gaps.rice_bytes,
+    ways: dict[Positions, tuple[int, Callable[[], NDArray[np.uint8]]]] = {
+        scheme: (positions_bytes(scheme, kept, size), lambda s=scheme: selected.gathered(s)[1])
+        for scheme in (Positions.BITMAP, Positions.BLOCK)
+    } | {
+        Positions.GAP: (gap_bytes.size, lambda: gap_bytes),
+        Positions.VARINT: (gaps.varint_bytes, gaps.varints),
+        Positions.RICE: (gaps.rice_bytes, gaps.rice),
     }
     if gaps.begin is not None:
-        sizes[Positions.RANGE] = positions_bytes(Positions.RANGE, kept, size)
-    scheme = min(sizes, key=lambda scheme: sizes[scheme])
-    if sizes[scheme] >= room:
-        return scheme, None
-    match scheme:
-        case Positions.BITMAP | Positions.BLOCK:
-            return scheme, selected.gathered(scheme)
-        case Positions.GAP:
-            return scheme, (value_K, gap_bytes)
-        case Positions.VARINT:
-            return scheme, (value_K, gaps.varints())
-        case Positions.RICE:
-            return scheme, (value_K, gaps.rice())
-        case _:
-            return scheme, (value_K, range_positions(gaps.begin or 0))
+        length = positions_bytes(Positions.RANGE, kept, size)
+        ways[Positions.RANGE] = (length, partial(range_positions, gaps.begin))
+    scheme, (length, encode) = min(ways.items(), key=lambda way: way[1][0])
+    return scheme, (value_K, encode()) if length < room else None
 
 
 def _assemble(
@@ -284,12 +264,8 @@ def _assemble(
 
 
 def decode_gradient(payload: Payload, size: int) -> GradientPart:
-    """Decode a gradient message for a model of `size` entries.
-
-    Raises:
-        ContractError: not an output of `encode_whole` or `encode_selected` for this model. Reject
-            the message; a retry gives the same.
-    """
+    """Decode a gradient message for a model of `size` entries. Raises ContractError if it is no
+    output of `encode_whole` or `encode_selected` for this model. A retry gives the same."""
     if len(payload) < HEADER_BYTES:
         msg = f"payload of {len(payload)} bytes; allowed: at least the header's {HEADER_BYTES}"
         raise ContractError(msg)
@@ -323,10 +299,8 @@ def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, in
 def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> Payload:
     """Encode weights for a `WEIGHTS` message, never coarser than float16, except by polyline.
 
-    `coding` may be a name of the manifest, with defaults for all else.
-
-    Raises:
-        ValueError: a weight is not finite.
+    `coding` may be a name of the manifest, with defaults for all else. Raises ValueError if a
+    weight is not finite.
     """
     if isinstance(coding, str):
         coding = ValueCodec(coding)
@@ -334,11 +308,7 @@ def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> P
 
 
 def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
-    """Decode the weights of a model of `size` entries.
-
-    Raises:
-        ContractError: invalid, or not all of them.
-    """
+    """Decode all weights of a model of `size` entries. Raises ContractError."""
     part = decode_gradient(payload, size)
     if part.where is not None:
         raise ContractError("weights payload with some entries; allowed: all of them")
@@ -350,11 +320,7 @@ def encode_loss(loss: float) -> bytes:
 
 
 def decode_loss(payload: Payload) -> float:
-    """Decode a finite loss.
-
-    Raises:
-        ContractError: wrong length, or not finite.
-    """
+    """Decode a loss. Raises ContractError if it is not finite, or has another length."""
     if len(payload) != _LOSS.size:
         msg = f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}"
         raise ContractError(msg)

@@ -15,19 +15,18 @@ values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs.values import NotFiniteError, require_finite
 from dlion_core.compiling import compiled, inlined, read_only
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Payload = bytes | memoryview
 
-    Payload = bytes | memoryview
 
 MAX_DECIMALS: Final = 9
 """A float32 times 10^9 is exact in float64, and this exceeds float32's precision."""
@@ -47,11 +46,8 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
     """Encode every value, rounded to that many decimals (0 to `MAX_DECIMALS`), ties to even.
 
     Decoded values differ by at most 10^-decimals / 2, plus half a unit in the last place of a
-    float32.
-
-    Raises:
-        NotFiniteError: a value is not finite, or beyond 2^52 / 10^decimals.
-        ValueError: decimals out of bounds.
+    float32. Raises NotFiniteError if a value is not finite or beyond 2^52 / 10^decimals, and
+    ValueError for other decimals.
 
     >>> encode_polyline(np.array([0.5, 0.52, -0.52], np.float32), 2).hex()
     'e440bc06'
@@ -72,12 +68,8 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
 
 
 def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.float32]:
-    """Decode `size` values, all finite.
-
-    Raises:
-        ContractError: not an output of `encode_polyline` for that many values.
-        ValueError: decimals out of bounds.
-    """
+    """Decode `size` finite values. Raises ContractError if they are not so encoded, and ValueError
+    if the decimals are out of bounds."""
     scale = _scale(decimals)
     if not _bytes_of(size) <= len(payload) <= max_polyline_bytes(size):
         msg = (

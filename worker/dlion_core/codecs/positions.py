@@ -93,11 +93,8 @@ class CodedPositions:
 def check_positions(
     scheme: Positions, coded: NDArray[np.uint8], kept: int, size: int
 ) -> CodedPositions:
-    """Check untrusted positions of a scheme other than `ALL`.
-
-    Raises:
-        ContractError: wrong length, wrong number, not strictly increasing, or not below `size`.
-    """
+    """Check untrusted positions of a scheme other than `ALL`. Raises ContractError unless they are
+    `kept`, strictly increasing, below `size`, and of the right length."""
     match scheme:
         case Positions.BITMAP:
             _check_bitmap(coded, kept, size)
@@ -163,7 +160,7 @@ def _check_gaps(coded: NDArray[np.uint8], kept: int, size: int) -> None:
     _require_count(int(np.count_nonzero(gap != SKIP)), kept)
     if gap[-1] == SKIP:
         raise ContractError("gap positions: last gap is a skip; allowed: a kept entry")
-    if (last := int(kernels.last_of_gaps(gap))) >= size:
+    if (last := int(gap.sum(dtype=np.int64)) + kept - 1) >= size:
         raise ContractError(f"gap positions: last one {last}; allowed: below {size}")
 
 

@@ -16,16 +16,14 @@ OOPSLA 2014. Scales and keys are ours. Legend: K values, B blocks of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.compiling import compiled, inlined, read_only
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BLOCK: Final = 256
 """Values that share a scale."""
@@ -66,11 +64,7 @@ def to_bfloat16(value_K: NDArray[np.float32], half_K: NDArray[np.uint16]) -> Non
 
 
 def check_bfloat16(half_K: NDArray[np.uint16]) -> None:
-    """Check that bit patterns are finite values.
-
-    Raises:
-        ContractError: one is NaN or infinite.
-    """
+    """Raise ContractError if a bit pattern is NaN or infinite."""
     if int((half_K & np.uint16(0x7FFF)).max()) >= _BFLOAT_INFINITY:
         raise ContractError("coded values: NaN or infinite bfloat16; allowed: finite numbers")
 
@@ -101,22 +95,14 @@ def quantize(
 
 
 def check_scales(scale_B: NDArray[np.uint16], levels: int) -> None:
-    """Check that no multiple of a scale is infinite.
-
-    Raises:
-        ContractError: one is negative, NaN or too large.
-    """
+    """Raise ContractError if a scale is negative or NaN, or a multiple of it infinite."""
     if int(scale_B.max()) > _LARGEST_SCALE[levels]:
         msg = f"coded values: a block's scale of bits {int(scale_B.max()):#x}"
         raise ContractError(f"{msg}; allowed: 0 to {_LARGEST_SCALE[levels]:#x}")
 
 
 def check_codes(code_K: NDArray[np.int8], levels: int) -> None:
-    """Check that integers are within +-levels.
-
-    Raises:
-        ContractError: the one value beyond, which the bits can also represent.
-    """
+    """Raise ContractError for -levels - 1, which the bits can also represent."""
     if int(code_K.min()) < -levels:
         msg = f"coded values: {int(code_K.min())} times the scale; allowed: +-{levels}"
         raise ContractError(msg)
@@ -135,11 +121,8 @@ def pack_nibbles(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
 
 
 def unpack_nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
-    """Unpack integers, -8 to 7, two per byte.
-
-    Raises:
-        ContractError: bits set in the padding of an odd last one.
-    """
+    """Unpack integers, -8 to 7, two per byte. Raises ContractError if the padding of an odd last
+    one is set."""
     if count % 2 and int(byte[-1]) >> 4:
         raise ContractError("coded values: bits set after the last int4; allowed: none")
     code_K = np.empty(count, np.int8)

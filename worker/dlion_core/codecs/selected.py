@@ -9,15 +9,12 @@ Legend: D entries of the flat vector, K kept, L variables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.codecs import kernels
 from dlion_core.codecs.positions import BLOCK, Positions, positions_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
@@ -42,11 +39,8 @@ class SelectedEntries:
         return np.flatnonzero((self.value_D.view(np.uint32) & _MAGNITUDE) >= cut_D)
 
     def gathered(self, scheme: Positions) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Return their values in order, and their positions in a scheme other than `ALL`.
-
-        Raises:
-            ValueError: their number differs from `kept`.
-        """
+        """Return their values in order, and their positions in a scheme other than `ALL`. Raises
+        ValueError if their number differs from `kept`."""
         kept, size = self.kept, self.value_D.size
         value_K = np.empty(kept, np.float32)
         positions = np.empty(positions_bytes(scheme, kept, size), np.uint8)

@@ -1,6 +1,8 @@
-"""Value codecs; float32 unchanged, float16 with one power-of-two scale per message.
+"""Value codecs, and how a worker encodes its payloads: the manifest's choices in one object.
 
-Called by `coded_values`. Defines float16's rounding and error bound, and the check for finite
+`Coding` is built by `policies.factory` from `spec.exchange`; payloads are self-describing, so
+decoding does not need it. float32 is unchanged, float16 has one power-of-two scale per message.
+Defines float16's rounding and error bound, and the check for finite
 values. Coarser codecs: `quantized`, `polyline`. NumPy's float16 casts are scalar on processors
 without AVX-512 (10 ms per million with subnormals, 3 ms at best), so both directions work on bit
 patterns (`kernels`).
@@ -12,17 +14,15 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import kernels
 from dlion_core.codecs.quantized import blocks_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 if sys.byteorder != "little":
     msg = "dlion_core.codecs reads and writes arrays in place: it needs a little-endian machine"
@@ -71,16 +71,50 @@ class ValueCodec(StrEnum):
                 return (count + 1) // 2 + 2 * blocks_of(count)
 
 
+class IndexCodec(StrEnum):
+    """Encoding of positions of kept entries; the manifest's `exchange.indexCodec`."""
+
+    FAST = "fast"
+    """The smallest byte-aligned encoding whose size follows from the number kept."""
+    SMALLEST = "smallest"
+    """The smallest of all, including Golomb-Rice codes and varints."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How to encode payloads. `decimals` is for polyline. `seed` is for int8 and int4; it differs
+    between workers, so that their rounding errors are independent."""
+
+    values: ValueCodec
+    indices: IndexCodec = IndexCodec.FAST
+    decimals: int = 4
+    seed: int = 0
+
+    @property
+    def for_weights(self) -> Coding:
+        """The same for weights: float16 if values would have fewer bits.
+
+        Rounding of gradients averages out over steps; rounding of weights would discard small
+        steps.
+        """
+        coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4)
+        return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
+
+
+AnyCoding = Coding | ValueCodec
+"""A value codec alone means defaults for all else."""
+
+
+def coding_of(coding: AnyCoding) -> Coding:
+    return coding if isinstance(coding, Coding) else Coding(coding)
+
+
 class NotFiniteError(ValueError):
     """Numbers to send are NaN, infinite, or too large for their codec."""
 
 
 def require_finite(value_K: NDArray[np.float32], what: str) -> None:
-    """Check values before they are sent.
-
-    Raises:
-        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
-    """
+    """Raise NotFiniteError if a value to send is NaN or infinite. A retry gives the same."""
     if not np.isfinite(value_K).all():
         wrong = int(np.count_nonzero(~np.isfinite(value_K)))
         msg = (
@@ -91,11 +125,7 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
 
 
 def peak_of(value_K: NDArray[np.float32], what: str) -> float:
-    """Return the largest magnitude of values to send.
-
-    Raises:
-        NotFiniteError: an entry is NaN or infinite. A retry gives the same.
-    """
+    """Return the largest magnitude of values to send. Raises NotFiniteError as `require_finite`."""
     peak = float(np.uint32(kernels.peak_bits(value_K.view(np.uint32))).view(np.float32))
     if not math.isfinite(peak):
         require_finite(value_K, what)
@@ -129,12 +159,8 @@ def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.u
 
 
 def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
-    """Check that `from_float16` gives finite values.
-
-    Raises:
-        ContractError: a pattern is NaN or infinite, the exponent is out of bounds, or both together
-            exceed a float32.
-    """
+    """Raise ContractError if `from_float16` would not give finite values, or the exponent is out of
+    bounds."""
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
         msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
         raise ContractError(msg)
@@ -153,10 +179,6 @@ def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float3
 
 
 def check_float32(value_K: NDArray[np.float32]) -> None:
-    """Check for finite values.
-
-    Raises:
-        ContractError: one is NaN or infinite.
-    """
+    """Raise ContractError if a value is NaN or infinite."""
     if not np.isfinite(value_K).all():
         raise ContractError("coded values: NaN or infinite float32; allowed: finite numbers")

@@ -15,24 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
+from dlion_api.protocol.membership import Membership
+from dlion_api.spec import Job
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.catch_up import MAX_BUFFERED_BYTES
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.links.events import StateRequest, StateSnapshot
-from dlion_core.policies.catalogue import (
-    is_fully_synchronous,
-    may_catch_up,
-    may_step_concurrently,
-)
+from dlion_core.policies.catalogue import is_fully_synchronous, may_catch_up, may_step_concurrently
 from dlion_core.policies.interface import SendMessage
 from dlion_core.policies.iteration_guard import MAX_LEAD
-
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.inbox import EventInbox
 
 Acceptance = Callable[[StateSnapshot], "StateSnapshot | None"]
 
@@ -176,9 +169,7 @@ class Admission:
             return [AdoptState(accepted)]
         if snapshot is None and len(pull.donors) > 1:
             self._pull = replace(
-                pull,
-                donors=pull.donors[1:],
-                link_epoch=self._inbox.link_epochs.get(pull.donors[1]),
+                pull, donors=pull.donors[1:], link_epoch=self._inbox.link_epochs.get(pull.donors[1])
             )
             return [PullState(pull.donors[1], pull.wanted)]
         if pull.is_last_chance:
@@ -215,11 +206,8 @@ class Admission:
     # ---- no worker trains yet --------------------------------------------------------------------
 
     def _ask_again(self) -> list[AdmissionInstruction]:
-        """Ask all peers again after the training peers are gone.
-
-        Another latecomer may have adopted their state and joined since it answered. No worker may
-        start from scratch beside it.
-        """
+        """Ask all peers again after the training peers are gone. Another latecomer may have adopted
+        their state and joined since it answered. No worker may start from scratch beside it."""
         self._enter(AdmissionPhase.PEERS)
         self._barrier = self._links_by_s = None
         self._inbox.discard_announcements()
@@ -255,11 +243,8 @@ class Admission:
         return len(sites) >= self._job.spec.min_sites
 
     def _start_together(self) -> list[AdmissionInstruction]:
-        """Start from the furthest state: checkpoints may differ after a resume.
-
-        At a barrier all start from equal weights; elsewhere only a worker without any adopts
-        others'.
-        """
+        """Start from the furthest state: checkpoints may differ after a resume. At a barrier all
+        start from equal weights; elsewhere only a worker without any adopts others'."""
         answers, own = self._inbox.answers, self._inbox.iteration
         furthest = max((answer.done for answer in answers.values()), default=0)
         if furthest <= own or (own > 0 and not self._is_synchronous):

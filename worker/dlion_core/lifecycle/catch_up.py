@@ -9,28 +9,23 @@ Peers wait only for its promise.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.policies.interface import (
     Event,
     IterationReplayed,
     MemberJoined,
     MemberLeft,
+    Message,
     MessageArrived,
     MessageKind,
 )
 from dlion_core.policies.iteration_guard import MAX_LEAD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-    from dlion_core.lifecycle.inbox import EventInbox
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Message, PolicyMachine
 
 MAX_BUFFERED_BYTES = 256 * 2**20
 """Limit on messages buffered while a state is transferred.
@@ -59,8 +54,6 @@ class CatchUp:
         inbox: EventInbox,
         *,
         dispatcher: EventDispatcher,
-        progress: JobProgress,
-        machine: PolicyMachine,
         send: Callable[[Rank, Message], None],
         before_pass: Callable[[int], None],
         after_pass: Callable[[], None],
@@ -71,13 +64,13 @@ class CatchUp:
         `progress`; `after_pass()` once its update has been made.
         """
         self._link_epochs, inbox.peers_ahead = inbox.peers_ahead, {}
-        self._inbox, self._dispatcher, self._progress = inbox, dispatcher, progress
-        self._machine, self._send = machine, send
+        self._inbox, self._dispatcher, self._send = inbox, dispatcher, send
+        self._progress, self._machine = dispatcher.progress, dispatcher.parts.machine
         self._passing, self._passed = before_pass, after_pass
         self._barrier = join_barrier.JoinBarrier()
         self._pending: dict[Rank, deque[Event]] = {}
         """Received, unprocessed events of each peer, in order."""
-        self._furthest = progress.iteration
+        self._furthest = self._progress.iteration
         """The latest step received from any peer."""
         self._is_open = self._has_failed = False
 
@@ -129,11 +122,8 @@ class CatchUp:
             self._pass(iteration)
 
     def _next(self) -> int | None:
-        """Return the iteration to pass now: one for which a step has arrived.
-
-        There may be gaps: a worker that trains alone skips to the iteration at which it waits for a
-        latecomer.
-        """
+        """Return the iteration to pass now: one for which a step has arrived. There may be gaps: a
+        worker that trains alone skips to the iteration at which it waits for a latecomer."""
         following, named = self._following(), self._barrier.iteration
         iteration = min(following, default=None)
         is_before = iteration is not None and (not named or iteration < named)
@@ -182,10 +172,8 @@ class CatchUp:
             self._passed()
 
     def _release_due(self) -> None:
-        """Release each peer's events up to its next step that is not due yet.
-
-        No faster, because a barrier keeps no contributions from far ahead.
-        """
+        """Release each peer's events up to its next step that is not due yet. No faster, because a
+        barrier keeps no contributions from far ahead."""
         for pending in self._pending.values():
             while pending and not self._is_ahead(pending[0]):
                 self._dispatcher.handle([pending.popleft()])

@@ -6,85 +6,48 @@ latecomers get answers, and the policy gets the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 from dlion_core.lifecycle import join_barrier
-from dlion_core.lifecycle.instruction_executor import InstructionExecutor, Replica
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
+from dlion_core.policies.catalogue import has_barrier
 from dlion_core.policies.interface import Event, MessageArrived, MessageKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.gradient_norms import NormMeter
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Message
-    from dlion_core.policies.iteration_guard import IterationGuard
-
-
-class DispatcherComponents(Protocol):
-    """The parts of a worker that dispatching needs."""
-
-    job: Job
-    machine: IterationGuard
-    reporter: Reporter
-
-    @property
-    def replica(self) -> Replica: ...
+from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class EventDispatcher:
-    """Dispatches one worker's events; owns its `instructions` and its `quorum_gate`."""
+    """Dispatches one worker's events; owns its `quorum_gate`."""
 
     def __init__(
         self,
-        parts: DispatcherComponents,
-        progress: JobProgress,
+        instructions: InstructionExecutor,
         *,
-        send: Callable[[Rank, Message], None],
-        refuse: Callable[[Rank, str, int], None],
-        norms: NormMeter,
-        has_barrier: bool,
         due: Callable[[float], object] = lambda _after_s: None,
-        cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`has_barrier`: an iteration's update waits for the peers' gradients. The other arguments
-        are those of `InstructionExecutor` and `QuorumGate`."""
-        self._parts, self._progress = parts, progress
-        self._send, self._has_barrier = send, has_barrier
+        """`due` is that of `QuorumGate`."""
+        self.instructions = instructions
+        self.parts, self.progress = instructions.parts, instructions.progress
+        self.has_barrier = has_barrier(self.parts.job.spec)
+        """Whether an iteration's update waits for the peers' gradients."""
         self.is_training = True
         """Whether this worker trains; False while it catches up."""
-        self.instructions = InstructionExecutor(
-            parts.machine,
-            parts.replica,
-            parts.reporter,
-            progress,
-            send=send,
-            refuse=refuse,
-            norms=norms,
-            cpu_s=cpu_s,
-        )
-        self.quorum_gate = QuorumGate(
-            parts.job, parts.reporter, progress, carry_out=self.instructions.carry_out, due=due
-        )
+        self.quorum_gate = QuorumGate(instructions, due=due)
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin, with a machine that has received no events yet."""
-        self._parts.machine = machine
+        self.parts.machine = machine
         self.is_training = True
-        self.instructions.reset(machine)
         self.quorum_gate.reset()
 
     def handle(self, events: Iterable[Event]) -> None:
         """Process events and their consequences."""
         for event in events:
             is_withheld = self.quorum_gate.take(event)
-            if is_withheld and self.quorum_gate.is_closed:
-                self._answer_without_quorum(event)
+            if is_withheld and self.quorum_gate.is_closed and _is_question(event):
+                self._answer(event, JoinRole.NO_QUORUM)  # it gets another answer afterwards
             for earlier in self.quorum_gate.released():
                 self._process(earlier)
             if not is_withheld:
@@ -92,22 +55,21 @@ class EventDispatcher:
         self.quorum_gate.update()
 
     def _process(self, event: Event) -> None:
-        if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
-            self._answer_latecomer(event.sender, event.message.iteration)
-        else:
+        if not _is_question(event):
             self.instructions.handle(event)
+            return
+        # Count on the latecomer from now on.
+        progress = join_barrier.as_progress(event.message.iteration)
+        if progress is not None and self.has_barrier:
+            self.instructions.handle(MessageArrived(event.sender, progress))
+        self._answer(event, JoinRole.IN if self.is_training else JoinRole.OUT)
 
-    def _answer_latecomer(self, peer: Rank, asked: int) -> None:
-        """Count on the latecomer from now on, and answer with this worker's progress."""
-        if (progress := join_barrier.as_progress(asked)) is not None and self._has_barrier:
-            self.instructions.handle(MessageArrived(peer, progress))
-        role = JoinRole.IN if self.is_training else JoinRole.OUT
-        self._send(peer, join_barrier.join_answer(asked, done=self._progress.iteration, role=role))
+    def _answer(self, question: MessageArrived, role: JoinRole) -> None:
+        """Answer a latecomer with this worker's progress."""
+        asked, done = question.message.iteration, self.progress.iteration
+        answer = join_barrier.join_answer(asked, done=done, role=role)
+        self.instructions.send(question.sender, answer)
 
-    def _answer_without_quorum(self, event: Event) -> None:
-        """Answer a latecomer while paused; it gets another answer afterwards."""
-        if isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET:
-            asked, done = event.message.iteration, self._progress.iteration
-            self._send(
-                event.sender, join_barrier.join_answer(asked, done=done, role=JoinRole.NO_QUORUM)
-            )
+
+def _is_question(event: Event) -> TypeGuard[MessageArrived]:
+    return isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET

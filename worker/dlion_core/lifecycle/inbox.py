@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
 
 from dlion_api.errors import ContractError
@@ -175,7 +175,9 @@ class EventInbox:
 
     def drain(self) -> list[Event]:
         """Return all queued events without waiting."""
-        events = [event for arrival in self._arrivals() for event in self._translate(arrival)]
+        events: list[Event] = []
+        while self._arrived:
+            events += self._translate(self._arrived.popleft())
         now_s = self._clock_s()
         due = [
             r for r, due_s in self._departed.items() if due_s <= now_s or self._has_left_for_good(r)
@@ -186,10 +188,6 @@ class EventInbox:
         """Return the invalid messages since the last call."""
         taken, self.refusals = self.refusals, []
         return taken
-
-    def _arrivals(self) -> Iterator[ExchangeEvent | TopologyChanged]:
-        while self._arrived:
-            yield self._arrived.popleft()
 
     def _translate(self, arrival: ExchangeEvent | TopologyChanged) -> list[Event]:
         match arrival:
@@ -234,10 +232,8 @@ class EventInbox:
         return [MemberLeft(peer)]
 
     def _has_left_for_good(self, departed: Rank) -> bool:
-        """Whether a departed peer will not return.
-
-        It finished, or the manifest now has fewer workers than are ready.
-        """
+        """Whether a departed peer will not return. It finished, or the manifest now has fewer
+        workers than are ready."""
         membership = self._membership()
         if membership is None:
             return False

@@ -1,19 +1,23 @@
 """Applies the policies' instructions to a replica and sends them to peers.
 
-For trainer and simulator: `loop` and `worker` provide sending and refusing. Uses no
-clock and no link.
+For trainer and simulator: `loop` and `worker` provide sending and refusing. Meters the norms of an
+iteration's own and mean gradient. Uses no clock and no link.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import numpy as np
+
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import GradientNorms
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_core.codecs import NotFiniteError
-from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.policies.interface import (
@@ -26,7 +30,6 @@ from dlion_core.policies.interface import (
     MergeReplicas,
     Message,
     MessageKind,
-    PolicyMachine,
     RejectMessage,
     ReplaceWeights,
     SendMessage,
@@ -34,6 +37,10 @@ from dlion_core.policies.interface import (
     UpdateApplied,
     WithholdUpdate,
 )
+from dlion_core.policies.iteration_guard import IterationGuard
+
+MAX_SQUARED_NORM = 1e18
+"""Larger norms are not reported: the record's limit, and no useful gradient."""
 
 
 class Replica(Protocol):
@@ -54,43 +61,83 @@ class Replica(Protocol):
     def withhold(self, update_D: Flat) -> None: ...
     def encoded_weights(self, weights_D: Flat | None) -> bytes: ...
 
+    learning_rate: float
+    """Of the last update."""
+
+
+class WorkerComponents(Protocol):
+    """The parts of a worker that its lifecycle needs."""
+
+    job: Job
+    rank: Rank
+    machine: IterationGuard
+    reporter: Reporter
+
+    @property
+    def replica(self) -> Replica: ...
+
+
+def squared_norm(gradient_D: Flat) -> float:
+    """|g|^2, summed in float64, part by part."""
+    parts = np.array_split(gradient_D, max(1, gradient_D.size // 2**16))
+    return math.fsum(float(np.dot(wide, wide)) for wide in (p.astype(np.float64) for p in parts))
+
+
+class NormMeter:
+    """The norms of one iteration, for the batching policy `goodput`; else it computes nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self._is_enabled = job.spec.batching.policy == "goodput"
+        self._own: tuple[float, int] | None = None
+        self._mean: tuple[float, int] | None = None
+
+    def own(self, gradient_D: Flat, samples: int) -> None:
+        """Record the local gradient before a policy gets it; starts a new iteration."""
+        if self._is_enabled:
+            self._own, self._mean = (squared_norm(gradient_D), samples), None
+
+    def mean(self, gradient_D: Flat, samples: int) -> None:
+        """Record the optimizer's gradient, over the samples of all workers."""
+        if self._is_enabled:
+            self._mean = (squared_norm(gradient_D), samples)
+
+    def take(self) -> GradientNorms | None:
+        """Return this iteration's norms; None without an update, or if not enabled."""
+        own, mean = self._own, self._mean
+        self._own = self._mean = None
+        if own is None or mean is None or max(own[0], mean[0]) > MAX_SQUARED_NORM:
+            return None
+        return GradientNorms(*own, *mean)
+
 
 class InstructionExecutor:
     """Executes one worker's instructions in order."""
 
     def __init__(
         self,
-        machine: PolicyMachine,
-        replica: Replica,
-        reporter: Reporter,
+        parts: WorkerComponents,
         progress: JobProgress,
         *,
         send: Callable[[Rank, Message], None],
         refuse: Callable[[Rank, str, int], None],
-        norms: NormMeter,
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`refuse(peer, reason, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of
         the calling thread."""
-        self._machine, self._replica = machine, replica
-        self._reporter, self._progress = reporter, progress
-        self._send, self._refuse, self._norms, self._cpu_s = send, refuse, norms, cpu_s
+        self.parts, self.progress, self.send = parts, progress, send
+        self._replica, self._reporter = parts.replica, parts.reporter
+        self._refuse, self._cpu_s = refuse, cpu_s
+        self.norms = NormMeter(parts.job)
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
-    def reset(self, machine: PolicyMachine) -> None:
-        """Use that machine from now on."""
-        self._machine = machine
-
     def handle(self, event: Event) -> None:
-        """Pass an event to the policy and execute its instructions.
-
-        Raises: DivergedError where weights or updates to send are not finite.
-        """
+        """Pass an event to the policy and execute its instructions. Raises: DivergedError where
+        weights or updates to send are not finite."""
         try:
-            self.carry_out(self._machine.handle(event))
+            self.carry_out(self.parts.machine.handle(event))
         except NotFiniteError as error:
-            raise DivergedError(f"iteration {self._progress.iteration}: {error}") from error
+            raise DivergedError(f"iteration {self.progress.iteration}: {error}") from error
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         """Execute these instructions in order."""
@@ -110,23 +157,23 @@ class InstructionExecutor:
             case MergeReplicas():
                 self._fold(instruction)
             case SendMessage(peer=peer, message=message):
-                self._send(peer, message)
+                self.send(peer, message)
             case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
                 payload = self._replica.encoded_weights(weights_D)
-                self._send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+                self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case WithholdUpdate(update_D=update_D):
                 self._replica.withhold(update_D)
             case RejectMessage(peer=peer, reason=reason):
-                self._refuse(peer, reason, self._progress.iteration)
+                self._refuse(peer, reason, self.progress.iteration)
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()
-        self._norms.mean(descend.gradient_D, descend.samples)
+        self.norms.mean(descend.gradient_D, descend.samples)
         self._replica.apply_gradient(
             descend.gradient_D,
             batch_samples=descend.global_batch_size or descend.samples,
-            iteration=self._progress.iteration,
-            samples=self._progress.own_samples,
+            iteration=self.progress.iteration,
+            samples=self.progress.own_samples,
             on_updated=lambda: self._descended(began_cpu_s),
         )
 
@@ -139,7 +186,7 @@ class InstructionExecutor:
         self._reporter.event(
             EventReason.KNOWLEDGE_TRANSFERRED,
             f"merged {mix.fraction:g} of worker {mix.sender}'s weights",
-            iteration=self._progress.iteration,
+            iteration=self.progress.iteration,
         )
 
     def _fold(self, fold: MergeReplicas) -> None:
@@ -155,7 +202,5 @@ class InstructionExecutor:
                 f"{fold.their_samples:,} more samples"
             )
         self._reporter.event(
-            EventReason.FOLDED_TOGETHER,
-            message,
-            iteration=self._progress.iteration,
+            EventReason.FOLDED_TOGETHER, message, iteration=self.progress.iteration
         )

@@ -8,9 +8,11 @@ unless some of its workers trained meanwhile: then this worker rejoins, as after
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS
 from dlion_core.policies.interface import (
     Event,
@@ -22,15 +24,6 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.partitions.quorum import SiteQuorum
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Instruction
-
 REPORT_AFTER_S = MIN_MISSED_HEARTBEATS * HEARTBEAT_S
 """A shorter loss of quorum is not reported: it may be a brief link failure."""
 
@@ -40,18 +33,14 @@ class QuorumGate:
 
     def __init__(
         self,
-        job: Job,
-        reporter: Reporter,
-        progress: JobProgress,
+        instructions: InstructionExecutor,
         *,
-        carry_out: Callable[[Iterable[Instruction]], None],
         due: Callable[[float], object] = lambda _after_s: None,
     ) -> None:
-        """`carry_out` sends and refuses. `due(after_s)` schedules a call of `update`, where nothing
-        else calls it."""
-        self._job, self._reporter, self._progress = job, reporter, progress
-        self._min_sites = job.spec.min_sites
-        self._carry_out, self._due = carry_out, due
+        """`due(after_s)` schedules a call of `update`, where nothing else calls it."""
+        self._job, self._reporter = instructions.parts.job, instructions.parts.reporter
+        self._progress, self._carry_out = instructions.progress, instructions.carry_out
+        self._min_sites, self._due = self._job.spec.min_sites, due
         self._quorum = self._new_quorum()
         self._withheld: list[Event] = []
         """Events withheld from the policy until training continues."""

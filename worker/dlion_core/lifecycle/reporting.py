@@ -7,7 +7,8 @@ blocks the loop; the coordination client sends in the background.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive, LinkDelivery
@@ -20,11 +21,30 @@ from dlion_api.protocol.progress import (
     StepRecord,
 )
 from dlion_api.reasons import EventReason
-from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
 from dlion_core.links.events import LinkCounters
 
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A model's accuracy on some samples; a class without samples counts 0."""
+
+    accuracy: float
+    loss: float
+    class_accuracy: tuple[float, ...]
+    samples: int
+
+
+@dataclass(frozen=True)
+class EvaluatedSnapshot:
+    """One replica's evaluation on held-out samples; `tag` is the caller's."""
+
+    tag: Any
+    evaluation: EvaluationResult
+    sketch: tuple[float, ...]
+    weights_norm: float
 
 
 class Reporter:

@@ -11,28 +11,18 @@ A state machine without I/O, driven by the trainer's loop and by the simulated w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dlion_api.errors import DivergedError
-from dlion_api.protocol.measurements import StepTiming
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, StepTiming
 from dlion_api.protocol.progress import StepRecord
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
-from dlion_core.lifecycle.gradient_norms import NormMeter
-from dlion_core.lifecycle.instruction_executor import Replica
-from dlion_core.policies.interface import BudgetsChanged, LocalStepDone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Directive
-    from dlion_api.spec import Job
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.lifecycle.stopping import JobProgress
-    from dlion_core.policies.interface import Event, Flat, Message
-    from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone
+from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class StepPhase(Enum):
@@ -95,24 +85,6 @@ class StepDuration:
     exchange_cpu_s: float
 
 
-class StepComponents(Protocol):
-    """The parts of a worker that its steps need."""
-
-    job: Job
-    rank: Rank
-    machine: IterationGuard
-    reporter: Reporter
-
-    @property
-    def replica(self) -> StepReplica: ...
-
-
-class StepReplica(Replica, Protocol):
-    """A replica that tells the learning rate of its last update."""
-
-    learning_rate: float
-
-
 class StepLinks(Protocol):
     """A worker's links, and its sidecar's advice for them."""
 
@@ -143,37 +115,13 @@ class ComputedStep(Protocol):
 
 
 class StepCycle:
-    """The steps of one worker; owns its `dispatcher`, `norms` and `directive`."""
+    """The steps of one worker; owns its `directive`."""
 
-    def __init__(
-        self,
-        parts: StepComponents,
-        progress: JobProgress,
-        links: StepLinks,
-        undo: StepUndo,
-        *,
-        has_barrier: bool,
-        send: Callable[[Rank, Message], None],
-        refuse: Callable[[Rank, str, int], None],
-        due: Callable[[float], object] = lambda _after_s: None,
-        cpu_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        """`has_barrier`: an iteration's update waits for the peers' gradients. The other arguments
-        are those of `EventDispatcher`."""
-        self._parts, self.progress, self._links, self._undo = parts, progress, links, undo
-        self._has_barrier = has_barrier
-        self._worker_count = len(parts.job.workers())
-        self.norms = NormMeter(parts.job)
-        self.dispatcher = EventDispatcher(
-            parts,
-            progress,
-            send=send,
-            refuse=refuse,
-            norms=self.norms,
-            has_barrier=has_barrier,
-            due=due,
-            cpu_s=cpu_s,
-        )
+    def __init__(self, dispatcher: EventDispatcher, links: StepLinks, undo: StepUndo) -> None:
+        self.dispatcher, self._links, self._undo = dispatcher, links, undo
+        self._parts, self.progress = dispatcher.parts, dispatcher.progress
+        self._norms = dispatcher.instructions.norms
+        self._worker_count = len(self._parts.job.workers())
         self.phase = StepPhase.IDLE
         self.directive: Directive | None = None
         self._iteration = 0
@@ -197,10 +145,7 @@ class StepCycle:
     # ---- what to do next -------------------------------------------------------------------------
 
     def next(
-        self,
-        over: Callable[[], str | None],
-        *,
-        gives_up: Callable[[], bool] = lambda: False,
+        self, over: Callable[[], str | None], *, gives_up: Callable[[], bool] = lambda: False
     ) -> StepAction:
         """Return what to do now. Call it again after every action and every event.
 
@@ -240,13 +185,13 @@ class StepCycle:
         """Discard a step whose update was not made."""
         if self.phase is not StepPhase.IDLE:
             self._enter(StepPhase.IDLE)
-            if self._has_barrier:
+            if self.dispatcher.has_barrier:
                 self._undo.undo_step()
 
     def _begin_step(self) -> ComputeStep:
         self.take_directive()
         self._enter(StepPhase.COMPUTING)
-        if self._has_barrier:
+        if self.dispatcher.has_barrier:
             self._undo.begin_step()
         self._iteration = self._parts.machine.next_iteration()
         return ComputeStep(self._iteration, self._next_batch_size())
@@ -266,7 +211,7 @@ class StepCycle:
                 "spec.trainer.optimizer.learningRate, or check the data for bad samples"
             )
         self._loss, self.local_batch_size = float(result.loss), samples
-        self.norms.own(result.gradient_D, samples)
+        self._norms.own(result.gradient_D, samples)
         global_batch_size = self.global_batch_size()
         self.progress.advance(
             self._iteration, local_batch_size=samples, global_batch_size=global_batch_size
@@ -364,5 +309,5 @@ class StepCycle:
             waited_s=took.waited_s,
             exchanged_bytes=exchanged_bytes,
             quota_changed=quota_changed,
-            norms=self.norms.take(),
+            norms=self._norms.take(),
         )

@@ -78,23 +78,20 @@ class StateSnapshot:
 class LinkCounters:
     """Counters of one link since the exchange started; they survive reconnections.
 
-    All are payload bytes, except the two `wire_` ones: whole frames as passed to gRPC, without TLS
-    and TCP headers. `unacknowledged_bytes` never exceeds `window_bytes` (two budgets).
+    All are payload bytes, except `wire_sent_bytes`: whole frames as passed to gRPC, without TLS and
+    TCP headers. `unacknowledged_bytes` never exceeds `window_bytes` (two budgets).
     """
 
     connected: bool
-    incarnation: int
     queued_bytes: int
     """Not yet passed to the network, whether started or not."""
     unacknowledged_bytes: int
     window_bytes: int
     sent_total: int
     acknowledged_total: int
-    received_total: int
     dropped_messages: int
     """Superseded by newer ones, or sent while the link was down."""
     wire_sent_bytes: int
-    wire_received_bytes: int
     remade_count: int = 0
     """How often the outgoing stream has moved to a new connection without interruption."""
     problem: str = ""

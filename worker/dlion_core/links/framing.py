@@ -139,11 +139,7 @@ def allowed_bytes(kind: MessageKind, max_message_bytes: int) -> int:
 
 
 def check_outgoing(message: Message, max_message_bytes: int) -> None:
-    """Check that the peer's `Reassembler` would accept the message.
-
-    Raises:
-        ContractError: It would not; the sender learns this before anything is sent.
-    """
+    """Raise ContractError if the peer's `Reassembler` would not accept the message."""
     allowed = allowed_bytes(message.kind, max_message_bytes)
     size = memoryview(message.payload).nbytes
     if size > allowed:
@@ -203,8 +199,7 @@ class OutgoingMessage:
         return min(self.remaining_bytes, chunk_bytes(len(self._payload), limit_bytes))
 
     def next_frame(self, size_bytes: int, *, back_to_back: bool) -> bytes:
-        """The next frame, serialised, with `size_bytes` of payload (at most the remaining
-        bytes)."""
+        """The next frame, serialised, with `size_bytes` of payload."""
         first = not self._sent_bytes
         payload = self._payload[self._sent_bytes : self._sent_bytes + size_bytes]
         frame = Frame(
@@ -257,13 +252,10 @@ class Reassembler:
         self._open: dict[Lane, _PartialMessage] = {}
 
     def feed(self, frame: Frame, payload: bytes | memoryview) -> Message | None:
-        """Add one frame; return the message that it completes, if any.
+        """Add one frame and its payload; return the message that it completes, if any.
 
-        `payload` is the frame's: protobuf copies it on each access.
-
-        Raises:
-            ContractError: The frame breaks the protocol. Nothing after it can be trusted, so the
-                stream must end.
+        Raises ContractError if the frame breaks the protocol. Nothing after it can be trusted, so
+        the stream must end.
         """
         if frame.HasField("header"):
             self._begin(frame.header, frame.message)
@@ -330,7 +322,6 @@ class StreamReceiver:
         self._max_message_bytes = max_message_bytes
         self._incarnation = incarnation
         self._epoch = 0
-        self.received_total = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -342,11 +333,7 @@ class StreamReceiver:
         self._last_arrival_s: float | None = None
 
     def parse(self, data: bytes) -> Frame:
-        """Parse a frame.
-
-        Raises:
-            ContractError: The bytes are not a frame, or not one of an allowed size and shape.
-        """
+        """Parse a frame. Raises ContractError for other bytes, sizes and shapes."""
         if len(data) > MAX_FRAME_BYTES:
             raise ContractError(f"frame of {len(data)} bytes; allowed: {MAX_FRAME_BYTES}")
         try:
@@ -369,7 +356,8 @@ class StreamReceiver:
     def feed(self, frame: Frame, now_s: float, payload: memoryview | None = None) -> Message | None:
         """Add one frame after the hello; return the message that it completes, if any.
 
-        `payload` is the frame's, if `split_payload` has cut it off.
+        `payload` is the frame's, if `split_payload` has cut it off: protobuf copies it on each
+        access.
         """
         if not self._epoch:
             raise ContractError("the first frame of a stream is not a hello")
@@ -377,7 +365,6 @@ class StreamReceiver:
         size = len(payload)
         self._frames += 1
         self._stream_bytes += size
-        self.received_total += size
         if frame.back_to_back and self._last_arrival_s is not None:
             self._busy_bytes += size
             self._busy_s += now_s - self._last_arrival_s

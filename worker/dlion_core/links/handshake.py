@@ -136,11 +136,7 @@ class Handshake:
         return self._move(LinkInput.INBOUND_CLOSED, reason)
 
     def check(self, incarnation: int) -> None:
-        """Check that this incarnation may send a hello.
-
-        Raises:
-            CallerError: It has been replaced.
-        """
+        """Raise CallerError if this incarnation has been replaced: it may send no hello."""
         if incarnation < self.newest:
             raise CallerError(
                 PeerRefusal.OLD_INCARNATION,

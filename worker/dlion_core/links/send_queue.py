@@ -124,12 +124,8 @@ class SendQueue:
         return self._base_delay_s if self._acknowledged_frames else None
 
     def push(self, message: Message) -> None:
-        """Queue a message behind those of its lane.
-
-        Raises:
-            UnavailableError: The queue is full and its rule drops nothing. Close the link, or the
-                sender runs out of memory.
-        """
+        """Queue a message behind those of its lane. Raises UnavailableError if the queue is full
+        and its rule drops nothing. Close the link, or the sender runs out of memory."""
         lane = lane_of(message.kind)
         if self._rule.drops(message):
             self._drop_superseded(lane)
@@ -171,11 +167,8 @@ class SendQueue:
         return self._record_frame(frame, size, lane, now_s)
 
     def acknowledge(self, acknowledgement: Acknowledgement, now_s: float) -> None:
-        """Make room for what has arrived; ignore acknowledgements of earlier epochs.
-
-        Raises:
-            ContractError: It acknowledges what was never sent, or contradicts an earlier one.
-        """
+        """Make room for what has arrived; ignore acknowledgements of earlier epochs. Raises
+        ContractError if it acknowledges what was never sent, or contradicts an earlier one."""
         a = acknowledgement
         if a.epoch < self.epoch:
             return

@@ -36,11 +36,7 @@ class StateAssembler:
         self._iteration = self._samples = 0
 
     def feed(self, data: bytes) -> StateSnapshot | None:
-        """Add one chunk; return the state with the last one.
-
-        Raises:
-            ContractError: The chunk violates the protocol.
-        """
+        """Add one chunk; return the state with the last one. Raises ContractError."""
         chunk = self._parse(data)
         if not chunk.payload:
             return None

@@ -8,14 +8,11 @@ moment, the weights of the update compensate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import GlobalBatchSize
+from dlion_api.names import Rank
+from dlion_api.spec import GlobalBatchSize
 
 
 class GlobalBatchController:
@@ -83,18 +80,15 @@ class GlobalBatchController:
 
 
 def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> dict[Rank, int]:
-    """Return local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, integers that sum to GBS, each
-    >= 1.
+    """Return local batch sizes: LBS_k = GBS * RCP_k / sum of RCP_j, integers >= 1 that sum to GBS.
 
     Remainders go to the largest fractions, lower ranks first. If there are more workers than
-    samples, each has one (the sum is then the number of workers). Source: DLion; rounding ours.
+    samples, each has one (the sum is then the number of workers). Raises ValueError for no worker,
+    or a capacity that is not a positive number. Source: DLion; rounding ours.
 
     >>> from dlion_api.names import Rank
     >>> shares(192, {Rank(0): 24.0, Rank(1): 12.0, Rank(2): 4.0})
     {0: 115, 1: 58, 2: 19}
-
-    Raises:
-        ValueError: no worker, or a capacity that is not a positive number.
     """
     ranks = sorted(capacity_samples_per_s)
     if not ranks or any(
@@ -128,13 +122,9 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
     while True:
         rest = global_batch_size - len(at_least_one)
         peak = max(value for rank, value in capacity.items() if rank not in at_least_one)
-        total = math.fsum(
-            value / peak for rank, value in capacity.items() if rank not in at_least_one
-        )
-        exact = {
-            rank: 1.0 if rank in at_least_one else rest * (value / peak) / total
-            for rank, value in capacity.items()
-        }
+        share = {r: value / peak for r, value in capacity.items() if r not in at_least_one}
+        total = math.fsum(share.values())
+        exact = {r: rest * share[r] / total if r in share else 1.0 for r in capacity}
         too_small = {rank for rank, share in exact.items() if share < 1.0}
         if not too_small:
             return exact
@@ -142,9 +132,7 @@ def _exact_shares(global_batch_size: int, capacity: Mapping[Rank, float]) -> dic
 
 
 def blended_weights(
-    capacity_samples_per_s: Mapping[Rank, float],
-    samples: Mapping[Rank, int],
-    data_fraction: float,
+    capacity_samples_per_s: Mapping[Rank, float], samples: Mapping[Rank, int], data_fraction: float
 ) -> dict[Rank, float]:
     """Return the workers' weights: (1 - f) RCP_k / sum of RCP_j + f n_k / sum of n_j. Source: ours.
 
@@ -183,13 +171,10 @@ class BatchShares:
         capacity_samples_per_s: Mapping[Rank, float],
         samples: Mapping[Rank, int] | None = None,
     ) -> dict[Rank, int]:
-        """Return every worker's current local batch size.
+        """Return every worker's current local batch size. Raises ValueError as `shares`.
 
         With `weighted=False` capacities count as equal. Without the `samples` of every worker only
         capacities count.
-
-        Raises:
-            ValueError: as `shares`.
         """
         capacity = (
             capacity_samples_per_s if self._weighted else dict.fromkeys(capacity_samples_per_s, 1.0)

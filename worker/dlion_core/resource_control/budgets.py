@@ -310,10 +310,8 @@ class LinkBudgets:
 
 
 def _average_similar(budget_bytes: Mapping[Rank, float]) -> dict[Rank, float]:
-    """Replace budgets that differ by noise only with their mean; the sum stays.
-
-    What these links carry is then selected and coded once.
-    """
+    """Replace budgets that differ by noise only with their mean; the sum stays. What these links
+    carry is then selected and coded once."""
     groups: list[list[Rank]] = []
     for peer in sorted(budget_bytes, key=lambda peer: (budget_bytes[peer], peer)):
         least = budget_bytes[groups[-1][0]] if groups else 0.0

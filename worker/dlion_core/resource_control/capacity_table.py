@@ -6,13 +6,18 @@ Decides which changes are published at once. Pure; sends nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Capacity, CapacitySource, GradientNoise
-from dlion_core.resource_control.capacity import CapacityEstimate
 
 PUBLISH_FRACTION = 0.01
 """A smaller change waits for the next regular publication."""
+
+_NEWS = attrgetter("samples_per_s", "training_set_samples", "own_samples", "noise", "exchange_s")
+"""What other sidecars' decisions depend on."""
+
+_DATA = attrgetter("training_set_samples", "own_samples")
 
 
 class CapacityTable:
@@ -35,41 +40,18 @@ class CapacityTable:
         if own_samples:
             self._samples_by_rank[self._rank] = own_samples
 
-    def publish(
-        self,
-        estimate: CapacityEstimate,
-        iteration: int,
-        *,
-        regular: bool,
-        training_set_samples: int = 0,
-        own_samples: int = 0,
-        noise: GradientNoise | None = None,
-        exchange_s: float = 0.0,
-    ) -> bool:
+    def publish(self, own: Capacity, *, regular: bool) -> bool:
         """Publish this worker's own estimate; return whether it changed enough to send at once.
 
         `regular`: a publication is due anyway, so include small changes.
         """
         known = self._known.get(self._rank)
-        value = estimate.samples_per_s
-        data = (training_set_samples, own_samples)
-        if known is not None and (known.training_set_samples, known.own_samples) == data:
-            change = abs(value - known.samples_per_s)
-            is_news = change > (0.0 if regular else PUBLISH_FRACTION * known.samples_per_s)
-            if regular:
-                is_news |= (known.noise, known.exchange_s) != (noise, exchange_s)
-            if not is_news:
+        if known is not None:
+            change = abs(own.samples_per_s - known.samples_per_s)
+            is_large = change > PUBLISH_FRACTION * known.samples_per_s or _DATA(known) != _DATA(own)
+            if not (is_large or (regular and _NEWS(known) != _NEWS(own))):
                 return False
-        self._known[self._rank] = Capacity(
-            self._rank,
-            value,
-            estimate.window_s,
-            estimate.source,
-            iteration,
-            *data,
-            noise,
-            exchange_s,
-        )
+        self._known[self._rank] = own
         return True
 
     def own(self) -> Capacity:
@@ -89,14 +71,7 @@ class CapacityTable:
         self._update_samples(capacity, incarnation)
         self._incarnation[capacity.rank] = incarnation
         self._known[capacity.rank] = capacity
-        return (
-            known is None
-            or known.samples_per_s != capacity.samples_per_s
-            or known.training_set_samples != capacity.training_set_samples
-            or known.own_samples != capacity.own_samples
-            or known.noise != capacity.noise
-            or known.exchange_s != capacity.exchange_s
-        )
+        return known is None or _NEWS(known) != _NEWS(capacity)
 
     def _update_samples(self, capacity: Capacity, incarnation: int) -> bool:
         before = self._samples_by_rank.get(capacity.rank, 0)
@@ -123,13 +98,13 @@ class CapacityTable:
 
     def training_set_samples(self, ranks: Iterable[Rank]) -> int:
         """Size of the training set: the mean of what those workers published; 0 if none did."""
-        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        known = self._published(sorted(set(ranks)))
         reported = [one.training_set_samples for one in known if one.training_set_samples]
         return round(sum(reported) / len(reported)) if reported else 0
 
     def own_samples(self, ranks: Collection[Rank]) -> dict[Rank, int]:
         """Number of samples of each of those workers; empty until all are known."""
-        reported = {rank: self._known[rank].own_samples for rank in ranks if rank in self._known}
+        reported = {one.rank: one.own_samples for one in self._published(ranks)}
         return reported if len(reported) == len(ranks) and all(reported.values()) else {}
 
     def total_samples(self, active: Collection[Rank], gone: Collection[Rank]) -> int:
@@ -147,14 +122,17 @@ class CapacityTable:
 
     def gradient_noises(self, ranks: Iterable[Rank]) -> list[GradientNoise]:
         """The known gradient noise of those workers, in rank order."""
-        known = [self._known[rank] for rank in sorted(set(ranks)) if rank in self._known]
+        known = self._published(sorted(set(ranks)))
         return [one.noise for one in known if one.noise is not None]
 
     def exchange_s(self, ranks: Iterable[Rank]) -> float:
         """Time of an iteration beside computing, without waits: the minimum over those workers."""
-        reported = [self._known[rank].exchange_s for rank in ranks if rank in self._known]
-        return min((one for one in reported if one > 0), default=0.0)
+        reported = [one.exchange_s for one in self._published(ranks)]
+        return min((each_s for each_s in reported if each_s > 0), default=0.0)
 
     def known(self, ranks: Iterable[Rank]) -> dict[Rank, float]:
         """Samples per second of the known ones among those workers."""
-        return {rank: self._known[rank].samples_per_s for rank in ranks if rank in self._known}
+        return {one.rank: one.samples_per_s for one in self._published(ranks)}
+
+    def _published(self, ranks: Iterable[Rank]) -> list[Capacity]:
+        return [self._known[rank] for rank in ranks if rank in self._known]

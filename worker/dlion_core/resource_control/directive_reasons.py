@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
@@ -24,8 +24,7 @@ def reason_for(before: Directive | None, after: Directive) -> str:
         return f"first directive: {after.local_batch_size} of {after.global_batch_size} samples"
     changes = [
         *_groups(before, after),
-        *_global_batch(before, after),
-        *_training_set(before, after),
+        *_batch_and_data(before, after),
         *_value_changes("capacity of {}", before.capacities, after.capacities, 1.0, "samples/s"),
         *_value_changes(
             "rate of the link to {}",
@@ -63,41 +62,29 @@ def _groups(before: Directive, after: Directive) -> list[str]:
     return [f"worker {grouping.decider} made groups ({grouping.version}) of links: {groups_text}"]
 
 
-def _global_batch(before: Directive, after: Directive) -> list[str]:
+def _batch_and_data(before: Directive, after: Directive) -> Iterator[str]:
     old, new = before.global_batch_size, after.global_batch_size
-    if old == new:
-        return []
-    return [f"global batch {_direction(old, new)} from {old} to {new} samples"]
-
-
-def _training_set(before: Directive, after: Directive) -> list[str]:
-    samples = after.training_set_samples
-    if samples == before.training_set_samples:
-        return []
-    return [f"the training set has {samples} samples"]
+    if old != new:
+        yield f"global batch {_direction(old, new)} from {old} to {new} samples"
+    if after.training_set_samples != before.training_set_samples:
+        yield f"the training set has {after.training_set_samples} samples"
 
 
 def _value_changes(
-    what: str,
-    before: Mapping[Rank, float],
-    after: Mapping[Rank, float],
-    scale: float,
-    unit: str,
-) -> list[str]:
-    changes = []
+    what: str, before: Mapping[Rank, float], after: Mapping[Rank, float], scale: float, unit: str
+) -> Iterator[str]:
     for rank in sorted(before.keys() | after.keys()):
         old, new = before.get(rank), after.get(rank)
         if old is not None and new is not None and abs(new - old) <= NOTABLE_FRACTION * old:
             continue
         name = what.format(rank)
         if old is None and new is not None:
-            changes.append(f"{name} is {new * scale:.3g} {unit}")
+            yield f"{name} is {new * scale:.3g} {unit}"
         elif new is None:
-            changes.append(f"{name} no longer counts")
+            yield f"{name} no longer counts"
         elif old is not None:
             direction = _direction(old, new)
-            changes.append(f"{name} {direction} from {old * scale:.3g} to {new * scale:.3g} {unit}")
-    return changes
+            yield f"{name} {direction} from {old * scale:.3g} to {new * scale:.3g} {unit}"
 
 
 def _budgets(before: Directive, after: Directive) -> list[str]:

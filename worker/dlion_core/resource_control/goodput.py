@@ -29,16 +29,11 @@ recalled: there the weights minimise the variance node by node). Ours: the grid,
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from dlion_api.protocol.measurements import BatchChoice, GradientNoise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import GradientNorms
-    from dlion_api.spec import GlobalBatchSize
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import BatchChoice, GradientNoise, GradientNorms
+from dlion_api.spec import GlobalBatchSize
 
 DECAY = 0.98
 """Weight of the history when an iteration is added; about fifty iterations count."""
@@ -56,13 +51,12 @@ STEPS_PER_DOUBLING = 4
 class DecayingMean:
     """Exponentially decaying mean; unbiased from the first value on."""
 
-    def __init__(self, decay: float = DECAY) -> None:
-        self._decay = decay
+    def __init__(self) -> None:
         self._sum = self._weight = 0.0
 
     def add(self, value: float) -> None:
-        self._sum = self._decay * self._sum + (1 - self._decay) * value
-        self._weight = self._decay * self._weight + (1 - self._decay)
+        self._sum = DECAY * self._sum + (1 - DECAY) * value
+        self._weight = DECAY * self._weight + (1 - DECAY)
 
     @property
     def value(self) -> float:
@@ -137,14 +131,9 @@ def best_batch(
     growth: GlobalBatchSize, *, scale: float, samples_per_s: float, fixed_s: float
 ) -> int:
     """Return the candidate with the largest goodput; ties: the smallest."""
+    measured = {"scale": scale, "samples_per_s": samples_per_s, "fixed_s": fixed_s}
     worth = {
-        batch: goodput(
-            batch,
-            scale=scale,
-            initial=growth.initial,
-            samples_per_s=samples_per_s,
-            fixed_s=fixed_s,
-        )
+        batch: goodput(batch, initial=growth.initial, **measured)
         for batch in candidates(growth.initial, growth.max)
     }
     most = max(worth.values())

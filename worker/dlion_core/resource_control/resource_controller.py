@@ -64,10 +64,14 @@ class ResourceController:
         """None: all present workers."""
         self._estimator = CapacityEstimator()
         self.capacities = CapacityTable(rank)
+        network, exchange = job.spec.network, job.spec.exchange
         self.links = LinkBudgets(
-            shared_uplink=_shared_uplink(job), fraction=job.spec.network.bandwidth_fraction
+            shared_uplink={"sharedUplink": True, "perPeer": False}.get(network.link_shape),
+            fraction=network.bandwidth_fraction,
         )
-        self._exchange_cost = _exchange_cost(job)
+        # Only `dlion` limits CPU use: published systems send what they specify.
+        is_limiting = exchange.policy == "dlion" and exchange.prioritization
+        self._exchange_cost = ExchangeCost(exchange.cpu_fraction) if is_limiting else None
         self._is_limited = False
         self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
         self._goodput: GoodputController | None = None
@@ -126,15 +130,11 @@ class ResourceController:
                 self._regroup(now_s)
             case Directive():
                 self._resume(record)
-            case MeasuringEndpoint():
-                pass
         return self._next_directive()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> Directive | None:
-        """Handle the capacity that a peer's sidecar sent.
-
-        Raises: ContractError if its grouping is invalid.
-        """
+        """Handle the capacity that a peer's sidecar sent. Raises: ContractError if its grouping is
+        invalid."""
         is_news = self._update_groups(capacity)
         is_news |= self.capacities.update(capacity, incarnation)
         if self._goodput is not None and capacity.batch_choice is not None:
@@ -278,15 +278,18 @@ class ResourceController:
         if estimate is None:
             return
         regular = now_s - self._published_s >= REGULAR_S
-        if self.capacities.publish(
-            estimate,
-            self._iteration,
-            regular=regular,
+        own = Capacity(
+            rank=self._rank,
+            samples_per_s=estimate.samples_per_s,
+            window_s=estimate.window_s,
+            source=estimate.source,
+            iteration=self._iteration,
             training_set_samples=self._training_set_samples,
             own_samples=self._own_samples,
             noise=self._noise.estimate(),
             exchange_s=self._exchange_s.value,
-        ):
+        )
+        if self.capacities.publish(own, regular=regular):
             self._published_s = now_s
 
     def _resume(self, directive: Directive) -> None:
@@ -361,35 +364,20 @@ class ResourceController:
 
 
 def _differs(last: Directive, wanted: Directive) -> bool:
-    if (last.local_batch_size, last.global_batch_size) != (
-        wanted.local_batch_size,
-        wanted.global_batch_size,
-    ):
-        return True
-    if last.grouping != wanted.grouping:
-        return True
     more = abs(wanted.training_set_samples - last.training_set_samples)
-    if more > DATA_TOLERANCE_FRACTION * last.training_set_samples:
-        return True
-    if last.budget_bytes.keys() != wanted.budget_bytes.keys():
-        return True
-    return any(
-        abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
-        for peer, budget in last.budget_bytes.items()
+    return (
+        last.local_batch_size != wanted.local_batch_size
+        or last.global_batch_size != wanted.global_batch_size
+        or last.grouping != wanted.grouping
+        or more > DATA_TOLERANCE_FRACTION * last.training_set_samples
+        or last.budget_bytes.keys() != wanted.budget_bytes.keys()
+        or any(
+            abs(wanted.budget_bytes[peer] - budget) > BUDGET_TOLERANCE_FRACTION * budget
+            for peer, budget in last.budget_bytes.items()
+        )
     )
 
 
 def _is_complete(last: Directive, wanted: Directive, active: list[Rank]) -> bool:
     """Whether every capacity is known now for the first time: a trainer waits for that."""
     return last.capacities.keys() < wanted.capacities.keys() == set(active)
-
-
-def _exchange_cost(job: Job) -> ExchangeCost | None:
-    """Only `dlion` limits CPU use: published systems send what they specify."""
-    exchange = job.spec.exchange
-    limited = exchange.policy == "dlion" and exchange.prioritization
-    return ExchangeCost(exchange.cpu_fraction) if limited else None
-
-
-def _shared_uplink(job: Job) -> bool | None:
-    return {"sharedUplink": True, "perPeer": False}.get(job.spec.network.link_shape)

@@ -11,18 +11,15 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 VERSION: Final = 1
 """Version of the file format."""
@@ -148,15 +145,12 @@ def measure(
 def fit(
     observations: Sequence[Observation], *, program: str = "", machine: str = ""
 ) -> Calibration:
-    """Fit the cost model by least squares of relative errors.
+    """Fit the cost model by least squares of relative errors, which are similar for all batches.
 
-    Relative errors are similar for small and large batches. Confidence intervals resample whole
-    rounds, so that correlated noise stays together. The fixed part is never negative. Source:
-    bootstrap percentile intervals, Efron 1979.
-
-    Raises:
-        ValueError: fewer than two batch sizes or three rounds.
-        DataError: larger batches cost no more than small ones, so that b is unknown.
+    Confidence intervals resample whole rounds, so that correlated noise stays together. The fixed
+    part is never negative. Raises ValueError for fewer than two batch sizes or three rounds, and
+    DataError if larger batches cost no more than small ones. Source: bootstrap percentile
+    intervals, Efron 1979.
     """
     batch_N = np.array([one.batch_size for one in observations], np.float64)
     cost_N = np.array([one.cpu_s for one in observations], np.float64)
@@ -209,10 +203,8 @@ def _terms(batch_N: NDArray[np.float64], cost_N: NDArray[np.float64]) -> NDArray
 
 
 def _solve(terms_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Minimise the sum of ((a + b n) / cost - 1)^2 with a >= 0, for sums of observations.
-
-    K: the sums of w, w n, w n^2, w c and w n c, with w = 1/c^2.
-    """
+    """Minimise the sum of ((a + b n) / cost - 1)^2 with a >= 0, for sums of observations. K: the
+    sums of w, w n, w n^2, w c and w n c, with w = 1/c^2."""
     ones, batches, squares, right, right_batches = terms_RK.T
     determinant = ones * squares - batches**2
     fixed_R = (right * squares - right_batches * batches) / determinant
@@ -228,10 +220,8 @@ def _estimate(value: float, drawn_R: NDArray[np.float64]) -> Estimate:
 
 
 def read_costs(path: Path) -> tuple[float, float]:
-    """Read a and b, in core seconds, from a file of `dlion calibrate`.
-
-    Raises DataError if it is not such a file, or has another version.
-    """
+    """Read a and b, in core seconds, from a file of `dlion calibrate`. Raises DataError if it is
+    not such a file, or has another version."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

@@ -16,24 +16,26 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from dlion_api.errors import DataError
-from dlion_api.protocol.progress import DirectiveRecord, EventRecord, LinkRecord, StepRecord
+from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.protocol.progress import (
+    DirectiveRecord,
+    EventRecord,
+    LinkRecord,
+    ProgressRecord,
+    StepRecord,
+)
 from dlion_api.reasons import EventReason
 from dlion_environments.plan import Conditions, ConditionsChange, Pipe, Plan, WorkerConditions
 from dlion_simulator.calibration.calibration import fit_line
 from dlion_simulator.network import WIRE_EFFICIENCY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from dlion_api.names import Rank, WorkerIdentity
-    from dlion_api.protocol.progress import ProgressRecord
 
 WINDOW_S = 2.0
 """Averaging window: several steps, but shorter than a change of the environment."""

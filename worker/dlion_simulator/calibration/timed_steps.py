@@ -5,31 +5,23 @@ Called by `dlion calibrate`; `calibration` does the timing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlion_api.spec import Optimizer
+from dlion_api.spec import Job, Optimizer
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import FlatOptimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_api.spec import Job
 
 RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
 
 
 def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int], None]:
-    """Return a step function of the job's first worker, on one thread and its own data.
-
-    Raises DLionError for bad data or a bad program.
-    """
+    """Return a step function of the job's first worker, on one thread and its own data. Raises
+    DLionError for bad data or a bad program."""
     threads.configure(1.0)
     trainer, identity = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)

@@ -21,7 +21,7 @@ from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot
 from dlion_worker.evaluator import RECORDS_FILE
 from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots
 from dlion_worker.training import datasets, programs, threads

@@ -15,7 +15,9 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
 from dlion_api.spec import Job
 from dlion_core.lifecycle.catch_up import CatchUp, CatchUpOutcome
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import stop_message
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import Reporter, has_traffic
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
@@ -123,29 +125,28 @@ class TrainingLoop:
         *,
         progress: JobProgress,
         checkpointer: Checkpointer,
-        has_barrier: bool,
         external_stop: Callable[[], str | None],
         interrupted: Callable[[], bool],
         after_step: Callable[[JobProgress], None],
     ) -> None:
-        """`has_barrier`: an iteration's update waits for the peers' gradients."""
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
         self._external_stop = external_stop
         self._interrupted = interrupted
         self._after_step = after_step
-        self._cycle = StepCycle(
+        self._instructions = InstructionExecutor(
             parts,
             progress,
-            _Links(parts.exchange, parts.sidecar),
-            checkpointer,
-            has_barrier=has_barrier,
             send=parts.exchange.send,
             refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
             cpu_s=time.thread_time,
         )
-        self._instructions = self._cycle.dispatcher.instructions
+        self._cycle = StepCycle(
+            EventDispatcher(self._instructions),
+            _Links(parts.exchange, parts.sidecar),
+            checkpointer,
+        )
         self._quota = QuotaWatch()
         self._silent_s = 0.0
         """How long nothing came while only stopped peers were awaited."""
@@ -187,8 +188,6 @@ class TrainingLoop:
         catch_up = CatchUp(
             parts.inbox,
             dispatcher=self._cycle.dispatcher,
-            progress=self.progress,
-            machine=parts.machine,
             send=parts.exchange.send,
             before_pass=self._before_pass,
             after_pass=self._checkpointer.end_step,

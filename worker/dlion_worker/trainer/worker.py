@@ -308,7 +308,6 @@ class Worker:
             ),
             progress=self._progress,
             checkpointer=self._saving.checkpointer,
-            has_barrier=has_barrier(self._job.spec),
             external_stop=self._stopped,
             interrupted=self._is_interrupted,
             after_step=self._after_step,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot
 from dlion_worker.training.model import FlatModel, Snapshot
 
 if TYPE_CHECKING:

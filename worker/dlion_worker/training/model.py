@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlion_api.errors import ContractError, DataError, ProgramError
-from dlion_core.lifecycle.evaluation import EvaluationResult
+from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_core.policies.interface import Flat
 from dlion_worker.training.building import build_model

@@ -76,7 +76,6 @@ class PeerLink:
         """Whether streams are or were kept: their counters still count."""
         self.incoming: LinkStream | None = None
         self.outgoing: LinkStream | None = None
-        self.received_total = 0
         self.wire_received_bytes = 0
         self.remade_count = 0
         self._last_error = "no answer yet"
@@ -268,16 +267,13 @@ class PeerLink:
         box = self.send_queue
         return LinkCounters(
             connected=self.handshake.is_up,
-            incarnation=self.handshake.newest,
             queued_bytes=box.queued_bytes,
             unacknowledged_bytes=box.unacknowledged_bytes,
             window_bytes=box.window_bytes,
             sent_total=box.sent_total,
             acknowledged_total=box.acknowledged_total,
-            received_total=self.received_total,
             dropped_messages=box.dropped_messages,
             wire_sent_bytes=box.wire_sent_bytes,
-            wire_received_bytes=self.wire_received_bytes,
             remade_count=self.remade_count,
             problem=self._problem(),
         )

@@ -287,9 +287,7 @@ class IncomingStream:
     async def _handle_frame(
         self, link: PeerLink, frame: Frame, payload: memoryview | None, now_s: float
     ) -> None:
-        before = self._receiver.received_total
         message = self._receiver.feed(frame, now_s, payload)
-        link.received_total += self._receiver.received_total - before
         if message is None:
             return
         self._has_messages = True

@@ -34,7 +34,8 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
-from dlion_environments import load_environment, unlimited_plan
+from dlion_environments.loading import load_environment
+from dlion_environments.plan import unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.folder import JOB, ResultFolder

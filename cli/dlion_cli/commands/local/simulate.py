@@ -32,7 +32,8 @@ from dlion_cli.terminal.interruption import Interruption, interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
-from dlion_environments import Plan, load_environment
+from dlion_environments.loading import load_environment
+from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.environment import EnvironmentReport, environment_report

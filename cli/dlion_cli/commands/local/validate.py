@@ -12,7 +12,7 @@ from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents
-from dlion_environments import Environment
+from dlion_environments.model import Environment
 
 if TYPE_CHECKING:
     from dlion_environments.yaml_text import YamlDocument

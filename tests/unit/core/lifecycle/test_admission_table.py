@@ -283,7 +283,7 @@ def simulated(entry: Entry) -> tuple[str, Peers]:
 
     entrance = _Entrance(
         cast("Any", worker), clock, membership=lambda: membership_of(entry, job), pull=pull,
-        start_training=lambda: None, retry=lambda: None,
+        retry=lambda: None,
         before=cast("Any", object()) if entry.is_rejoin else None,
     )  # fmt: skip
     entrance.begun = begun

@@ -5,7 +5,8 @@ Left out: what each instruction does, a loss or gradient that is not finite (tes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.spec import load_job
-from dlion_core.lifecycle.gradient_norms import NormMeter
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
@@ -54,20 +54,21 @@ def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     job_spec = spec(exchange={"policy": policy, "parameters": parameters})
     view = View(replica.weights_D)
     machine = build(job_spec, Rank(1), LAYOUT, [Rank(0), Rank(1)], replica=view)
+    reporter = Reporter(
+        rank=Rank(1),
+        incarnation=1,
+        start_monotonic_s=0.0,
+        clock_s=lambda: 0.0,
+        send=lambda _records: None,
+    )
+    parts: Any = SimpleNamespace(
+        job=load_job(job_document(2)), machine=machine, replica=replica, reporter=reporter
+    )
     instructions = InstructionExecutor(
-        machine,
-        cast("Any", replica),
-        Reporter(
-            rank=Rank(1),
-            incarnation=1,
-            start_monotonic_s=0.0,
-            clock_s=lambda: 0.0,
-            send=lambda _records: None,
-        ),
+        parts,
         JobProgress(),
         send=lambda _peer, _message: None,
         refuse=lambda _peer, reason, _iteration: pytest.fail(reason),
-        norms=NormMeter(load_job(job_document(2))),
     )
     instructions.handle(MemberJoined(Rank(0)))
     gradient_D = np.full(LAYOUT.size, 1e3, np.float32)

@@ -15,16 +15,13 @@ from dlion_core.links.events import LinkCounters
 
 QUIET = LinkCounters(
     connected=True,
-    incarnation=1,
     queued_bytes=0,
     unacknowledged_bytes=0,
     window_bytes=1,
     sent_total=0,
     acknowledged_total=0,
-    received_total=0,
     dropped_messages=0,
     wire_sent_bytes=0,
-    wire_received_bytes=0,
 )
 BUSY, IDLE = Rank(1), Rank(2)
 

@@ -44,9 +44,11 @@ class One:
             rank=A, incarnation=1, now_s=lambda: self.now_s,
             event=lambda reason, words, **_: self.told.append((self.now_s, reason)),
         )  # fmt: skip
-        self.quorum_gate = QuorumGate(
-            job(workers, least_sites), reporter, JobProgress(), carry_out=self.done.extend
+        parts = SimpleNamespace(job=job(workers, least_sites), reporter=reporter)
+        instructions: Any = SimpleNamespace(
+            parts=parts, progress=JobProgress(), carry_out=self.done.extend
         )
+        self.quorum_gate = QuorumGate(instructions)
 
     def hear(self, event: Event) -> bool:
         is_kept = self.quorum_gate.take(event)

@@ -18,6 +18,8 @@ import pytest
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
+from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
     EndRun,
@@ -80,16 +82,17 @@ class Worker:
             undo_step=lambda: self.progress.take(before),
         )  # fmt: skip
         nothing = lambda *_, **__: None  # noqa: E731
+        job = synchronous_job(2, 100, mode="synchronous" if has_barrier else "asynchronous")
         parts = SimpleNamespace(
-            job=synchronous_job(2, 100), rank=Rank(0), machine=self.machine, replica=None,
+            job=job, rank=Rank(0), machine=self.machine, replica=None,
             reporter=SimpleNamespace(
                 rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
             ),
         )  # fmt: skip
-        self.cycle = StepCycle(
-            cast("Any", parts), self.progress, cast("Any", links), cast("Any", undo),
-            has_barrier=has_barrier, send=nothing, refuse=nothing,
-        )  # fmt: skip
+        instructions = InstructionExecutor(
+            cast("Any", parts), self.progress, send=nothing, refuse=nothing
+        )
+        self.cycle = StepCycle(EventDispatcher(instructions), cast("Any", links), cast("Any", undo))
 
     def next(self) -> object:
         return self.cycle.next(lambda: self.over, gives_up=lambda: self.gives_up)

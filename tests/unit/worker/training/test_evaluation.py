@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot
 from dlion_worker.training.evaluation import Evaluator, sketch, weights_hash
 from dlion_worker.training.model import FlatModel
 from dlion_worker.training.programs import builtin
