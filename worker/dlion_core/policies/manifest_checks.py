@@ -19,12 +19,10 @@ if TYPE_CHECKING:
         AdacompParameters,
         AsyncParameters,
         DgcParameters,
-        TwostepParameters,
-    )
-    from dlion_core.policies.weights.weight_parameters import (
         FedatParameters,
         GaiaParameters,
         HopParameters,
+        TwostepParameters,
     )
 
 _PARAMETERS = "spec.exchange.parameters"

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         Instruction,
         LocalStepDone,
         Message,
-        PolicyMachine,
         Value,
     )
     from dlion_core.policies.parameters import TwostepParameters
@@ -74,10 +73,6 @@ _GATHERED = "twostep_gathered_D_of_"
 _WAITED = "twostep_steps_since_"
 _COMBINED = "twostep_combined_with_"
 """Prefixes of checkpoint keys, each followed by a rank."""
-
-
-def twostep(context: PolicyContext, parameters: TwostepParameters) -> PolicyMachine:
-    return TwoStep(context, parameters)
 
 
 def room_for_release(

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from dlion_core.policies.gradient.entries import EncodedEntries
     from dlion_core.policies.hierarchical.site_gateways import GatewayView
     from dlion_core.policies.hierarchical.site_messages import ContributionSource
-    from dlion_core.policies.interface import PolicyMachine, Value
+    from dlion_core.policies.interface import Value
     from dlion_core.policies.parameters import HierarchicalParameters
 
 _AHEAD = 1
@@ -79,10 +79,6 @@ behind."""
 
 _OVERHEARD = 64
 """Maximum iterations by which a forwarded result may precede all that is known of its maker."""
-
-
-def hierarchical(context: PolicyContext, parameters: HierarchicalParameters) -> PolicyMachine:
-    return Hierarchical(context, parameters)
 
 
 class Hierarchical(PeerMachine):

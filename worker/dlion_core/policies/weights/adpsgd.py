@@ -49,11 +49,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
-from dlion_core.policies.weights.weight_parameters import AdpsgdParameters
-
-
-def adpsgd(context: PolicyContext, parameters: AdpsgdParameters) -> AdPsgd:
-    return AdPsgd(context, parameters)
+from dlion_core.policies.parameters import AdpsgdParameters
 
 
 def pairing_candidates(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:

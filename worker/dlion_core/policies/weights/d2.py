@@ -59,16 +59,12 @@ if TYPE_CHECKING:
 
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.weights.weight_parameters import D2Parameters
+    from dlion_core.policies.parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 
 _QUEUE_LENGTH = 4
 """Iterations kept per neighbour; one in lock step is at most one ahead."""
-
-
-def d2(context: PolicyContext, parameters: D2Parameters) -> D2:
-    return D2(context, parameters)
 
 
 def mixing_row(

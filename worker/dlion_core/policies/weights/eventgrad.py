@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.weights.weight_parameters import EventgradParameters
+    from dlion_core.policies.parameters import EventgradParameters
 
 VariableMask = NDArray[np.bool_]
 """Mask of variables, shape [L]."""
@@ -74,10 +74,6 @@ _EARLY_EACH = 2
 _LAST, _HAS, _ARRIVED = "eventgrad_last_of_", "eventgrad_has_of_", "eventgrad_arrived_of_"
 _SERVED = "eventgrad_served"
 _TRIGGER = "eventgrad_trigger_"
-
-
-def eventgrad(context: PolicyContext, parameters: EventgradParameters) -> EventGrad:
-    return EventGrad(context, parameters)
 
 
 def averaging_neighbours(members: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:

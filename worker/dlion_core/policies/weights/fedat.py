@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.weights.weight_parameters import FedatParameters
+    from dlion_core.policies.parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
 """Prefixes of checkpoint keys, followed by a rank or a tier."""

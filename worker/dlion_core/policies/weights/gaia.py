@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.weights.weight_parameters import GaiaParameters
+    from dlion_core.policies.parameters import GaiaParameters
 
 _FOLLOWS = 1
 """Weights version of a `PROGRESS` that significant entries follow."""
@@ -60,10 +60,6 @@ _FOLLOWS = 1
 _EARLY = "gaia_early_"
 _EARLY_EACH = 2
 """Messages of later iterations kept per worker; a peer at the barrier is not further ahead."""
-
-
-def gaia(context: PolicyContext, parameters: GaiaParameters) -> Gaia:
-    return Gaia(context, parameters)
 
 
 def is_significant(accumulated_D: Flat, weights_D: Flat, threshold: float) -> NDArray[np.bool_]:

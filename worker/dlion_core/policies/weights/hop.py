@@ -45,11 +45,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import Event
-    from dlion_core.policies.weights.weight_parameters import HopParameters
-
-
-def hop(context: PolicyContext, parameters: HopParameters) -> Hop:
-    return Hop(context, parameters)
+    from dlion_core.policies.parameters import HopParameters
 
 
 class Hop(QueuedWeightsMachine):

@@ -41,15 +41,11 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.weights.weight_parameters import LocalsgdParameters
+    from dlion_core.policies.interface import Flat, Value
+    from dlion_core.policies.parameters import LocalsgdParameters
 
 _KEPT_AHEAD = 2
 """Rounds of a peer that are kept until due. It waits for this worker in the second."""
-
-
-def localsgd(context: PolicyContext, parameters: LocalsgdParameters) -> PolicyMachine:
-    return LocalSteps(context, parameters)
 
 
 @dataclass(frozen=True)
