@@ -20,43 +20,31 @@ import numpy as np
 
 from dlion_core.codecs import GradientPart
 from dlion_core.policies.interface import ApplyGradient, Flat
+from dlion_core.policies.state_values import vector_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.names import Rank
+    from dlion_core.policies.interface import Value
 
 MAX_ITERATIONS_AHEAD = 1
 """Contributions are kept this many iterations ahead of a worker at a barrier. A peer that waits for
 this worker cannot be further ahead."""
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """Weight of a contribution, by the manifest's `exchange.weighting`."""
+def divisor(weighting: str, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
+    """Return the divisor of LBS_j, given the local batch sizes of all contributors.
 
-    name: str
+    `weighting`: the manifest's `exchange.weighting`. A worker without a contribution of its own
+    uses the mean.
 
-    def __post_init__(self) -> None:
-        if self.name not in ("sample_mean", "dlion_ratio"):
-            msg = f"exchange.weighting {self.name!r}; allowed: sample_mean, dlion_ratio"
-            raise ValueError(msg)
-
-    def divisor(self, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
-        """Return the divisor of LBS_j, given the local batch sizes of all contributors.
-
-        A worker without a contribution of its own uses the mean.
-
-        >>> from dlion_api.names import Rank
-        >>> sizes = {Rank(0): 30, Rank(1): 10}
-        >>> Weighting("sample_mean").divisor(sizes, Rank(1))
-        40
-        >>> Weighting("dlion_ratio").divisor(sizes, Rank(1))
-        20
-        """
-        if self.name == "sample_mean" or own not in local_batch_sizes:
-            return sum(local_batch_sizes.values())
-        return len(local_batch_sizes) * local_batch_sizes[own]
+    >>> divisor("sample_mean", {0: 30, 1: 10}, 1), divisor("dlion_ratio", {0: 30, 1: 10}, 1)
+    (40, 20)
+    """
+    if weighting == "sample_mean" or own not in local_batch_sizes:
+        return sum(local_batch_sizes.values())
+    return len(local_batch_sizes) * local_batch_sizes[own]
 
 
 @dataclass(frozen=True)
@@ -88,8 +76,8 @@ class ArrivedGradientSum:
     def state(self) -> dict[str, Flat]:
         return {} if self._sum_D is None else {"arrived_D": self._sum_D.copy()}
 
-    def restore(self, sum_D: Flat | None) -> None:
-        self._sum_D = None if sum_D is None else np.array(sum_D, np.float32)
+    def restore(self, state: Mapping[str, Value]) -> None:
+        self._sum_D = vector_or_none(state, "arrived_D")
 
 
 class BarrierContributions:

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
-from dlion_core.policies.aggregation import Weighting
 from dlion_core.policies.catalogue import find, parameters_of, plugin_of
 from dlion_core.policies.gradient.gradient_exchange import GradientMachine
 from dlion_core.policies.interface import Layout, ReplicaView
 from dlion_core.policies.iteration_guard import IterationGuard
-from dlion_core.policies.knowledge_transfer import DirectKnowledgeTransfer, TransferRule
 from dlion_core.policies.partitions.partition_merge import PartitionMerge
 from dlion_core.policies.partitions.version_vector import VERSION_VECTOR_STATE
 from dlion_core.policies.plugin_guards import build_guarded, guard_selector
-from dlion_core.policies.synchronization import Synchronizer, sync_rule
 from dlion_core.topology.topology import CLUSTERED, graph_of
 
 if TYPE_CHECKING:
@@ -97,17 +94,6 @@ class PolicyContext:
             seed=(self.spec.trainer.seed << 32) + self.rank,
         )
 
-    def synchronizer(self, mode: str | None = None) -> Synchronizer:
-        """Return the synchronizer of the manifest's mode, or of `mode`."""
-        synchronization = self.spec.synchronization
-        return Synchronizer(
-            sync_rule(
-                mode or synchronization.mode,
-                max_staleness=synchronization.max_staleness,
-                backup_workers=synchronization.backup_workers,
-            )
-        )
-
 
 def build(
     job_spec: Spec,
@@ -151,11 +137,10 @@ def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> IterationGuard:
 def gradient_machine(context: PolicyContext, selector: GradientSelector) -> PolicyMachine:
     """Return a machine that exchanges the gradient parts that `selector` selects.
 
-    If the selector does not combine gradients, the machine never waits and takes over no weights,
-    whatever the other sections contain. If all workers exchange with all, it merges partitions.
+    If all workers exchange with all and gradients are combined, it merges partitions.
     """
     selector = guard_selector(plugin_of(context.spec.exchange.policy), selector)
-    machine = _worker_machine(context, selector)
+    machine = GradientMachine(context, selector)
     others = frozenset(context.ranks) - {context.rank}
     if not selector.combines or context.replica is None or context.neighbours != others:
         return machine
@@ -167,7 +152,7 @@ def gradient_machine(context: PolicyContext, selector: GradientSelector) -> Poli
         size=context.layout.size,
         coding=context.coding,
         min_samples=MERGE_ITERATIONS * context.spec.batching.global_batch_size.initial,
-        slack=context.synchronizer().rule.slack,
+        slack=machine.synchronizer.rule.slack,
         on_merging=machine.set_merging,
     )
 
@@ -175,33 +160,3 @@ def gradient_machine(context: PolicyContext, selector: GradientSelector) -> Poli
 def _max_ranks(spec: Spec) -> int:
     """Upper limit of ranks of a job with groups that may grow (`dlion_api.spec.ranks`)."""
     return MAX_WORKERS_PER_GROUP * sum(len(site.groups) for site in spec.sites)
-
-
-def _worker_machine(context: PolicyContext, selector: GradientSelector) -> GradientMachine:
-    knowledge = context.spec.knowledge_transfer
-    alone = not selector.combines
-    synchronizer = context.synchronizer("asynchronous" if alone else None)
-    return GradientMachine(
-        rank=context.rank,
-        ranks=(context.rank, *context.neighbours),
-        grows=context.grows,
-        size=context.layout.size,
-        max_samples=context.max_samples,
-        exchanges_with_all=context.exchanges_with_all,
-        selector=selector,
-        weighting=Weighting(context.spec.exchange.weighting),
-        synchronizer=synchronizer,
-        transfer=DirectKnowledgeTransfer(
-            TransferRule(
-                policy="none" if alone else knowledge.policy,
-                every_steps=knowledge.every_steps,
-                fraction=knowledge.lambda_,
-                loss_window=knowledge.loss_window,
-            ),
-            rank=context.rank,
-            size=context.layout.size,
-            replica=context.replica,
-            in_lock_step=synchronizer.rule.barrier,
-            coding=context.coding,
-        ),
-    )

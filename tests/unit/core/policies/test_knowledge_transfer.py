@@ -8,8 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlion_api.document import parse
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.spec.policies import KnowledgeTransfer
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
 from dlion_core.policies.interface import (
     AverageWeights,
@@ -19,11 +21,8 @@ from dlion_core.policies.interface import (
     SendMessage,
     SendWeights,
 )
-from dlion_core.policies.knowledge_transfer import (
-    DirectKnowledgeTransfer,
-    PeerProgress,
-    TransferRule,
-)
+from dlion_core.policies.knowledge_transfer import DirectKnowledgeTransfer
+from dlion_core.policies.synchronization import Synchronizer, SyncRule
 
 A, B, C = Rank(0), Rank(1), Rank(2)
 SIZE = 3
@@ -39,7 +38,8 @@ class Worker:
         peers: tuple[Rank, ...] = (B, C),
         in_lock_step: bool = True,
     ) -> None:
-        rule = TransferRule(policy=policy, every_steps=2, fraction=0.75, loss_window=2)
+        document = {"policy": policy, "everySteps": 2, "lambda": 0.75, "lossWindow": 2}
+        rule = parse(KnowledgeTransfer, document)
         self.weights_D = np.zeros(SIZE, np.float32)
         self.transfer = DirectKnowledgeTransfer(
             rule, rank=A, size=SIZE, replica=self, in_lock_step=in_lock_step
@@ -48,8 +48,11 @@ class Worker:
         self.iteration = 0
 
     @property
-    def peers(self) -> PeerProgress:
-        return PeerProgress(sorted(self.finished), self.finished.__getitem__)
+    def peers(self) -> Synchronizer:
+        peers = Synchronizer(SyncRule(slack=None))
+        for rank, iteration in self.finished.items():
+            peers.joined(rank, iteration)
+        return peers
 
     def steps(self, *losses: float) -> list[Instruction]:
         told: list[Instruction] = []

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.names import Rank
 from dlion_core.codecs import AnyCoding, GradientPart, require_finite
 from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
 from dlion_core.policies.gradient.entries import encode_nonzero, largest_indices, zero_except
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.staleness import StalenessRule
+from dlion_core.policies.state_values import by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import BudgetsChanged, Flat, Layout, PolicyMachine, Value
     from dlion_core.policies.parameters import AdacompParameters
@@ -49,7 +51,7 @@ def adacomp(context: PolicyContext, parameters: AdacompParameters) -> PolicyMach
     )
 
 
-class TouchCounters:
+class TouchCounters(StalenessRule):
     """Selection of entries, and a counter per entry of the updates that touched it."""
 
     own_as_peers = True
@@ -106,11 +108,8 @@ class TouchCounters:
 
     def restore(self, state: Mapping[str, Value]) -> None:
         self._touched_D = np.array(state["touched_D"], np.uint32)
-        self._read_D = {
-            Rank(int(name.removeprefix(_READ_BY))): np.array(value, np.uint32)
-            for name, value in state.items()
-            if name.startswith(_READ_BY)
-        }
+        read_D = by_rank(state, _READ_BY)
+        self._read_D = {rank: np.array(value, np.uint32) for rank, value in read_D.items()}
 
 
 def kept_count(length: int, share: float) -> int:

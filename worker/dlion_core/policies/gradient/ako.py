@@ -24,17 +24,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dlion_api.names import Rank
 from dlion_core.codecs import AnyCoding, GradientPart, max_range_length, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
 from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.state_values import ints_by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
     from dlion_core.policies.parameters import AkoParameters
 
@@ -51,7 +50,7 @@ def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
     return gradient_machine(context, selector)
 
 
-class Ako:
+class Ako(GradientSelector):
     """The current partition, and what each has accumulated since it was last sent."""
 
     combines = True
@@ -63,7 +62,7 @@ class Ako:
         self._codec = codec
         self._fixed = min(partitions, size)
         self._most = min(most_partitions, size)
-        self._gathered = Residual(size)
+        self._gathered = Residual.zeros(size)
         self._partitions = 1
         self._turn = 0
         self._room_bytes: dict[Rank, int] = {}
@@ -71,11 +70,7 @@ class Ako:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return the current partition, the same payload for all peers.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return the current partition, the same payload for all peers."""
         require_finite(gradient_D, "gradient")
         for peer in peers:
             if (room := budget_bytes.get(peer)) is not None:
@@ -128,11 +123,7 @@ class Ako:
         """Restore what `state` returned; ignore other policies' checkpoints."""
         if "ako_gathered_D" not in state:
             return
-        self._gathered.value_D = np.array(state["ako_gathered_D"], np.float32)
+        self._gathered.value_D = vector_from_state(state["ako_gathered_D"])
         self._partitions = int(state["ako_partitions"])
         self._turn = int(state["ako_turn"])
-        self._room_bytes = {
-            Rank(int(name.removeprefix(_ROOM_OF))): int(room)
-            for name, room in state.items()
-            if name.startswith(_ROOM_OF)
-        }
+        self._room_bytes = ints_by_rank(state, _ROOM_OF)

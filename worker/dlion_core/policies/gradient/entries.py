@@ -104,11 +104,15 @@ def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
     return EncodedEntries(payload, decode_gradient(payload, some_D.size))
 
 
+@dataclass
 class Residual:
     """Accumulated entries that have not been sent."""
 
-    def __init__(self, size: int) -> None:
-        self.value_D: Flat = np.zeros(size, np.float32)
+    value_D: Flat
+
+    @classmethod
+    def zeros(cls, size: int) -> Residual:
+        return cls(np.zeros(size, np.float32))
 
     def send(
         self, where: NDArray[np.intp] | NDArray[np.bool_] | slice, codec: AnyCoding

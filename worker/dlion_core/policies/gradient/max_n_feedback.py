@@ -23,7 +23,13 @@ import numpy as np
 from dlion_api.names import Rank
 from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, require_finite
 from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
+from dlion_core.policies.gradient.gradient_selectors import (
+    SAVED_BYTES,
+    GradientSelector,
+    MaxN,
+    OutgoingPayloads,
+)
+from dlion_core.policies.state_values import by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
 
 _SHARED: Final = "max_n_residual_D"
 _RESIDUAL_OF: Final = "max_n_residual_D_of_"
-_SAVED_OF: Final = "saved_bytes_"
 _ALL: Final = Rank(0)
 """Represents all links where they carry the same."""
 
@@ -47,7 +52,7 @@ class _ResidualLink:
         self._rank = rank
         self._name = name
         self._max_n = MaxN(layout, codec, floor_percent)
-        self.residual = Residual(layout.size)
+        self.residual = Residual.zeros(layout.size)
 
     def prepare(self, gradient_D: Flat, budget_bytes: int | None) -> tuple[Payload | None, Flat]:
         """Return a payload, if the link takes one now, and what a receiver decodes."""
@@ -69,12 +74,12 @@ class _ResidualLink:
         """Restore what `state` returned; ignore a checkpoint without it."""
         if self._name not in state:
             return
-        self.residual.value_D = np.array(state[self._name], np.float32)
-        saved = f"{_SAVED_OF}{self._rank}"
+        self.residual.value_D = vector_from_state(state[self._name])
+        saved = f"{SAVED_BYTES}{self._rank}"
         self._max_n.restore({saved: state[saved]} if saved in state else {})
 
 
-class SharedResidualMaxN:
+class SharedResidualMaxN(GradientSelector):
     """One residual and one selection for all links."""
 
     combines = True
@@ -85,11 +90,7 @@ class SharedResidualMaxN:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return the same payload for all peers, as large as the narrowest link takes.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return the same payload for all peers, as large as the narrowest link takes."""
         require_finite(gradient_D, "gradient")
         if not peers:
             self._link.residual.value_D += gradient_D
@@ -99,9 +100,6 @@ class SharedResidualMaxN:
         payloads = {} if payload is None else dict.fromkeys(peers, payload)
         return OutgoingPayloads(payloads, GradientPart(sent_D))
 
-    def forget(self, peer: Rank) -> None:
-        """Keep nothing per link."""
-
     def state(self) -> dict[str, Value]:
         return self._link.state()
 
@@ -109,7 +107,7 @@ class SharedResidualMaxN:
         self._link.restore(state)
 
 
-class PerLinkResidualMaxN:
+class PerLinkResidualMaxN(GradientSelector):
     """A residual and a selection per link."""
 
     combines = True
@@ -121,11 +119,7 @@ class PerLinkResidualMaxN:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return a payload for each link that takes one now.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return a payload for each link that takes one now."""
         require_finite(gradient_D, "gradient")
         payloads: dict[Rank, Payload] = {}
         for peer in peers:
@@ -152,6 +146,5 @@ class PerLinkResidualMaxN:
 
     def restore(self, state: Mapping[str, Value]) -> None:
         self._links = {}
-        for name in state:
-            if name.startswith(_RESIDUAL_OF):
-                self._link(Rank(int(name.removeprefix(_RESIDUAL_OF)))).restore(state)
+        for peer in by_rank(state, _RESIDUAL_OF):
+            self._link(peer).restore(state)

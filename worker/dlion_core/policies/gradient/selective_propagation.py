@@ -33,7 +33,12 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_core.codecs import AnyCoding, GradientPart, coded_bytes, decode_gradient, require_finite
-from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
+from dlion_core.policies.gradient.gradient_selectors import (
+    GradientSelector,
+    MaxN,
+    OutgoingPayloads,
+)
+from dlion_core.policies.state_values import ints_by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +59,7 @@ class _Pending:
     peers: set[Rank]
 
 
-class SelectiveMaxN:
+class SelectiveMaxN(GradientSelector):
     """One worker's choice of peers, and the pending gradient of each."""
 
     combines = True
@@ -84,11 +89,7 @@ class SelectiveMaxN:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return payloads for the peers to serve in this step.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return payloads for the peers to serve in this step."""
         require_finite(gradient_D, "gradient")
         self._take_in(gradient_D, peers)
         budgets = {} if self._is_whole else budget_bytes
@@ -124,9 +125,8 @@ class SelectiveMaxN:
         for pending in self._pending:
             if not pending.peers.isdisjoint(peers):
                 square_D = np.square(pending.gradient_D, dtype=np.float64)
-                norm = float(
-                    np.sqrt(square_D.sum())
-                )  # not BLAS: its result depends on the number of cores
+                # not BLAS: its result depends on the number of cores
+                norm = float(np.sqrt(square_D.sum()))
                 norms.update(dict.fromkeys(pending.peers, norm))
 
         def score(peer: Rank) -> float:
@@ -207,11 +207,13 @@ class SelectiveMaxN:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        self._pending, self._waited = [], {}
-        for name, value in state.items():
-            if name.startswith(_PENDING):
-                peers = {Rank(int(rank)) for rank in name.removeprefix(_PENDING).split("_")}
-                self._pending.append(_Pending(np.array(value, np.float32), peers))
-            elif name.startswith(_WAITED):
-                self._waited[Rank(int(name.removeprefix(_WAITED)))] = int(value)
+        self._waited = ints_by_rank(state, _WAITED)
+        self._pending = [
+            _Pending(
+                vector_from_state(value),
+                {Rank(int(rank)) for rank in name.removeprefix(_PENDING).split("_")},
+            )
+            for name, value in state.items()
+            if name.startswith(_PENDING)
+        ]
         self._max_n.restore(state)

@@ -1,14 +1,14 @@
 """Staleness of gradients that are applied on arrival: parts of `delayed_gradients`.
 
-A policy implements `StalenessRule`. `WeightReads` tracks when each peer last read the weights, and
+A policy extends `StalenessRule`. `WeightReads` tracks when each peer last read the weights, and
 so how many updates old its next gradient is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.policies.state_values import ints_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,42 +22,37 @@ _READ_AT = "read_at_"
 """Prefix of checkpoint keys, followed by a rank."""
 
 
-class StalenessRule(Protocol):
-    """What a policy sends of a gradient, and how it corrects old ones."""
+class StalenessRule:
+    """What a policy sends of a gradient, and how it corrects old ones (by default not at all)."""
 
-    own_as_peers: bool
+    own_as_peers = False
     """Whether an own gradient is corrected as peers correct it (peer to peer only)."""
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged
     ) -> OutgoingPayloads:
         """Return payloads for those peers (none for a missing peer), and the part that counts
-        locally."""
-        ...
+        locally. Raises ValueError if an entry is not finite."""
+        raise NotImplementedError
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:
         """Correct a received gradient in place for the updates since its sender read weights."""
-        ...
 
     def applied(self, part: GradientPart) -> None:
         """An update of these entries was applied to the weights."""
-        ...
 
     def read(self, reader: Rank) -> None:
         """The peer has the current weights, as far as is known here."""
-        ...
 
     def forget(self, reader: Rank) -> None:
         """A peer has left."""
-        ...
 
     def state(self) -> dict[str, Value]:
         """Return what a restart needs."""
-        ...
+        return {}
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Restore what `state` returned; the mapping also holds the machine's state."""
-        ...
 
 
 class WeightReads:

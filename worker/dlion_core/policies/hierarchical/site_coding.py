@@ -17,7 +17,7 @@ from dlion_core.policies.gradient.entries import (
     largest_indices,
 )
 from dlion_core.policies.hierarchical.site_means import accumulate, entries_to_send
-from dlion_core.policies.weights.peer_machine import vector_from_state
+from dlion_core.policies.state_values import vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,10 @@ class SiteCoder:
         self._codec = context.coding
         # every gateway encodes the result with the same rounding
         self._result_codec = replace(self._codec, seed=context.spec.trainer.seed)
-        self._rests = {"gradient_rest": Residual(self._size), "mean_rest": Residual(self._size)}
+        self._rests = {
+            "gradient_rest": Residual.zeros(self._size),
+            "mean_rest": Residual.zeros(self._size),
+        }
 
     def gradient(self, gradient_D: Flat) -> EncodedEntries:
         share = self._parameters.inside_share

@@ -39,8 +39,9 @@ from dlion_core.policies.interface import (
     SendMessage,
     Value,
 )
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 from dlion_core.topology.topology import ring_neighbours
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class AdPsgd(PeerMachine):
     """One worker, active or passive."""
 
     def __init__(self, context: PolicyContext, parameters: AdpsgdParameters) -> None:
-        super().__init__(context, SyncRule(slack=None, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=None))
         self._is_active = context.ranks.index(context.rank) % 2 == 0
         self._overlap = parameters.overlap
         other_side = pairing_candidates(context.ranks, context.rank, parameters.graph)
@@ -95,7 +96,7 @@ class AdPsgd(PeerMachine):
         there = [rank for rank in self.synchronizer.active if rank in self._neighbours]
         if not (self._is_active and there):
             return self.progress()
-        seed = (self.context.spec.trainer.seed, self.context.rank, step.iteration)
+        seed = (self.context.spec.trainer.seed, self.rank, step.iteration)
         self._asked = there[int(np.random.default_rng(seed).integers(len(there)))]
         self._asked_at, self._sent = step.iteration, self._coded()
         return [*self.progress(), self._weights(self._asked, step.iteration, self._sent)]
@@ -107,10 +108,6 @@ class AdPsgd(PeerMachine):
         else:
             share = np.float32(step.local_batch_size / self._samples)
             self._gradient_D = self._gradient_D + share * (step.gradient_D - self._gradient_D)
-
-    def update_applied(self) -> list[Instruction]:
-        """Send nothing: weights are sent after the next step."""
-        return []
 
     def advance(self) -> list[Instruction]:
         """Answer requests, then apply the own gradient if no answer is pending."""
@@ -173,9 +170,6 @@ class AdPsgd(PeerMachine):
         return SendMessage(
             peer, Message(MessageKind.WEIGHTS, iteration, self.local_batch_size, payload=payload)
         )
-
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: no worker waits for a peer's steps."""
 
     # ---- members ---------------------------------------------------------------------------------
 

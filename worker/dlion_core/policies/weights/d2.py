@@ -98,7 +98,7 @@ class D2(QueuedWeightsMachine):
         is_complete = context.spec.exchange.topology == "allToAll"
         is_level = is_complete and parameters.mixing == "complete"
         slack = 0 if is_level else len(context.ranks)
-        super().__init__(context, SyncRule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
+        super().__init__(context, SyncRule(slack=slack), _QUEUE_LENGTH)
         self._whole_row = full_mixing_row(context, parameters)
         self._workers = len(context.ranks)
         self._is_descending = False
@@ -113,10 +113,10 @@ class D2(QueuedWeightsMachine):
         """Future iterations in which corrections are dropped."""
 
     def _row(self) -> dict[Rank, float]:
-        there = {self.context.rank, *self.synchronizer.active}
+        there = {self.rank, *self.synchronizer.active}
         row = {peer: weight for peer, weight in self._whole_row.items() if peer in there}
         away = sum(weight for peer, weight in self._whole_row.items() if peer not in there)
-        return {**row, self.context.rank: row[self.context.rank] + away}
+        return {**row, self.rank: row[self.rank] + away}
 
     # ---- own steps -------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class D2(QueuedWeightsMachine):
         if self._half_D is None:
             return []
         row, own = self._row(), self.synchronizer.own
-        new = [peer for peer in row if peer != self.context.rank and peer not in self._sent_to]
+        new = [peer for peer in row if peer != self.rank and peer not in self._sent_to]
         message = Message(
             MessageKind.WEIGHTS,
             own,

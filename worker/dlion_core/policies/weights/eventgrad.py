@@ -47,9 +47,9 @@ from dlion_core.policies.interface import (
     SendMessage,
     Value,
 )
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import by_rank, ints_by_rank, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 from dlion_core.topology.topology import ring_neighbours
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class EventGrad(PeerMachine):
     """One worker, its neighbours' last values, and its pending average."""
 
     def __init__(self, context: PolicyContext, parameters: EventgradParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.bound, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.bound))
         self._parameters = parameters
         self._is_complete = context.spec.exchange.topology == "allToAll"
         self._variables = VariableCodec(context.layout, context.coding)
@@ -204,8 +204,8 @@ class EventGrad(PeerMachine):
     def _neighbours(self) -> list[Rank]:
         if not self._is_complete:
             return self.synchronizer.active
-        members = sorted([*self.synchronizer.active, self.context.rank])
-        return averaging_neighbours(members, self.context.rank, self._parameters.graph)
+        members = sorted([*self.synchronizer.active, self.rank])
+        return averaging_neighbours(members, self.rank, self._parameters.graph)
 
     # ---- own steps -------------------------------------------------------------------------------
 
@@ -231,10 +231,6 @@ class EventGrad(PeerMachine):
 
     def _payload(self, weights_D: Flat, chosen_L: VariableMask) -> Payload | None:
         return self._variables.encoded(weights_D, chosen_L) if chosen_L.any() else None
-
-    def update_applied(self) -> list[Instruction]:
-        """Send nothing: weights are sent after the next step."""
-        return []
 
     def advance(self) -> list[Instruction]:
         """Average when possible, then apply the own gradient."""
@@ -266,7 +262,7 @@ class EventGrad(PeerMachine):
         """Average in float64 in rank order."""
         own_D, near = self.weights_D, self._neighbours()
         sum_D = np.zeros(self.size)
-        for rank in sorted([*near, self.context.rank]):
+        for rank in sorted([*near, self.rank]):
             if rank in self._last:
                 sum_D += np.where(self._has[rank], self._last[rank], own_D)
             else:
@@ -340,9 +336,7 @@ class EventGrad(PeerMachine):
         self._served = {Rank(int(rank)) for rank in served}
         self._kept = set(self._served)
         self._arrived = ints_by_rank(state, _ARRIVED)
-        self._last, self._has, self._early = {}, {}, {}
-        for name, value in state.items():
-            if name.startswith(_LAST):
-                self._last[Rank(int(name.removeprefix(_LAST)))] = vector_from_state(value)
-            elif name.startswith(_HAS):
-                self._has[Rank(int(name.removeprefix(_HAS)))] = np.array(value, np.bool_)
+        self._last, self._early = vectors_by_rank(state, _LAST), {}
+        self._has = {
+            rank: np.array(has_D, np.bool_) for rank, has_D in by_rank(state, _HAS).items()
+        }

@@ -21,7 +21,6 @@ momentum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,9 +37,10 @@ from dlion_core.policies.interface import (
     ReplaceWeights,
     SendMessage,
 )
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import ints_by_rank, vector_or_none, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
+from dlion_core.policies.weights.round_results import RoundResult, mean_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,14 +63,6 @@ def fedat(context: PolicyContext, parameters: FedatParameters) -> PolicyMachine:
     return FedatClient(context, parameters, server)
 
 
-@dataclass(frozen=True)
-class ClientUpdate:
-    """A worker's result of a round: samples trained on, and weights."""
-
-    samples: int
-    weights_D: Flat
-
-
 def tier_weights(counts: Sequence[int]) -> list[float]:
     """Return the weight of each tier's model, given the tiers' update counts, fastest first.
 
@@ -80,20 +72,11 @@ def tier_weights(counts: Sequence[int]) -> list[float]:
     return [count / sum(counts) for count in reversed(counts)]
 
 
-def mean_weights(answers: Sequence[ClientUpdate]) -> Flat:
-    """Return the sample-weighted mean, summed in order in float32."""
-    samples = sum(answer.samples for answer in answers)
-    mean_D = np.zeros_like(answers[0].weights_D)
-    for answer in answers:
-        mean_D += np.float32(answer.samples / samples) * answer.weights_D
-    return mean_D
-
-
 class FedatWorker(PeerMachine):
     """Common part of server and clients: rounds of local steps from an anchor."""
 
     def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, SyncRule(slack=None, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=None))
         self._parameters = parameters
         self._server = server
         self._anchor_D: Flat | None = None
@@ -124,9 +107,6 @@ class FedatWorker(PeerMachine):
     def _decoded(self, payload: bytes | memoryview) -> Flat:
         return decode_polyline(payload, self.size, self._parameters.decimals)
 
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: rounds do not depend on it."""
-
     def state(self) -> dict[str, Value]:
         state = super().state()
         open_ = not self._has_answered  # a restart repeats an answered round
@@ -138,7 +118,7 @@ class FedatWorker(PeerMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         super().restore(state)
         self._steps, self._samples = int(state["round_steps"]), int(state["round_samples"])
-        self._anchor_D = vector_from_state(state["anchor_D"]) if "anchor_D" in state else None
+        self._anchor_D = vector_or_none(state, "anchor_D")
 
 
 class FedatClient(FedatWorker):
@@ -203,10 +183,6 @@ class FedatClient(FedatWorker):
         if rank == self._server:
             self._go_on_alone()
 
-    def advance(self) -> list[Instruction]:
-        """Do nothing: events are answered directly."""
-        return []
-
 
 class FedatServer(FedatWorker):
     """Keeps the tiers' models, and is a client of itself."""
@@ -221,14 +197,14 @@ class FedatServer(FedatWorker):
         self._global_D: Flat | None = None
         self._models: dict[int, Flat] = {}
         self._counts: dict[int, int] = {}
-        self._answers: dict[Rank, ClientUpdate | None] = {}
+        self._answers: dict[Rank, RoundResult | None] = {}
         """In order of arrival; None: invalid."""
         self._newcomers: set[Rank] = set()
 
     def update_applied(self) -> list[Instruction]:
         if self._steps >= self._parameters.local_steps:
             self._has_answered = True
-            self._answers[self.context.rank] = ClientUpdate(self._samples, self.weights_D.copy())
+            self._answers[self.rank] = RoundResult(self._samples, self.weights_D.copy())
         return []
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
@@ -243,7 +219,7 @@ class FedatServer(FedatWorker):
         most = self._parameters.local_steps * self.context.max_samples
         if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
-        self._answers[sender] = ClientUpdate(samples, self._decoded(message.payload))
+        self._answers[sender] = RoundResult(samples, self._decoded(message.payload))
         return []
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
@@ -275,7 +251,7 @@ class FedatServer(FedatWorker):
 
     def _workers(self) -> list[Rank]:
         """Workers that are waited for, including this one, in rank order."""
-        return sorted([self.context.rank, *self.synchronizer.in_step()])
+        return sorted([self.rank, *self.synchronizer.in_step()])
 
     def _awaited(self, tier: int) -> list[Rank]:
         workers = self._workers()
@@ -285,7 +261,7 @@ class FedatServer(FedatWorker):
         """Return workers that have not sent their result to this worker's own tier."""
         if not self._has_answered:
             return frozenset()
-        return frozenset(self._awaited(self._tier(self.context.rank)))
+        return frozenset(self._awaited(self._tier(self.rank)))
 
     def advance(self) -> list[Instruction]:
         """End rounds of complete tiers; send the weights to new members."""
@@ -316,7 +292,7 @@ class FedatServer(FedatWorker):
         if self._global_D is None:
             self._global_D = self.weights_D.copy()
         payload = self._coded(self._global_D)
-        own = self._start_round(self._decoded(payload)) if self.context.rank in members else []
+        own = self._start_round(self._decoded(payload)) if self.rank in members else []
         return [*self._give(set(members), payload), *own]
 
     def _give(self, ranks: set[Rank], payload: bytes) -> list[Instruction]:
@@ -370,9 +346,6 @@ class FedatServer(FedatWorker):
         self._tier_of = ints_by_rank(state, _TIER_OF)
         self._places = ints_by_rank(state, _PLACES)
         self._counts = {int(tier): count for tier, count in ints_by_rank(state, _COUNT).items()}
-        self._models = {
-            int(name.removeprefix(_MODEL)): vector_from_state(value)
-            for name, value in state.items()
-            if name.startswith(_MODEL)
-        }
-        self._global_D = vector_from_state(state["global_D"]) if "global_D" in state else None
+        models = vectors_by_rank(state, _MODEL)
+        self._models = {int(tier): model_D for tier, model_D in models.items()}
+        self._global_D = vector_or_none(state, "global_D")

@@ -43,8 +43,9 @@ from dlion_core.policies.interface import (
     Value,
     WithholdUpdate,
 )
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,10 +79,10 @@ class Gaia(PeerMachine):
     """One worker's accumulator and announced updates."""
 
     def __init__(self, context: PolicyContext, parameters: GaiaParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.clock_bound, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.clock_bound))
         self._parameters = parameters
         self._codec = context.coding
-        self._accumulated = Residual(self.size)
+        self._accumulated = Residual.zeros(self.size)
         self._before_D: Flat | None = None
         """The weights before the pending update."""
         self._steps = 0

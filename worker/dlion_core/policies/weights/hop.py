@@ -54,7 +54,7 @@ class Hop(QueuedWeightsMachine):
     def __init__(self, context: PolicyContext, parameters: HopParameters) -> None:
         gap = parameters.max_gap
         longest = gap + parameters.staleness + 1
-        super().__init__(context, SyncRule(slack=gap - 1, spare=0, barrier=False), longest)
+        super().__init__(context, SyncRule(slack=gap - 1), longest)
         self._parameters = parameters
         self._likeness = relative_mixing_weights(context.graph, context.rank)
         self._is_descending = False
@@ -66,7 +66,7 @@ class Hop(QueuedWeightsMachine):
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event; a new graph changes the weights of neighbours."""
         if isinstance(event, TopologyChanged):
-            self._likeness = relative_mixing_weights(event.graph, self.context.rank)
+            self._likeness = relative_mixing_weights(event.graph, self.rank)
         return super().handle(event)
 
     def next_iteration(self) -> int:
@@ -133,7 +133,7 @@ class Hop(QueuedWeightsMachine):
                 weights_of[rank] = newest
         if not weights_of:
             return None
-        weights_of[self.context.rank] = (self.synchronizer.own, self.weights_D)
+        weights_of[self.rank] = (self.synchronizer.own, self.weights_D)
         counts = {
             rank: max(0, iteration - first + 1) * self._likeness.get(rank, 1.0)
             for rank, (iteration, _) in weights_of.items()

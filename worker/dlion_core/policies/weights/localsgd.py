@@ -18,7 +18,6 @@ that diverges: the default of 0.5 is ours). Ours: weights by samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,11 +32,13 @@ from dlion_core.policies.interface import (
     ReplaceWeights,
     SendMessage,
 )
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
+from dlion_core.policies.weights.round_results import RoundResult, mean_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
@@ -48,30 +49,22 @@ _KEPT_AHEAD = 2
 """Rounds of a peer that are kept until due. It waits for this worker in the second."""
 
 
-@dataclass(frozen=True)
-class RoundContribution:
-    """One worker's contribution to a round."""
-
-    samples: int
-    weights_D: Flat
-
-
 class LocalSteps(PeerMachine):
     """One worker's local steps and rounds; round r is due at iteration r H."""
 
     def __init__(self, context: PolicyContext, parameters: LocalsgdParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.local_steps, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.local_steps))
         self._parameters = parameters
         self._codec = context.coding
         self._anchor_D: Flat | None = None
         self._velocity_D: Flat | None = None
         self._samples = 0  # since the last round
         self._round = 0  # the last one that was opened
-        self._own: RoundContribution | None = None  # while it is open
+        self._own: RoundResult | None = None  # while it is open
         self._message: Message | None = None
         self._expected: set[Rank] = set()
         self._newcomers: set[Rank] = set()
-        self._shares: dict[Rank, dict[int, RoundContribution]] = {}
+        self._shares: dict[Rank, dict[int, RoundResult]] = {}
 
     # ---- a local step ----------------------------------------------------------------------------
 
@@ -91,7 +84,7 @@ class LocalSteps(PeerMachine):
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
         samples = min(self._samples, self._max_samples)  # may be more if a restart skipped a round
-        self._own = RoundContribution(samples, decode_weights(payload, self.size).copy())
+        self._own = RoundResult(samples, decode_weights(payload, self.size).copy())
         self._message = Message(
             MessageKind.WEIGHTS, self._due, self.local_batch_size, samples, payload
         )
@@ -129,9 +122,7 @@ class LocalSteps(PeerMachine):
         shares = self._shares.setdefault(sender, {})
         number = message.iteration // steps
         if number >= self._first_open and number not in shares:
-            shares[number] = RoundContribution(
-                samples, decode_weights(message.payload, self.size).copy()
-            )
+            shares[number] = RoundResult(samples, decode_weights(message.payload, self.size).copy())
             if len(shares) > _KEPT_AHEAD:
                 del shares[min(shares)]
         return []
@@ -149,9 +140,6 @@ class LocalSteps(PeerMachine):
             for rank in self._expected
             if not any(number >= self._round for number in self._shares.get(rank, ()))
         )
-
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: contributions are separate messages."""
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
         """Wait for it from the next round on. Send it this round: it may take part."""
@@ -172,15 +160,14 @@ class LocalSteps(PeerMachine):
             self._newcomers.clear()
         if self._own is None or self._anchor_D is None or self.blocking_peers():
             return instructions
-        shares = {self.context.rank: self._own}
+        shares = {self.rank: self._own}
         for rank, by_round in list(self._shares.items()):
             if self._round in by_round:
                 shares[rank] = by_round[self._round]
             kept = {number: one for number, one in by_round.items() if number > self._round}
             self._shares[rank] = kept
-        self._anchor_D = self._outer_step(
-            self._anchor_D, mean_weights(dict(sorted(shares.items())).values())
-        )
+        mean_D = mean_weights([result for _, result in sorted(shares.items())])
+        self._anchor_D = self._outer_step(self._anchor_D, mean_D)
         self._own = self._message = None
         self._samples = 0
         return [*instructions, ReplaceWeights(self._anchor_D.copy())]
@@ -213,15 +200,5 @@ class LocalSteps(PeerMachine):
         # With the state of a peer, its rounds have passed.
         passed = self.synchronizer.own // self._parameters.local_steps
         self._round, self._samples = max(passed, int(state["round"])), int(state["round_samples"])
-        self._anchor_D = vector_from_state(state["anchor_D"]) if "anchor_D" in state else None
-        self._velocity_D = vector_from_state(state["velocity_D"]) if "velocity_D" in state else None
-
-
-def mean_weights(shares: Iterable[RoundContribution]) -> Flat:
-    """Return the sample-weighted mean of the weights, summed in order in float32."""
-    parts = list(shares)
-    total = sum(part.samples for part in parts)
-    mean_D = np.zeros_like(parts[0].weights_D)
-    for part in parts:
-        mean_D += np.float32(part.samples / total) * part.weights_D
-    return mean_D
+        self._anchor_D = vector_or_none(state, "anchor_D")
+        self._velocity_D = vector_or_none(state, "velocity_D")
