@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
 from dlion_core.policies.catalogue import find, parameters_of, plugin_of
 from dlion_core.policies.gradient.gradient_exchange import GradientMachine
-from dlion_core.policies.interface import Layout, ReplicaView
+from dlion_core.policies.interface import ReplicaView
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.partitions.partition_merge import PartitionMerge
 from dlion_core.policies.partitions.version_vector import VERSION_VECTOR_STATE
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_api.spec import Job, Spec
     from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import PolicyMachine
+    from dlion_core.policies.interface import Layout, PolicyMachine
 
 
 MERGE_ITERATIONS = 10
@@ -107,11 +106,8 @@ def build(
 ) -> IterationGuard:
     """Return the machine of worker `rank`.
 
-    `ranks`: every worker that may ever take part. With `grows`, others may join.
-
-    Raises:
-        SpecError: unknown policy or invalid parameters.
-        ProgramError: the code of an installed policy failed.
+    `ranks`: every worker that may ever take part. With `grows`, others may join. Raises the errors
+    of `parameters_of`.
     """
     context = PolicyContext(
         job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows
@@ -146,17 +142,9 @@ def gradient_machine(context: PolicyContext, selector: GradientSelector) -> Poli
         return machine
     return PartitionMerge(
         machine,
+        context,
         context.replica,
-        rank=context.rank,
-        ranks=range(_max_ranks(context.spec)) if context.grows else frozenset(context.ranks),
-        size=context.layout.size,
-        coding=context.coding,
         min_samples=MERGE_ITERATIONS * context.spec.batching.global_batch_size.initial,
         slack=machine.synchronizer.rule.slack,
         on_merging=machine.set_merging,
     )
-
-
-def _max_ranks(spec: Spec) -> int:
-    """Upper limit of ranks of a job with groups that may grow (`dlion_api.spec.ranks`)."""
-    return MAX_WORKERS_PER_GROUP * sum(len(site.groups) for site in spec.sites)

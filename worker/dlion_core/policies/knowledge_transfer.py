@@ -32,17 +32,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import (
-    AnyCoding,
-    ValueCodec,
-    decode_loss,
-    decode_weights,
-    encode_loss,
-    encode_weights,
-)
+from dlion_core.codecs import decode_loss, decode_weights, encode_loss, encode_weights
 from dlion_core.policies.interface import (
     AverageWeights,
-    Instruction,
     Message,
     MessageKind,
     SendMessage,
@@ -54,7 +46,8 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_api.spec import KnowledgeTransfer
-    from dlion_core.policies.interface import Flat, ReplicaView, Value
+    from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Flat, Instruction, Value
     from dlion_core.policies.synchronization import Synchronizer
 
 SETTLING_STEPS = 30
@@ -76,23 +69,13 @@ class DirectKnowledgeTransfer:
     """One worker's part in direct knowledge transfer."""
 
     def __init__(
-        self,
-        rule: KnowledgeTransfer,
-        *,
-        rank: Rank,
-        size: int,
-        replica: ReplicaView | None = None,
-        in_lock_step: bool = False,
-        coding: AnyCoding = ValueCodec.FLOAT32,
+        self, context: PolicyContext, rule: KnowledgeTransfer, *, in_lock_step: bool
     ) -> None:
-        """`replica`: the weights to compare. None: the current ones are used when merging.
-        `coding`: the encoding of weights, the same at all workers."""
+        """Without a replica in `context`, the current weights are used when merging."""
         self._rule = rule
-        self._replica = replica
-        self._coding = coding
+        self._replica, self._coding = context.replica, context.coding
         self._in_lock_step = in_lock_step
-        self._rank = rank
-        self._size = size
+        self._rank, self._size = context.rank, context.layout.size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
@@ -120,7 +103,7 @@ class DirectKnowledgeTransfer:
         if iteration % self._rule.every_steps:
             return self.decide(peers)
         # the previous period ends now
-        instructions: list[Instruction] = self._decide_with(self._known(peers))
+        instructions = self._decide_now(peers)
         period = iteration // self._rule.every_steps
         mean = math.fsum(self._recent) / len(self._recent)
         self._latest[self._rank] = (period, mean)
@@ -146,20 +129,20 @@ class DirectKnowledgeTransfer:
                 return []
         if not self._in_lock_step:
             self._keep(period)
-        return self._decide_with(self._known(peers))
+        return self._decide_now(peers)
 
-    def _known(self, peers: Synchronizer) -> dict[Rank, float]:
-        """Losses of the open period or later by member, with this worker's own."""
-        counted = {*peers.in_step(), self._rank}
-        return {
-            rank: loss
-            for rank, (period, loss) in self._latest.items()
-            if rank in counted and self._open is not None and period >= self._open
-        }
-
-    def _decide_with(self, loss_by_rank: Mapping[Rank, float]) -> list[Instruction]:
+    def _decide_now(self, peers: Synchronizer) -> list[Instruction]:
+        """Choose by the known losses of the open period or a later one, this worker's included."""
         period, self._open = self._open, None
-        if period is None or len(loss_by_rank) < 2:
+        if period is None:
+            return []
+        counted = {*peers.in_step(), self._rank}
+        loss_by_rank = {
+            rank: loss
+            for rank, (at, loss) in self._latest.items()
+            if rank in counted and at >= period
+        }
+        if len(loss_by_rank) < 2:
             return []
         if self._asked is not None and self._asked.period < period - 1:
             self._asked = None
@@ -202,11 +185,7 @@ class DirectKnowledgeTransfer:
         self._suspended = settling_steps > 0
 
     def loss_arrived(self, sender: Rank, message: Message) -> None:
-        """Record a member's loss of a period.
-
-        Raises:
-            ContractError: the loss is not finite, or not of the end of a period.
-        """
+        """Record a member's loss of a period. Raises ContractError if it is invalid."""
         if not self.enabled:
             return
         period = self._period_of(message)
@@ -235,11 +214,7 @@ class DirectKnowledgeTransfer:
         return [SendWeights(sender, message.iteration, then_D)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Return the merge; nothing if the answer is too late.
-
-        Raises:
-            ContractError: no request to that peer, or its weights do not fit.
-        """
+        """Return the merge; nothing if it is too late. Raises ContractError if it is invalid."""
         if sender not in self._ever_asked:
             raise ContractError("weights that were not requested")
         period = self._period_of(message)

@@ -14,9 +14,6 @@ from dlion_api.errors import ContractError
 from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
-    Event,
-    Flat,
-    Instruction,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -26,7 +23,6 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
     UpdateApplied,
-    Value,
 )
 from dlion_core.policies.state_values import ints_by_rank
 from dlion_core.policies.synchronization import Synchronizer, SyncRule
@@ -37,6 +33,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Event, Flat, Instruction, Value
 
 _BATCH_OF = "batch_of_"
 """Prefix of checkpoint keys, followed by a rank: last known local batch size of that peer."""
@@ -198,10 +195,6 @@ class PeerMachine:
             raise ValueError(f"policy {self.context.spec.exchange.policy} needs the replica")
         return self.context.replica.weights_D
 
-    def max_reported_iteration(self) -> int:
-        """The highest iteration that any peer reported as finished; 0: none."""
-        return max(self._finished.values(), default=0)
-
     def progress(self, *, weights_version: int = 0) -> list[Instruction]:
         """Report the local step just done to every member."""
         return self.step_messages({}, weights_version)
@@ -232,11 +225,8 @@ class PeerMachine:
         If some members have not reported theirs, assume that the sum is the manifest's initial
         global batch size.
         """
-        known = self.local_batch_size
-        unknown = 0
-        for rank in self.synchronizer.active:
-            known += self._batch_of.get(rank, 0)
-            unknown += rank not in self._batch_of
+        sizes = [self._batch_of.get(rank, 0) for rank in self.synchronizer.active]
+        known, unknown = self.local_batch_size + sum(sizes), sizes.count(0)
         initial = self.context.spec.batching.global_batch_size.initial
         return max(known + unknown, initial) if unknown else known
 
@@ -248,8 +238,6 @@ class PeerMachine:
     def update_alone(self, gradient_D: Flat) -> ApplyGradient:
         """Pass the gradient to the optimizer, for this worker's batch only."""
         return ApplyGradient(gradient_D, self.local_batch_size, self.reported_batch_size)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Return everything that a restart needs; members arrive again as events.

@@ -82,11 +82,8 @@ class Synchronizer:
         return self._lagging() if self._is_held else frozenset()
 
     def next_iteration(self) -> int:
-        """Return the next iteration.
-
-        It is one more than the last. If all members in step continued without this worker, it is
-        their current iteration, so this worker catches up at once.
-        """
+        """Return the iteration after the last, or the current one of all members in step if they
+        continued without this worker."""
         finished = [peer.finished for peer in self._peers.values() if peer.in_step]
         if self.rule.slack is not None and finished:
             slowest = min(finished)

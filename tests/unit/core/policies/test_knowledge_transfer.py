@@ -8,14 +8,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlion_api.document import parse
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.spec.policies import KnowledgeTransfer
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
+from dlion_core.policies.factory import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
+    Flat,
     Instruction,
+    Layout,
     Message,
     MessageKind,
     SendMessage,
@@ -23,6 +24,7 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.knowledge_transfer import DirectKnowledgeTransfer
 from dlion_core.policies.synchronization import Synchronizer, SyncRule
+from policy_cluster import spec
 
 A, B, C = Rank(0), Rank(1), Rank(2)
 SIZE = 3
@@ -38,14 +40,19 @@ class Worker:
         peers: tuple[Rank, ...] = (B, C),
         in_lock_step: bool = True,
     ) -> None:
-        document = {"policy": policy, "everySteps": 2, "lambda": 0.75, "lossWindow": 2}
-        rule = parse(KnowledgeTransfer, document)
+        knowledge = {"policy": policy, "everySteps": 2, "lambda": 0.75, "lossWindow": 2}
+        job = spec(exchange={"codec": "float32"}, knowledge_transfer=knowledge)
         self.weights_D = np.zeros(SIZE, np.float32)
+        context = PolicyContext(job, A, (A, *peers), Layout(("w",), (SIZE,)), replica=self)
         self.transfer = DirectKnowledgeTransfer(
-            rule, rank=A, size=SIZE, replica=self, in_lock_step=in_lock_step
+            context, job.knowledge_transfer, in_lock_step=in_lock_step
         )
         self.finished = dict.fromkeys(peers, 0)
         self.iteration = 0
+
+    @property
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        return self.weights_D.copy()
 
     @property
     def peers(self) -> Synchronizer:

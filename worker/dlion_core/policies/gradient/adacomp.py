@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_core.codecs import AnyCoding, GradientPart, require_finite
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
-from dlion_core.policies.gradient.entries import encode_nonzero, largest_indices, zero_except
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.gradient.staleness import StalenessRule
+from dlion_core.codecs import require_finite
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
+from dlion_core.policies.gradient.entries import (
+    encode_nonzero,
+    largest_indices,
+    outgoing,
+    zero_except,
+)
 from dlion_core.policies.state_values import by_rank
 
 if TYPE_CHECKING:
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding, GradientPart
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import BudgetsChanged, Flat, Layout, PolicyMachine, Value
     from dlion_core.policies.parameters import AdacompParameters
 
@@ -42,12 +47,9 @@ _READ_BY = "touched_when_read_by_"
 
 def adacomp(context: PolicyContext, parameters: AdacompParameters) -> PolicyMachine:
     delays = TouchCounters(context.layout, parameters.share, context.coding)
+    share = parameters.step == "share"
     return DelayedGradientMachine(
-        context,
-        delays,
-        bound=parameters.bound,
-        server=parameters.server,
-        share=parameters.step == "share",
+        context, delays, bound=parameters.bound, server=parameters.server, share=share
     )
 
 
@@ -77,9 +79,7 @@ class TouchCounters(StalenessRule):
                 own_V, largest_indices(own_V, kept_count(own_V.size, self._share))
             )
         coded = encode_nonzero(kept_D, self._codec)
-        if coded.payload is None:
-            return OutgoingPayloads({}, coded.part)
-        return OutgoingPayloads(dict.fromkeys(peers, coded.payload), coded.part)
+        return outgoing(dict.fromkeys(peers, coded), coded.part)
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
         """Divide each entry by the updates that touched it since its sender read."""

@@ -24,16 +24,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_core.codecs import AnyCoding, GradientPart, max_range_length, require_finite
+from dlion_core.codecs import GradientPart, max_range_length, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.gradient.entries import Residual, outgoing
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector
 from dlion_core.policies.state_values import ints_by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
     from dlion_core.policies.parameters import AkoParameters
 
@@ -83,8 +85,7 @@ class Ako(GradientSelector):
         self._gathered.value_D += gradient_D
         coded = self._gathered.send_range(self._partition(self._turn), self._codec)
         self._turn = (self._turn + 1) % self._partitions
-        payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return OutgoingPayloads(payloads, GradientPart(gradient_D))
+        return outgoing(dict.fromkeys(peers, coded), GradientPart(gradient_D))
 
     def _smallest_that_fits(self) -> int:
         """p for the narrowest link; a link without a budget is unbounded.
@@ -97,14 +98,7 @@ class Ako(GradientSelector):
         return min(self._most, -(-self._size // fits) if fits else 2 * self._partitions)
 
     def _partition(self, turn: int) -> slice:
-        """Partitions differ in size by at most one.
-
-        >>> from dlion_core.codecs import ValueCodec
-        >>> policy = Ako(10, ValueCodec.FLOAT32, partitions=3, most_partitions=3)
-        >>> policy._partitions = 3
-        >>> [(part.start, part.stop) for part in map(policy._partition, range(3))]
-        [(0, 3), (3, 6), (6, 10)]
-        """
+        """Partitions differ in size by at most one."""
         begin = turn * self._size // self._partitions
         return slice(begin, (turn + 1) * self._size // self._partitions)
 

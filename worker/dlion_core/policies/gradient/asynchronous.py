@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
+from dlion_core.codecs import decode_gradient, encode_whole
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.gradient.staleness import StalenessRule
 from dlion_core.policies.state_values import vectors_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding, GradientPart
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import (
         BudgetsChanged,
@@ -45,12 +45,9 @@ _READ_BY = "weights_read_by_"
 
 def asynchronous(context: PolicyContext, parameters: AsyncParameters) -> PolicyMachine:
     compensation = DelayCompensation(context.coding, parameters.compensation, context.replica)
+    share = parameters.step == "share"
     return DelayedGradientMachine(
-        context,
-        compensation,
-        bound=parameters.bound,
-        server=parameters.server,
-        share=parameters.step == "share",
+        context, compensation, bound=parameters.bound, server=parameters.server, share=share
     )
 
 

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_core.codecs import AnyCoding, require_finite
+from dlion_core.codecs import require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.entries import Residual, magnitude_bits, nth_largest
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.gradient.entries import Residual, magnitude_bits, nth_largest, outgoing
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector
 from dlion_core.policies.state_values import vector_from_state
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import Flat, Layout, PolicyMachine, Value
     from dlion_core.policies.parameters import DgcParameters
 
@@ -78,8 +80,7 @@ class DeepCompression(GradientSelector):
         if self._parameters.masking:
             self._velocity_D[is_sent_D] = 0
         self._steps += 1
-        payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return OutgoingPayloads(payloads, coded.part)
+        return outgoing(dict.fromkeys(peers, coded), coded.part)
 
     def share(self) -> float:
         """Return the share of each variable's entries to send at this step."""

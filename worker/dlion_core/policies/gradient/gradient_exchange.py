@@ -4,16 +4,15 @@ It defines the order of operations: what is sent after a local step, when the up
 how each message is handled. The rules of its parts are in `gradient_selectors`, `aggregation`,
 `synchronization` and `knowledge_transfer`.
 
-To drive it, pass `MemberJoined` for the peers known at the start. For each iteration, pass arriving
-messages until `waiting_for` is empty, compute the local gradient, and pass `LocalStepDone`. Execute
-the returned instructions in order. After every local step each member receives one message,
-`GRADIENT` or `PROGRESS`. A `PROGRESS` with zero samples only reports the sender's iteration and
-contributes nothing.
+After every local step each member receives one message, `GRADIENT` or `PROGRESS`. A `PROGRESS` with
+zero samples only reports the sender's iteration and contributes nothing.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
@@ -21,12 +20,11 @@ from dlion_core.codecs import decode_gradient
 from dlion_core.policies.aggregation import (
     MAX_ITERATIONS_AHEAD,
     ArrivedGradientSum,
-    BarrierContributions,
     Contribution,
-    combined_update,
+    combined_gradient,
     divisor,
 )
-from dlion_core.policies.interface import IterationReplayed, MessageKind
+from dlion_core.policies.interface import ApplyGradient, IterationReplayed, MessageKind
 from dlion_core.policies.knowledge_transfer import SETTLING_STEPS, DirectKnowledgeTransfer
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule, sync_rule
@@ -37,14 +35,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import (
-        ApplyGradient,
-        Event,
-        Instruction,
-        LocalStepDone,
-        Message,
-        Value,
-    )
+    from dlion_core.policies.interface import Event, Instruction, LocalStepDone, Message, Value
 
 
 class GradientMachine(PeerMachine):
@@ -60,18 +51,12 @@ class GradientMachine(PeerMachine):
         super().__init__(context, rule)
         self._selector = selector
         self._counts_all = context.exchanges_with_all and selector.combines
-        self._transfer = DirectKnowledgeTransfer(
-            knowledge,
-            rank=context.rank,
-            size=self.size,
-            replica=context.replica,
-            in_lock_step=rule.barrier,
-            coding=context.coding,
-        )
+        self._transfer = DirectKnowledgeTransfer(context, knowledge, in_lock_step=rule.barrier)
         self._gradient_of: dict[Rank, int] = {}
         """Iteration of the last gradient of each peer."""
         self._arrived = ArrivedGradientSum()
-        self._round = BarrierContributions()
+        self._rounds: defaultdict[int, dict[Rank, Contribution]] = defaultdict(dict)
+        """At a barrier, contributions by iteration, until that iteration is summed."""
         self._is_open = False
         """Whether the update of the last iteration waits at the barrier."""
         self._updates = 0
@@ -91,7 +76,7 @@ class GradientMachine(PeerMachine):
         instructions += self._transfer.step_done(step.iteration, step.loss, self.synchronizer)
         own = Contribution(step.local_batch_size, outgoing.own)
         if self.synchronizer.rule.barrier:
-            self._round.add(step.iteration, self.rank, own)
+            self._rounds[step.iteration][self.rank] = own
             self._is_open = True
             return instructions
         return [*instructions, self._update([own], self.batch_sizes())]
@@ -103,10 +88,7 @@ class GradientMachine(PeerMachine):
         self._transfer.left(rank)
 
     def set_merging(self, under_way: bool) -> None:
-        """Suspend knowledge transfer during a partition merge; resume it afterwards.
-
-        Comparing weights from before the merge, or of only one side, would move the weights twice.
-        """
+        """Suspend knowledge transfer during a partition merge, which would move weights twice."""
         if under_way:
             self._transfer.suspend()
         else:
@@ -117,7 +99,10 @@ class GradientMachine(PeerMachine):
     def received(self, sender: Rank, message: Message) -> list[Instruction]:
         match message.kind:
             case MessageKind.GRADIENT | MessageKind.PROGRESS:
-                self._step_heard(sender, message)
+                self.check_header(message)
+                if (contribution := self._contribution(sender, message)) is not None:
+                    self._keep(sender, message.iteration, contribution)
+                self.record_step(sender, message)
             case MessageKind.LOSS:
                 self._transfer.loss_arrived(sender, message)
             case MessageKind.WEIGHTS_REQUEST:
@@ -138,19 +123,8 @@ class GradientMachine(PeerMachine):
             self.synchronizer.heard(sender, message.iteration)
         return []
 
-    def _step_heard(self, sender: Rank, message: Message) -> None:
-        self.check_header(message)
-        contribution = self._contribution(sender, message)
-        if contribution is not None:
-            self._keep(sender, message.iteration, contribution)
-        self.record_step(sender, message)
-
     def _contribution(self, sender: Rank, message: Message) -> Contribution | None:
-        """Return the message's contribution; None if the message is a repetition.
-
-        Raises:
-            ContractError: the gradient does not fit the model.
-        """
+        """Return the message's contribution; None if the message is a repetition."""
         iteration, size = message.iteration, message.local_batch_size
         if message.kind is MessageKind.PROGRESS:
             is_new = iteration > self._finished.get(sender, 0)
@@ -166,7 +140,7 @@ class GradientMachine(PeerMachine):
         rule = self.synchronizer.rule
         next_update = self._next_update()
         if rule.barrier and next_update <= iteration <= next_update + MAX_ITERATIONS_AHEAD:
-            self._round.add(iteration, sender, contribution)
+            self._rounds[iteration][sender] = contribution
         elif not rule.barrier or rule.spare:
             self._arrived.add(contribution)
 
@@ -182,12 +156,13 @@ class GradientMachine(PeerMachine):
         if not self._is_open or self.synchronizer.waiting_for():
             return instructions
         self._is_open = False
-        passed = self._round.take_before(self.synchronizer.own)
-        contributions = self._round.take(self.synchronizer.own)
+        own = self.synchronizer.own
+        contributions = dict(sorted(self._rounds.pop(own, {}).items()))
+        skipped = [self._rounds.pop(at) for at in sorted(self._rounds) if at < own]
         sizes = {rank: one.local_batch_size for rank, one in contributions.items()}
         if self.synchronizer.rule.spare:
             sizes = self.batch_sizes() | sizes
-            for contribution in passed:
+            for contribution in chain.from_iterable(each.values() for each in skipped):
                 self._arrived.add(contribution)
         if not contributions:  # this worker skips it, and all contributors have left
             return instructions
@@ -199,23 +174,15 @@ class GradientMachine(PeerMachine):
         if not self._selector.combines:
             sizes = {self.rank: self.local_batch_size}
         self._updates += 1
-        return combined_update(
-            contributions,
-            self._arrived.take(),
-            size=self.size,
-            divisor=divisor(self.context.spec.exchange.weighting, sizes, self.rank),
-            samples=sum(sizes.values()),
-            global_batch_size=0 if self._counts_all else self.reported_batch_size,
-        )
-
-    # ---- checkpoints -----------------------------------------------------------------------------
+        common = divisor(self.context.spec.exchange.weighting, sizes, self.rank)
+        late_D = self._arrived.take()
+        update_D = combined_gradient(contributions, late_D, size=self.size, divisor=common)
+        reported_batch_size = 0 if self._counts_all else self.reported_batch_size
+        return ApplyGradient(update_D, sum(sizes.values()), reported_batch_size)
 
     def state(self) -> dict[str, Value]:
-        """Return everything that a restart needs.
-
-        Members, budgets and pending requests arrive again as events. While the worker waits at a
-        barrier, the state is the one before that iteration, because its update is not made yet.
-        """
+        """While the worker waits at a barrier, return the state before that iteration: its update
+        is not made yet."""
         return {
             **super().state(),
             "iteration": self._next_update() - 1,

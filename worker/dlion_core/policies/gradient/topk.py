@@ -24,13 +24,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlion_core.codecs import AnyCoding, GradientPart, max_kept_entries, require_finite
+from dlion_core.codecs import GradientPart, max_kept_entries, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
 from dlion_core.policies.gradient.entries import (
     EncodedEntries,
     Residual,
     encode_nonzero,
     largest_indices,
+    outgoing,
     zero_except,
 )
 from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
     from dlion_core.policies.parameters import TopKParameters
 
@@ -73,7 +75,7 @@ class TopK(GradientSelector):
         count = {peer: self._count(budget_bytes.get(peer)) for peer in peers}
         if self._mode == "perLink":
             coded = {peer: self._from_link(peer, gradient_D, count[peer]) for peer in peers}
-            return _outgoing(coded, GradientPart(gradient_D))
+            return outgoing(coded, GradientPart(gradient_D))
         if self._mode == "shared":
             return self._from_shared(gradient_D, count)
         return self._memoryless(gradient_D, count)
@@ -94,7 +96,7 @@ class TopK(GradientSelector):
         }
         whole = GradientPart(gradient_D)
         own = next(iter(by_count.values())).part if self._share and count else whole
-        return _outgoing({peer: by_count[kept] for peer, kept in count.items()}, own)
+        return outgoing({peer: by_count[kept] for peer, kept in count.items()}, own)
 
     def _from_shared(self, gradient_D: Flat, count: Mapping[Rank, int]) -> OutgoingPayloads:
         self._shared.value_D += gradient_D
@@ -102,7 +104,7 @@ class TopK(GradientSelector):
             return OutgoingPayloads({}, GradientPart(self._shared.take()))
         kept = largest_indices(self._shared.value_D, min(count.values()))
         coded = self._shared.send(kept, self._codec)
-        return _outgoing(dict.fromkeys(count, coded), coded.part)
+        return outgoing(dict.fromkeys(count, coded), coded.part)
 
     def _from_link(self, peer: Rank, gradient_D: Flat, count: int) -> EncodedEntries:
         residual = self._by_link.setdefault(peer, Residual.zeros(self._size))
@@ -126,8 +128,3 @@ class TopK(GradientSelector):
             self._shared = Residual(vector_from_state(state[_SHARED]))
         kept = vectors_by_rank(state, _PER_LINK)
         self._by_link = {peer: Residual(value_D) for peer, value_D in kept.items()}
-
-
-def _outgoing(coded: Mapping[Rank, EncodedEntries], own: GradientPart) -> OutgoingPayloads:
-    payloads = {peer: one.payload for peer, one in coded.items() if one.payload is not None}
-    return OutgoingPayloads(payloads, own)

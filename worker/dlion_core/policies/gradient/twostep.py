@@ -38,17 +38,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import (
-    AnyCoding,
-    GradientPart,
-    decode_weights,
-    max_kept_entries,
-    require_finite,
-)
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
+from dlion_core.codecs import GradientPart, decode_weights, max_kept_entries, require_finite
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.entries import Residual, largest_indices
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.gradient.staleness import StalenessRule
 from dlion_core.policies.interface import AverageWeights, SendWeights
 from dlion_core.policies.state_values import ints_by_rank, vectors_by_rank
 
@@ -58,6 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import Payload
     from dlion_core.policies.interface import (

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import require_finite
-from dlion_core.policies.hierarchical.site_coding import SiteCoder
 from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, to_version
 from dlion_core.policies.hierarchical.site_means import (
     SampledGradient,
+    SiteCoder,
     combine,
     dense,
     groups_of,
@@ -46,14 +46,7 @@ from dlion_core.policies.hierarchical.site_messages import (
     is_tick,
     mean_source,
 )
-from dlion_core.policies.interface import (
-    ApplyGradient,
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    SendMessage,
-)
+from dlion_core.policies.interface import ApplyGradient, Message, MessageKind, SendMessage
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule
 
@@ -65,7 +58,7 @@ if TYPE_CHECKING:
     from dlion_core.policies.gradient.entries import EncodedEntries
     from dlion_core.policies.hierarchical.site_gateways import GatewayView
     from dlion_core.policies.hierarchical.site_messages import ContributionSource
-    from dlion_core.policies.interface import Value
+    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import HierarchicalParameters
 
 _AHEAD = 1
@@ -179,14 +172,10 @@ class Hierarchical(PeerMachine):
             self._give_up(sender, min(message.iteration, self.synchronizer.own + _AHEAD))
             raise
         # The maker of a result has reported its step to all members before.
-        most = max(self.synchronizer.own, self.max_reported_iteration()) + _OVERHEARD
+        most = max([self.synchronizer.own, *self._finished.values()]) + _OVERHEARD
         if message.weights_version == RESULT and message.iteration > most:
             reason = f"result of iteration {message.iteration}; allowed: up to {most}"
             raise ContractError(reason)
-        return self._contribution_arrived(sender, contribution)
-
-    def _contribution_arrived(self, sender: Rank, contribution: SiteMessage) -> list[Instruction]:
-        message = contribution.message
         if message.weights_version == RESULT:
             return self._apply(contribution, sender)
         self._sent.record_received(sender, message.iteration)
@@ -291,7 +280,7 @@ class Hierarchical(PeerMachine):
         for rank in self._groups[self._home]:
             if rank != self.rank and (known := self._known(rank)) is not None:
                 shares[rank] = known.share
-        samples, mean_D = mean_gradient(shares, self.size)
+        samples, mean_D = mean_gradient([share for _, share in sorted(shares.items())], self.size)
         coded = self._coder.mean(mean_D, self.synchronizer.own)
         self._mean = self._message(MEAN + self._home, coded, samples)
 
@@ -372,8 +361,6 @@ class Hierarchical(PeerMachine):
         if self.synchronizer.finished(rank) > message.iteration:
             return []
         return [SendMessage(rank, message)] if self._sent.mark_sent(rank, message) else []
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         return {**super().state(), "iteration": self._applied, **self._coder.state()}

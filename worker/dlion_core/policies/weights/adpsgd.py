@@ -29,16 +29,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
@@ -50,6 +41,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
 from dlion_core.policies.parameters import AdpsgdParameters
 
 
@@ -183,8 +175,6 @@ class AdPsgd(PeerMachine):
             self._asked = None
         self._requests.pop(rank, None)
         self._answered.pop(rank, None)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         state = super().state()

@@ -39,17 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
@@ -57,8 +48,10 @@ from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import D2Parameters
 
 Exact = NDArray[np.float64]
@@ -83,13 +76,6 @@ def mixing_row(
     return dict(sorted({rank: self_weight, **row}.items()))
 
 
-def full_mixing_row(context: PolicyContext, parameters: D2Parameters) -> dict[Rank, float]:
-    """Return this worker's row of W if all workers are present."""
-    if context.spec.exchange.topology != "allToAll":
-        return lazy_mixing_row(context.graph, context.rank, parameters.self_weight)
-    return mixing_row(context.ranks, context.rank, parameters.mixing, parameters.self_weight)
-
-
 class D2(QueuedWeightsMachine):
     """One worker's correction and pending mixing."""
 
@@ -99,7 +85,12 @@ class D2(QueuedWeightsMachine):
         is_level = is_complete and parameters.mixing == "complete"
         slack = 0 if is_level else len(context.ranks)
         super().__init__(context, SyncRule(slack=slack), _QUEUE_LENGTH)
-        self._whole_row = full_mixing_row(context, parameters)
+        self._whole_row = (
+            mixing_row(context.ranks, context.rank, parameters.mixing, parameters.self_weight)
+            if is_complete
+            else lazy_mixing_row(context.graph, context.rank, parameters.self_weight)
+        )
+        """This worker's row of W if all workers are present."""
         self._workers = len(context.ranks)
         self._is_descending = False
         self._correction_D: Exact | None = None
@@ -222,8 +213,6 @@ class D2(QueuedWeightsMachine):
         """Drop its queue, and forget that it has received the value."""
         super().left(rank)
         self._sent_to.discard(rank)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Add the correction. A pending mixing is skipped after a restart."""

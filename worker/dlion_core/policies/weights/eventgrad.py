@@ -35,18 +35,8 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    Layout,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
+from dlion_core.codecs import decode_weights, encode_weights
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import by_rank, ints_by_rank, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
@@ -55,8 +45,10 @@ from dlion_core.topology.topology import ring_neighbours
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import Payload
+    from dlion_core.policies.interface import Flat, Instruction, Layout, LocalStepDone, Value
     from dlion_core.policies.parameters import EventgradParameters
 
 VariableMask = NDArray[np.bool_]
@@ -157,11 +149,8 @@ class VariableCodec:
         return bytes(values) + np.packbits(chosen_L).tobytes()
 
     def decoded(self, payload: Payload) -> tuple[VariableMask, Flat]:
-        """Return the mask of variables, and their values in order.
-
-        Raises:
-            ContractError: not a payload of `encoded` for this model.
-        """
+        """Return the mask of variables, and their values in order. Raises ContractError if it is
+        not a payload of `encoded` for this model."""
         count = self._sizes_L.size
         bitmap_bytes = (count + 7) // 8
         if len(payload) <= bitmap_bytes:
@@ -185,6 +174,7 @@ class EventGrad(PeerMachine):
     def __init__(self, context: PolicyContext, parameters: EventgradParameters) -> None:
         super().__init__(context, SyncRule(slack=parameters.bound))
         self._parameters = parameters
+        self._in_lock_step = parameters.bound == 0
         self._is_complete = context.spec.exchange.topology == "allToAll"
         self._variables = VariableCodec(context.layout, context.coding)
         self._trigger = NormTrigger(context.layout, parameters)
@@ -214,8 +204,11 @@ class EventGrad(PeerMachine):
         self._gradient_D = step.gradient_D
         weights_D, own = self.weights_D, self.synchronizer.own
         fired_L, near = self._trigger.fired(weights_D), self._neighbours()
+        chosen = {peer: fired_L | (peer not in self._served) for peer in near}
         payload_of = {
-            peer: self._payload(weights_D, fired_L | (peer not in self._served)) for peer in near
+            peer: self._variables.encoded(weights_D, chosen_L)
+            for peer, chosen_L in chosen.items()
+            if chosen_L.any()
         }
         self._served = set(near)
         instructions: list[Instruction] = []
@@ -229,9 +222,6 @@ class EventGrad(PeerMachine):
                 instructions.append(SendMessage(peer, body))
         return instructions
 
-    def _payload(self, weights_D: Flat, chosen_L: VariableMask) -> Payload | None:
-        return self._variables.encoded(weights_D, chosen_L) if chosen_L.any() else None
-
     def advance(self) -> list[Instruction]:
         """Average when possible, then apply the own gradient."""
         if self._gradient_D is None or self.blocking_peers():
@@ -243,10 +233,6 @@ class EventGrad(PeerMachine):
                 self._take(key)
         gradient_D, self._gradient_D = self._gradient_D, None
         return [ReplaceWeights(self._average()), self.update(gradient_D)]
-
-    @property
-    def _in_lock_step(self) -> bool:
-        return self.synchronizer.rule.slack == 0
 
     def blocking_peers(self) -> frozenset[Rank]:
         """In lock step, return neighbours with announced values that are missing."""
@@ -309,8 +295,6 @@ class EventGrad(PeerMachine):
         self._kept.discard(rank)
         for key in [key for key in self._early if key[1] == rank]:
             self._take(key)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Add the neighbours' last values, early ones included. A pending average is skipped after

@@ -29,14 +29,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
 from dlion_core.codecs.polyline import decode_polyline, encode_polyline
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import ints_by_rank, vector_or_none, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
@@ -46,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, PolicyMachine, Value
     from dlion_core.policies.parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
@@ -57,10 +50,8 @@ _NONE_TAKEN = -1
 
 def fedat(context: PolicyContext, parameters: FedatParameters) -> PolicyMachine:
     """Build the server's machine at the server, a client's elsewhere."""
-    server = Rank(parameters.server)
-    if server == context.rank:
-        return FedatServer(context, parameters, server)
-    return FedatClient(context, parameters, server)
+    machine = FedatServer if parameters.server == context.rank else FedatClient
+    return machine(context, parameters)
 
 
 def tier_weights(counts: Sequence[int]) -> list[float]:
@@ -75,10 +66,10 @@ def tier_weights(counts: Sequence[int]) -> list[float]:
 class FedatWorker(PeerMachine):
     """Common part of server and clients: rounds of local steps from an anchor."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
         super().__init__(context, SyncRule(slack=None))
         self._parameters = parameters
-        self._server = server
+        self._server = Rank(parameters.server)
         self._anchor_D: Flat | None = None
         self._steps = self._samples = 0  # of the round under way
         self._has_answered = False
@@ -94,7 +85,8 @@ class FedatWorker(PeerMachine):
         gradient_D = step.gradient_D + pull * (self.weights_D - self._anchor_D)
         return [*self.progress(), self.update_alone(gradient_D)]
 
-    def _start_round(self, weights_D: Flat) -> list[Instruction]:
+    def begin_round(self, weights_D: Flat) -> list[Instruction]:
+        """Continue from those weights, which are the anchor."""
         self._anchor_D = weights_D.copy()
         self._steps = self._samples = 0
         self._has_answered = False
@@ -124,15 +116,15 @@ class FedatWorker(PeerMachine):
 class FedatClient(FedatWorker):
     """Sends results to the server and continues from its answers; alone while it is absent."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, parameters, server)
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
+        super().__init__(context, parameters)
         self._taken = _NONE_TAKEN  # version of the last global weights
 
     def update_applied(self) -> list[Instruction]:
         if self._steps < self._parameters.local_steps:
             return []
         if self._server not in self.synchronizer.active:
-            self._begin_alone()
+            self.begin_round(self.weights_D)  # the global weights are outdated
             return []
         self._has_answered = True
         payload = self._coded(self.weights_D)
@@ -141,11 +133,7 @@ class FedatClient(FedatWorker):
         return [SendMessage(self._server, message)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Start a new round from the global weights.
-
-        Raises:
-            ContractError: the sender is not the server, or not this model's weights.
-        """
+        """Start a new round from the global weights."""
         if sender != self._server:
             raise ContractError(f"weights of worker {sender}; the server is {self._server}")
         try:
@@ -156,18 +144,12 @@ class FedatClient(FedatWorker):
         if message.weights_version <= self._taken:
             return []
         self._taken = message.weights_version
-        return self._start_round(weights_D)
+        return self.begin_round(weights_D)
 
     def _go_on_alone(self) -> None:
         """Stop waiting for the server; the next result is due after a full round."""
         if self._has_answered:
-            self._begin_alone()
-
-    def _begin_alone(self) -> None:
-        """Use the own weights as the anchor, since the global ones are outdated."""
-        self._anchor_D = self.weights_D.copy()
-        self._steps = self._samples = 0
-        self._has_answered = False
+            self.begin_round(self.weights_D)
 
     def blocking_peers(self) -> frozenset[Rank]:
         """Return the server, once it has this round's result."""
@@ -187,8 +169,8 @@ class FedatClient(FedatWorker):
 class FedatServer(FedatWorker):
     """Keeps the tiers' models, and is a client of itself."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, parameters, server)
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
+        super().__init__(context, parameters)
         tiers = dict(zip(sorted(context.ranks), parameters.tiers, strict=False))
         self._tier_of: dict[Rank, int] = dict(tiers)
         self._places: dict[Rank, int] = {}  # sums of positions in the profiling rounds
@@ -208,11 +190,7 @@ class FedatServer(FedatWorker):
         return []
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Record a worker's result. Do not wait for a replacement of an invalid one.
-
-        Raises:
-            ContractError: invalid number of samples, or not this model's weights.
-        """
+        """Record a worker's result. Do not wait for a replacement of an invalid one."""
         self._answers.pop(sender, None)
         self._answers[sender] = None
         samples = message.weights_version
@@ -292,7 +270,7 @@ class FedatServer(FedatWorker):
         if self._global_D is None:
             self._global_D = self.weights_D.copy()
         payload = self._coded(self._global_D)
-        own = self._start_round(self._decoded(payload)) if self.rank in members else []
+        own = self.begin_round(self._decoded(payload)) if self.rank in members else []
         return [*self._give(set(members), payload), *own]
 
     def _give(self, ranks: set[Rank], payload: bytes) -> list[Instruction]:
@@ -323,8 +301,6 @@ class FedatServer(FedatWorker):
         for tier, weight in zip(tiers, weights, strict=True):
             combined_D += np.float32(weight) * self._models[tier]
         return combined_D
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         state: dict[str, Value] = {

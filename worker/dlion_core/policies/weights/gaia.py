@@ -34,13 +34,9 @@ from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
     TAKEN_OVER,
     AddUpdate,
-    Flat,
-    Instruction,
-    LocalStepDone,
     Message,
     MessageKind,
     SendMessage,
-    Value,
     WithholdUpdate,
 )
 from dlion_core.policies.peer_machine import PeerMachine
@@ -53,6 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import GaiaParameters
 
 _FOLLOWS = 1
@@ -106,11 +103,8 @@ class Gaia(PeerMachine):
     def _learning_rate_factor(self) -> float:
         """Learning rate factor of the manifest's scaling, as in the driver's optimizer."""
         optimizer = self.context.spec.trainer.optimizer
-        samples = (
-            self._samples
-            if self.context.exchanges_with_all
-            else self.reported_batch_size or self._samples
-        )
+        reported = 0 if self.context.exchanges_with_all else self.reported_batch_size
+        samples = reported or self._samples
         ratio = samples / self.context.spec.batching.global_batch_size.initial
         power = {"linear": 1.0, "sqrt": 0.5}.get(optimizer.learning_rate_scaling, 0.0)
         most: float = optimizer.learning_rate_max_factor
@@ -202,8 +196,6 @@ class Gaia(PeerMachine):
         """Do not expect announced entries; received ones count."""
         self._announced.pop(rank, None)
         self._arrived.pop(rank, None)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         early = {

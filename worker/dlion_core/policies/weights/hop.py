@@ -25,15 +25,11 @@ import numpy as np
 
 from dlion_core.codecs import encode_weights
 from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    LocalStepDone,
     Message,
     MessageKind,
     ReplaceWeights,
     SendMessage,
     TopologyChanged,
-    Value,
 )
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event
+    from dlion_core.policies.interface import Event, Flat, Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import HopParameters
 
 
@@ -144,8 +140,6 @@ class Hop(QueuedWeightsMachine):
             if counts[rank]:
                 average_D += np.float32(counts[rank] / total) * weights_of[rank][1]
         return average_D
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Add the last average's iteration. A pending average is skipped after a restart."""

@@ -24,14 +24,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import decode_weights, encode_weights, require_finite
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule
@@ -42,7 +35,7 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Value
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import LocalsgdParameters
 
 _KEPT_AHEAD = 2
@@ -85,9 +78,8 @@ class LocalSteps(PeerMachine):
         payload = encode_weights(self.weights_D, self._codec)
         samples = min(self._samples, self._max_samples)  # may be more if a restart skipped a round
         self._own = RoundResult(samples, decode_weights(payload, self.size).copy())
-        self._message = Message(
-            MessageKind.WEIGHTS, self._due, self.local_batch_size, samples, payload
-        )
+        due = now * self._parameters.local_steps
+        self._message = Message(MessageKind.WEIGHTS, due, self.local_batch_size, samples, payload)
         self._expected = {  # a worker past it has continued without this one
             rank
             for rank in self.synchronizer.in_step()
@@ -99,37 +91,24 @@ class LocalSteps(PeerMachine):
     def _max_samples(self) -> int:
         return self._parameters.local_steps * self.context.max_samples
 
-    @property
-    def _due(self) -> int:
-        return self._round * self._parameters.local_steps
-
     # ---- rounds ----------------------------------------------------------------------------------
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Store a peer's contribution until its round is closed here.
-
-        Raises:
-            ContractError: not the iteration of a round, invalid samples, or not this model's
-                weights.
-        """
+        """Store a peer's contribution until its round is closed here."""
         steps, samples = self._parameters.local_steps, message.weights_version
-        most = self._max_samples
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
-        if not 1 <= samples <= most:
+        if not 1 <= samples <= (most := self._max_samples):
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
         shares = self._shares.setdefault(sender, {})
         number = message.iteration // steps
-        if number >= self._first_open and number not in shares:
+        first_open = self._round if self._own is not None else self._round + 1
+        if number >= first_open and number not in shares:
             shares[number] = RoundResult(samples, decode_weights(message.payload, self.size).copy())
             if len(shares) > _KEPT_AHEAD:
                 del shares[min(shares)]
         return []
-
-    @property
-    def _first_open(self) -> int:
-        return self._round if self._own is not None else self._round + 1
 
     def blocking_peers(self) -> frozenset[Rank]:
         """Return members that may still send their contribution to the open round."""
@@ -185,8 +164,6 @@ class LocalSteps(PeerMachine):
         step_D = delta_D + momentum * self._velocity_D if ahead else self._velocity_D
         stepped_D: Flat = anchor_D - rate * step_D
         return stepped_D
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         state = {**super().state(), "round": self._round, "round_samples": self._samples}
