@@ -77,17 +77,14 @@ class SiteCoder:
         self._codec = context.coding
         # every gateway encodes the result with the same rounding
         self._result_codec = replace(self._codec, seed=context.spec.trainer.seed)
-        self._rests = {
-            "gradient_rest": Residual.zeros(self._size),
-            "mean_rest": Residual.zeros(self._size),
-        }
+        names = ("gradient_rest", "mean_rest")
+        self._rests = {name: Residual.zeros(self._size) for name in names}
 
     def gradient(self, gradient_D: Flat) -> EncodedEntries:
         share = self._parameters.inside_share
         if share >= 1 and self._codec.values is ValueCodec.FLOAT32:
-            return EncodedEntries(
-                encode_whole(gradient_D, self._codec), GradientPart(gradient_D.copy())
-            )
+            whole = GradientPart(gradient_D.copy())
+            return EncodedEntries(encode_whole(gradient_D, self._codec), whole)
         rest = self._rests["gradient_rest"]
         rest.value_D += gradient_D
         count = max(1, round(share * self._size))
