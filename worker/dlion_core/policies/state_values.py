@@ -24,6 +24,7 @@ def by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, Value]:
 
 
 def ints_by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, int]:
+    """Return the integers of the state keys with that prefix and a rank."""
     return {rank: int(value) for rank, value in by_rank(state, prefix).items()}
 
 
@@ -32,6 +33,7 @@ def vectors_by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, Flat]
 
 
 def vector_or_none(state: Mapping[str, Value], name: str) -> Flat | None:
+    """Return the vector of that name, as a copy; None: there is none."""
     return vector_from_state(state[name]) if name in state else None
 
 

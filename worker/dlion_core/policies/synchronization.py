@@ -104,8 +104,7 @@ class Synchronizer:
                 f" waiting_for() is empty (now {sorted(self.waiting_for())})"
             )
             raise ValueError(msg)
-        self.own, self.stepped = iteration, True
-        self._is_held = True
+        self.own, self.stepped, self._is_held = iteration, True, True
         self._release_if_enough_keep_up()
 
     def heard(self, rank: Rank, iteration: int) -> None:

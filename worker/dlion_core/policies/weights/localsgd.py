@@ -99,7 +99,8 @@ class LocalSteps(PeerMachine):
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
-        if not 1 <= samples <= (most := self._max_samples):
+        most = self._max_samples
+        if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
         shares = self._shares.setdefault(sender, {})
         number = message.iteration // steps
