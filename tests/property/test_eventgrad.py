@@ -28,8 +28,8 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
 )
+from dlion_core.policies.parameters import EventgradParameters
 from dlion_core.policies.weights.eventgrad import NormTrigger, VariableCodec
-from dlion_core.policies.weights.weight_parameters import EventgradParameters
 from example_counts import examples
 from policy_cluster import linear_gradient
 from weights_cluster import (

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_core.codecs import encode_weights
-from dlion_core.policies.factory import build
+from dlion_core.policies.factory import PolicyContext, build
 from dlion_core.policies.interface import (
     Layout,
     LocalStepDone,
@@ -57,7 +57,8 @@ SLACK = {"asynchronous": None, "bounded": 3, "synchronous": 0}
 
 
 def full(mode: str) -> Spec:
-    return spec(exchange={"policy": "full"}, synchronization={"mode": mode, "maxStaleness": 3})
+    exchange = {"policy": "full", "codec": "float32"}
+    return spec(exchange=exchange, synchronization={"mode": mode, "maxStaleness": 3})
 
 
 def folding(
@@ -66,11 +67,8 @@ def folding(
     mode = job_spec.synchronization.mode
     return PartitionMerge(
         build(job_spec, replica.rank, layout, ranks),
+        PolicyContext(job_spec, replica.rank, tuple(ranks), layout),
         replica,
-        rank=replica.rank,
-        ranks=ranks,
-        size=layout.size,
-        coding="float32",
         min_samples=least,
         slack=SLACK[mode],
     )
@@ -621,11 +619,8 @@ def test_where_a_group_may_grow_newcomers_are_counted_too() -> None:
     replica = SplitCluster([4, 4], seed=0).replicas[Rank(0)]
     machine = PartitionMerge(
         build(job_spec, Rank(0), layout, [Rank(0), Rank(1)], grows=True),
+        PolicyContext(job_spec, Rank(0), (Rank(0), Rank(1)), layout, grows=True),
         replica,
-        rank=Rank(0),
-        ranks=range(999),
-        size=layout.size,
-        coding="float32",
         min_samples=1,
         slack=3,
     )

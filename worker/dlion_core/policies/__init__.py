@@ -6,5 +6,6 @@ Inside: the interface (`interface`), the policies by what they exchange (`gradie
 clocks, threads, and the encoding of payloads (`codecs`).
 
 The trainer and the simulator build one `PolicyMachine` per worker, pass it every event, and execute
-the returned instructions in order.
+the returned instructions in order: `MemberJoined` for the peers known at the start, then for each
+iteration arriving messages until `waiting_for` is empty, and `LocalStepDone`.
 """

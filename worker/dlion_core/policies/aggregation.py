@@ -6,9 +6,9 @@ size (LBS; GBS is the global batch size):
 - `sample_mean`: LBS_j / GBS. Under full synchronous exchange replicas stay identical.
 - `dlion_ratio`: (1/n) LBS_j / LBS_k at worker k. Source: DLion's weighted update (as recalled).
 
-`ArrivedGradientSum` sums LBS_j g_j since the last update. `BarrierContributions` stores the
-contributions of an iteration separately. They are summed in rank order in float32, so every worker
-computes the same bits.
+`ArrivedGradientSum` sums LBS_j g_j since the last update. At a barrier, `gradient_exchange` stores
+the contributions of an iteration separately. They are summed in rank order in float32, so every
+worker computes the same bits.
 """
 
 from __future__ import annotations
@@ -19,44 +19,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_core.codecs import GradientPart
-from dlion_core.policies.interface import ApplyGradient, Flat
+from dlion_core.policies.state_values import vector_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.names import Rank
+    from dlion_core.policies.interface import Flat, Value
 
 MAX_ITERATIONS_AHEAD = 1
 """Contributions are kept this many iterations ahead of a worker at a barrier. A peer that waits for
 this worker cannot be further ahead."""
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """Weight of a contribution, by the manifest's `exchange.weighting`."""
+def divisor(weighting: str, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
+    """Return the divisor of LBS_j, given the local batch sizes of all contributors.
 
-    name: str
+    `weighting`: the manifest's `exchange.weighting`. A worker without a contribution of its own
+    uses the mean.
 
-    def __post_init__(self) -> None:
-        if self.name not in ("sample_mean", "dlion_ratio"):
-            msg = f"exchange.weighting {self.name!r}; allowed: sample_mean, dlion_ratio"
-            raise ValueError(msg)
-
-    def divisor(self, local_batch_sizes: Mapping[Rank, int], own: Rank) -> int:
-        """Return the divisor of LBS_j, given the local batch sizes of all contributors.
-
-        A worker without a contribution of its own uses the mean.
-
-        >>> from dlion_api.names import Rank
-        >>> sizes = {Rank(0): 30, Rank(1): 10}
-        >>> Weighting("sample_mean").divisor(sizes, Rank(1))
-        40
-        >>> Weighting("dlion_ratio").divisor(sizes, Rank(1))
-        20
-        """
-        if self.name == "sample_mean" or own not in local_batch_sizes:
-            return sum(local_batch_sizes.values())
-        return len(local_batch_sizes) * local_batch_sizes[own]
+    >>> divisor("sample_mean", {0: 30, 1: 10}, 1), divisor("dlion_ratio", {0: 30, 1: 10}, 1)
+    (40, 20)
+    """
+    if weighting == "sample_mean" or own not in local_batch_sizes:
+        return sum(local_batch_sizes.values())
+    return len(local_batch_sizes) * local_batch_sizes[own]
 
 
 @dataclass(frozen=True)
@@ -88,40 +75,14 @@ class ArrivedGradientSum:
     def state(self) -> dict[str, Flat]:
         return {} if self._sum_D is None else {"arrived_D": self._sum_D.copy()}
 
-    def restore(self, sum_D: Flat | None) -> None:
-        self._sum_D = None if sum_D is None else np.array(sum_D, np.float32)
+    def restore(self, state: Mapping[str, Value]) -> None:
+        self._sum_D = vector_or_none(state, "arrived_D")
 
 
-class BarrierContributions:
-    """Contributions by iteration and rank, until the iteration is summed."""
-
-    def __init__(self) -> None:
-        self._by_iteration: dict[int, dict[Rank, Contribution]] = {}
-
-    def add(self, iteration: int, rank: Rank, contribution: Contribution) -> None:
-        """Store a contribution; it replaces an earlier one of the same worker and iteration."""
-        self._by_iteration.setdefault(iteration, {})[rank] = contribution
-
-    def take_before(self, iteration: int) -> list[Contribution]:
-        """Take the contributions of earlier iterations, whose updates were skipped."""
-        passed = [known for known in self._by_iteration if known < iteration]
-        return [one for known in sorted(passed) for one in self._by_iteration.pop(known).values()]
-
-    def take(self, iteration: int) -> dict[Rank, Contribution]:
-        """Take the contributions of that iteration, in rank order."""
-        return dict(sorted(self._by_iteration.pop(iteration, {}).items()))
-
-
-def combined_update(
-    contributions: Iterable[Contribution],
-    late_sum_D: Flat | None,
-    *,
-    size: int,
-    divisor: int,
-    samples: int,
-    global_batch_size: int = 0,
-) -> ApplyGradient:
-    """Return one update: the sum over contributions, in the given order, of (LBS_j / divisor) g_j.
+def combined_gradient(
+    contributions: Iterable[Contribution], late_sum_D: Flat | None, *, size: int, divisor: int
+) -> Flat:
+    """Return the sum over contributions, in the given order, of (LBS_j / divisor) g_j.
 
     `late_sum_D`, a sum of LBS_j g_j, is added last.
     """
@@ -132,9 +93,7 @@ def combined_update(
             total_D = _plus(total_D, contribution.part, weight)
     if late_sum_D is not None:
         total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
-    if total_D is None:
-        total_D = np.zeros(size, np.float32)
-    return ApplyGradient(total_D, samples, global_batch_size)
+    return np.zeros(size, np.float32) if total_D is None else total_D
 
 
 def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:

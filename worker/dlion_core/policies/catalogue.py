@@ -16,26 +16,8 @@ from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
 from dlion_api.spec.sites import workers_of
 from dlion_core.policies import manifest_checks
-from dlion_core.policies.parameters import (
-    AdacompParameters,
-    AkoParameters,
-    AsyncParameters,
-    DgcParameters,
-    HierarchicalParameters,
-    NoParameters,
-    TopKParameters,
-    TwostepParameters,
-)
+from dlion_core.policies import parameters as declared
 from dlion_core.policies.plugins import PolicyPlugin
-from dlion_core.policies.weights.weight_parameters import (
-    AdpsgdParameters,
-    D2Parameters,
-    EventgradParameters,
-    FedatParameters,
-    GaiaParameters,
-    HopParameters,
-    LocalsgdParameters,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -51,8 +33,8 @@ class Policy:
 
     summary: str
     build: Callable[[Any, Any], Any] | str
-    """Callable (context, parameters) that returns a `PolicyMachine`; or `module:function`."""
-    parameters: type[Any] = NoParameters
+    """Callable (context, parameters) that returns a `PolicyMachine`; or `module:callable`."""
+    parameters: type[Any] = declared.NoParameters
     """Dataclass declared with `dlion_api.document.setting`."""
     must_arrive: bool = False
     """Whether no gradient message may be superseded by a newer one on a slow link."""
@@ -88,7 +70,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "adacomp": Policy(
         "The largest entries, each damped by its own staleness.",
         f"{_HERE}.gradient.adacomp:adacomp",
-        AdacompParameters,
+        declared.AdacompParameters,
         must_arrive=True,
         own_pace=True,
         check=manifest_checks.delayed,
@@ -96,13 +78,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
         f"{_HERE}.gradient.ako:ako",
-        AkoParameters,
+        declared.AkoParameters,
         must_arrive=True,
     ),
     "async": Policy(
         "Gradients applied as they come, compensated for their delay on demand.",
         f"{_HERE}.gradient.asynchronous:asynchronous",
-        AsyncParameters,
+        declared.AsyncParameters,
         must_arrive=True,
         own_pace=True,
         check=manifest_checks.delayed,
@@ -110,51 +92,51 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
         f"{_HERE}.gradient.dgc:dgc",
-        DgcParameters,
+        declared.DgcParameters,
         must_arrive=True,
         check=manifest_checks.single_momentum,
         lasting=("dgc_steps",),
     ),
     "adpsgd": Policy(
         "Means of pairs of weights, without any barrier.",
-        f"{_HERE}.weights.adpsgd:adpsgd",
-        AdpsgdParameters,
+        f"{_HERE}.weights.adpsgd:AdPsgd",
+        declared.AdpsgdParameters,
         topologies=("allToAll", "bipartite", "ring"),
         own_pace=True,
     ),
     "d2": Policy(
         "Gossip of weights, corrected for skewed data.",
-        f"{_HERE}.weights.d2:d2",
-        D2Parameters,
+        f"{_HERE}.weights.d2:D2",
+        declared.D2Parameters,
         topologies=("allToAll", "bipartite", "randomRegular", "ring"),
         own_pace=True,
     ),
     "eventgrad": Policy(
         "Variables of the weights once their norms have changed enough.",
-        f"{_HERE}.weights.eventgrad:eventgrad",
-        EventgradParameters,
+        f"{_HERE}.weights.eventgrad:EventGrad",
+        declared.EventgradParameters,
         own_pace=True,
         lasting=("eventgrad_trigger_",),
     ),
     "gaia": Policy(
         "Updates once they are significant.",
-        f"{_HERE}.weights.gaia:gaia",
-        GaiaParameters,
+        f"{_HERE}.weights.gaia:Gaia",
+        declared.GaiaParameters,
         own_pace=True,
         check=manifest_checks.no_adaptive_optimizer,
         lasting=("gaia_steps",),
     ),
     "hop": Policy(
         "Averages of weights within a bounded gap.",
-        f"{_HERE}.weights.hop:hop",
-        HopParameters,
+        f"{_HERE}.weights.hop:Hop",
+        declared.HopParameters,
         own_pace=True,
         check=manifest_checks.hop,
     ),
     "fedat": Policy(
         "Tiers of workers, each at its own pace, under one server.",
         f"{_HERE}.weights.fedat:fedat",
-        FedatParameters,
+        declared.FedatParameters,
         topologies=("allToAll",),
         own_pace=True,
         check=manifest_checks.fedat,
@@ -162,8 +144,8 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     ),
     "hierarchical": Policy(
         "Gradients inside sites, compressed or robust means between them.",
-        f"{_HERE}.hierarchical.hierarchical:hierarchical",
-        HierarchicalParameters,
+        f"{_HERE}.hierarchical.hierarchical:Hierarchical",
+        declared.HierarchicalParameters,
         must_arrive=True,
         topologies=("allToAll",),
         own_pace=True,
@@ -171,8 +153,8 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     ),
     "localsgd": Policy(
         "Local steps, then an average with outer momentum.",
-        f"{_HERE}.weights.localsgd:localsgd",
-        LocalsgdParameters,
+        f"{_HERE}.weights.localsgd:LocalSteps",
+        declared.LocalsgdParameters,
         own_pace=True,
         lasting=("velocity_D",),
     ),
@@ -189,13 +171,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "topk": Policy(
         "A share of the entries, the largest; what is not sent may wait.",
         f"{_HERE}.gradient.topk:topk",
-        TopKParameters,
+        declared.TopKParameters,
         must_arrive=True,
     ),
     "twostep": Policy(
         "Velocity gathered for each link until it passes the link's threshold.",
-        f"{_HERE}.gradient.twostep:twostep",
-        TwostepParameters,
+        f"{_HERE}.gradient.twostep:TwoStep",
+        declared.TwostepParameters,
         must_arrive=True,
         own_pace=True,
         check=manifest_checks.twostep,

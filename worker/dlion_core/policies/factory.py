@@ -10,18 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
-from dlion_core.policies.aggregation import Weighting
 from dlion_core.policies.catalogue import find, parameters_of, plugin_of
 from dlion_core.policies.gradient.gradient_exchange import GradientMachine
-from dlion_core.policies.interface import Layout, ReplicaView
+from dlion_core.policies.interface import ReplicaView
 from dlion_core.policies.iteration_guard import IterationGuard
-from dlion_core.policies.knowledge_transfer import DirectKnowledgeTransfer, TransferRule
 from dlion_core.policies.partitions.partition_merge import PartitionMerge
 from dlion_core.policies.partitions.version_vector import VERSION_VECTOR_STATE
 from dlion_core.policies.plugin_guards import build_guarded, guard_selector
-from dlion_core.policies.synchronization import Synchronizer, sync_rule
 from dlion_core.topology.topology import CLUSTERED, graph_of
 
 if TYPE_CHECKING:
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_api.spec import Job, Spec
     from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import PolicyMachine
+    from dlion_core.policies.interface import Layout, PolicyMachine
 
 
 MERGE_ITERATIONS = 10
@@ -97,17 +93,6 @@ class PolicyContext:
             seed=(self.spec.trainer.seed << 32) + self.rank,
         )
 
-    def synchronizer(self, mode: str | None = None) -> Synchronizer:
-        """Return the synchronizer of the manifest's mode, or of `mode`."""
-        synchronization = self.spec.synchronization
-        return Synchronizer(
-            sync_rule(
-                mode or synchronization.mode,
-                max_staleness=synchronization.max_staleness,
-                backup_workers=synchronization.backup_workers,
-            )
-        )
-
 
 def build(
     job_spec: Spec,
@@ -121,11 +106,8 @@ def build(
 ) -> IterationGuard:
     """Return the machine of worker `rank`.
 
-    `ranks`: every worker that may ever take part. With `grows`, others may join.
-
-    Raises:
-        SpecError: unknown policy or invalid parameters.
-        ProgramError: the code of an installed policy failed.
+    `ranks`: every worker that may ever take part. With `grows`, others may join. Raises the errors
+    of `parameters_of`.
     """
     context = PolicyContext(
         job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows
@@ -151,57 +133,18 @@ def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> IterationGuard:
 def gradient_machine(context: PolicyContext, selector: GradientSelector) -> PolicyMachine:
     """Return a machine that exchanges the gradient parts that `selector` selects.
 
-    If the selector does not combine gradients, the machine never waits and takes over no weights,
-    whatever the other sections contain. If all workers exchange with all, it merges partitions.
+    If all workers exchange with all and gradients are combined, it merges partitions.
     """
     selector = guard_selector(plugin_of(context.spec.exchange.policy), selector)
-    machine = _worker_machine(context, selector)
+    machine = GradientMachine(context, selector)
     others = frozenset(context.ranks) - {context.rank}
     if not selector.combines or context.replica is None or context.neighbours != others:
         return machine
     return PartitionMerge(
         machine,
+        context,
         context.replica,
-        rank=context.rank,
-        ranks=range(_max_ranks(context.spec)) if context.grows else frozenset(context.ranks),
-        size=context.layout.size,
-        coding=context.coding,
         min_samples=MERGE_ITERATIONS * context.spec.batching.global_batch_size.initial,
-        slack=context.synchronizer().rule.slack,
+        slack=machine.synchronizer.rule.slack,
         on_merging=machine.set_merging,
-    )
-
-
-def _max_ranks(spec: Spec) -> int:
-    """Upper limit of ranks of a job with groups that may grow (`dlion_api.spec.ranks`)."""
-    return MAX_WORKERS_PER_GROUP * sum(len(site.groups) for site in spec.sites)
-
-
-def _worker_machine(context: PolicyContext, selector: GradientSelector) -> GradientMachine:
-    knowledge = context.spec.knowledge_transfer
-    alone = not selector.combines
-    synchronizer = context.synchronizer("asynchronous" if alone else None)
-    return GradientMachine(
-        rank=context.rank,
-        ranks=(context.rank, *context.neighbours),
-        grows=context.grows,
-        size=context.layout.size,
-        max_samples=context.max_samples,
-        exchanges_with_all=context.exchanges_with_all,
-        selector=selector,
-        weighting=Weighting(context.spec.exchange.weighting),
-        synchronizer=synchronizer,
-        transfer=DirectKnowledgeTransfer(
-            TransferRule(
-                policy="none" if alone else knowledge.policy,
-                every_steps=knowledge.every_steps,
-                fraction=knowledge.lambda_,
-                loss_window=knowledge.loss_window,
-            ),
-            rank=context.rank,
-            size=context.layout.size,
-            replica=context.replica,
-            in_lock_step=synchronizer.rule.barrier,
-            coding=context.coding,
-        ),
     )

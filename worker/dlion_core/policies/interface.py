@@ -1,9 +1,5 @@
 """The interface between a policy and its driver: events in, instructions out.
 
-A policy is a state machine without I/O. The trainer and the simulator drive it: they pass one event
-at a time and execute the returned instructions in order. A policy does not use TensorFlow, gRPC, a
-clock or a thread.
-
 Shape suffixes: D the flat gradient (all variables, in the layout's order), K kept entries, L
 variables.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dlion_api.names import Rank
-    from dlion_core.policies.interface import Event, Instruction, Message, PolicyMachine, Value
+    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, Value
 
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
@@ -55,18 +55,17 @@ class IterationGuard:
         """Handle one event. The machine never receives an implausible iteration."""
         match event:
             case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
-                most = self._most(sender)
+                most = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
                 if message.iteration > most:
-                    return [RejectMessage(sender, _beyond(message, most))]
+                    kind, iteration = message.kind.name, message.iteration
+                    reason = f"{kind} of iteration {iteration}; allowed: up to {most}"
+                    return [RejectMessage(sender, reason)]
                 self._furthest = max(self._furthest, message.iteration)
             case MemberJoined(rank=rank, iteration=iteration):
                 self._greeted[rank] = iteration
             case LocalStepDone(iteration=iteration) | IterationReplayed(iteration=iteration):
                 self._furthest = max(self._furthest, iteration)
         return self.machine.handle(event)
-
-    def _most(self, sender: Rank) -> int:
-        return max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
 
     def waiting_for(self) -> frozenset[Rank]:
         return self.machine.waiting_for()
@@ -104,7 +103,3 @@ class IterationGuard:
     def _named(self, beginnings: tuple[str, ...]) -> dict[str, Value]:
         state = self.machine.state()
         return {name: value for name, value in state.items() if name.startswith(beginnings)}
-
-
-def _beyond(message: Message, most: int) -> str:
-    return f"{message.kind.name} of iteration {message.iteration}; allowed: up to {most}"

@@ -26,26 +26,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
-from dlion_core.codecs import (
-    AnyCoding,
-    ValueCodec,
-    decode_loss,
-    decode_weights,
-    encode_loss,
-    encode_weights,
-)
+from dlion_core.codecs import decode_loss, decode_weights, encode_loss, encode_weights
 from dlion_core.policies.interface import (
     AverageWeights,
-    Instruction,
     Message,
     MessageKind,
     SendMessage,
@@ -53,37 +42,17 @@ from dlion_core.policies.interface import (
 )
 
 if TYPE_CHECKING:
-    from dlion_core.policies.interface import Flat, ReplicaView
+    from collections.abc import Mapping
+
+    from dlion_api.names import Rank
+    from dlion_api.spec import KnowledgeTransfer
+    from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Flat, Instruction, Value
+    from dlion_core.policies.synchronization import Synchronizer
 
 SETTLING_STEPS = 30
 """Steps after a partition merge before weights are compared again. Differences that diverging
 moments cause have decayed by then (0.9 to the 30th: 4 %)."""
-
-TransferState = Mapping[str, NDArray[np.generic] | int | float | str]
-
-
-@dataclass(frozen=True)
-class TransferRule:
-    """Parameters of the manifest's `knowledgeTransfer`."""
-
-    policy: str = "none"
-    every_steps: int = 100
-    fraction: float = 0.75
-    """lambda, the share of the best worker's weights in the merge."""
-    loss_window: int = 20
-
-    def __post_init__(self) -> None:
-        if self.policy not in ("none", "best2all", "best2worst"):
-            msg = f"knowledgeTransfer.policy {self.policy!r}; allowed: none, best2all, best2worst"
-            raise ValueError(msg)
-
-
-@dataclass(frozen=True)
-class PeerProgress:
-    """Members that are waited for, and the last iteration each has finished."""
-
-    ranks: Iterable[Rank]
-    finished: Callable[[Rank], int]
 
 
 @dataclass(frozen=True)
@@ -100,23 +69,13 @@ class DirectKnowledgeTransfer:
     """One worker's part in direct knowledge transfer."""
 
     def __init__(
-        self,
-        rule: TransferRule,
-        *,
-        rank: Rank,
-        size: int,
-        replica: ReplicaView | None = None,
-        in_lock_step: bool = False,
-        coding: AnyCoding = ValueCodec.FLOAT32,
+        self, context: PolicyContext, rule: KnowledgeTransfer, *, in_lock_step: bool
     ) -> None:
-        """`replica`: the weights to compare. None: the current ones are used when merging.
-        `coding`: the encoding of weights, the same at all workers."""
+        """Without a replica in `context`, the current weights are used when merging."""
         self._rule = rule
-        self._replica = replica
-        self._coding = coding
+        self._replica, self._coding = context.replica, context.coding
         self._in_lock_step = in_lock_step
-        self._rank = rank
-        self._size = size
+        self._rank, self._size = context.rank, context.layout.size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
@@ -133,7 +92,7 @@ class DirectKnowledgeTransfer:
     def enabled(self) -> bool:
         return self._rule.policy != "none"
 
-    def step_done(self, iteration: int, loss: float, peers: PeerProgress) -> list[Instruction]:
+    def step_done(self, iteration: int, loss: float, peers: Synchronizer) -> list[Instruction]:
         """Record a local loss; at the end of a period, share its mean and maybe send a request."""
         if not self.enabled:
             return []
@@ -143,9 +102,8 @@ class DirectKnowledgeTransfer:
         self._recent.append(loss)
         if iteration % self._rule.every_steps:
             return self.decide(peers)
-        instructions: list[Instruction] = self._decide_with(
-            self._known(peers)
-        )  # the previous period ends now
+        # the previous period ends now
+        instructions = self._decide_now(peers)
         period = iteration // self._rule.every_steps
         mean = math.fsum(self._recent) / len(self._recent)
         self._latest[self._rank] = (period, mean)
@@ -156,36 +114,35 @@ class DirectKnowledgeTransfer:
         if self._in_lock_step:
             self._keep(period)
         message = Message(MessageKind.LOSS, iteration, payload=encode_loss(mean))
-        instructions += [SendMessage(peer, message) for peer in peers.ranks]
+        instructions += [SendMessage(peer, message) for peer in peers.in_step()]
         return instructions + self.decide(peers)
 
-    def decide(self, peers: PeerProgress) -> list[Instruction]:
-        """Choose the best worker once all expected losses have arrived; call it whenever one may
-        have."""
+    def decide(self, peers: Synchronizer) -> list[Instruction]:
+        """Choose the best worker once all expected losses have arrived."""
         period = self._open
         if period is None:
             return []
         end = period * self._rule.every_steps
-        for rank in peers.ranks:
+        for rank in peers.in_step():
             has_loss = rank in self._latest and self._latest[rank][0] >= period
             if not has_loss and peers.finished(rank) <= end:
                 return []
         if not self._in_lock_step:
             self._keep(period)
-        return self._decide_with(self._known(peers))
+        return self._decide_now(peers)
 
-    def _known(self, peers: PeerProgress) -> dict[Rank, float]:
-        """Losses of the open period or later by member, with this worker's own."""
-        counted = {*peers.ranks, self._rank}
-        return {
-            rank: loss
-            for rank, (period, loss) in self._latest.items()
-            if rank in counted and self._open is not None and period >= self._open
-        }
-
-    def _decide_with(self, loss_by_rank: Mapping[Rank, float]) -> list[Instruction]:
+    def _decide_now(self, peers: Synchronizer) -> list[Instruction]:
+        """Choose by the known losses of the open period or a later one, this worker's included."""
         period, self._open = self._open, None
-        if period is None or len(loss_by_rank) < 2:
+        if period is None:
+            return []
+        counted = {*peers.in_step(), self._rank}
+        loss_by_rank = {
+            rank: loss
+            for rank, (at, loss) in self._latest.items()
+            if rank in counted and at >= period
+        }
+        if len(loss_by_rank) < 2:
             return []
         if self._asked is not None and self._asked.period < period - 1:
             self._asked = None
@@ -228,11 +185,7 @@ class DirectKnowledgeTransfer:
         self._suspended = settling_steps > 0
 
     def loss_arrived(self, sender: Rank, message: Message) -> None:
-        """Record a member's loss of a period.
-
-        Raises:
-            ContractError: the loss is not finite, or not of the end of a period.
-        """
+        """Record a member's loss of a period. Raises ContractError if it is invalid."""
         if not self.enabled:
             return
         period = self._period_of(message)
@@ -261,11 +214,7 @@ class DirectKnowledgeTransfer:
         return [SendWeights(sender, message.iteration, then_D)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Return the merge; nothing if the answer is too late.
-
-        Raises:
-            ContractError: no request to that peer, or its weights do not fit.
-        """
+        """Return the merge; nothing if it is too late. Raises ContractError if it is invalid."""
         if sender not in self._ever_asked:
             raise ContractError("weights that were not requested")
         period = self._period_of(message)
@@ -277,7 +226,7 @@ class DirectKnowledgeTransfer:
         since_D = asked.since_D
         if since_D is not None:  # same rounding, so that equal weights stay equal
             since_D = decode_weights(encode_weights(since_D, self._coding), self._size)
-        return [AverageWeights(weights_D, self._rule.fraction, sender, since_D)]
+        return [AverageWeights(weights_D, self._rule.lambda_, sender, since_D)]
 
     def left(self, rank: Rank) -> None:
         """A member has left: do not expect its answers."""
@@ -297,16 +246,14 @@ class DirectKnowledgeTransfer:
             raise ContractError(msg)
         return period
 
-    def state(self) -> dict[str, NDArray[np.generic] | int | float]:
-        state: dict[str, NDArray[np.generic] | int | float] = {
-            "recent_losses": np.array(self._recent, np.float64)
-        }
+    def state(self) -> dict[str, Value]:
+        state: dict[str, Value] = {"recent_losses": np.array(self._recent, np.float64)}
         if self._rank in self._latest:
             period, loss = self._latest[self._rank]
             state |= {"loss_period": period, "loss_mean": loss}
         return state
 
-    def restore(self, state: TransferState) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         self._recent.clear()
         self._recent.extend(np.asarray(state["recent_losses"], np.float64).tolist())
         if "loss_period" in state:

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
         AdacompParameters,
         AsyncParameters,
         DgcParameters,
-        TwostepParameters,
-    )
-    from dlion_core.policies.weights.weight_parameters import (
         FedatParameters,
         GaiaParameters,
         HopParameters,
+        TwostepParameters,
     )
 
-_PARAMETERS = "spec.exchange.parameters"
+
+def _problem(
+    parameter: str, message: str, value: object, allowed: str, advice: str = ""
+) -> Problem:
+    path = f"spec.exchange.parameters.{parameter}"
+    return Problem(path=path, message=message, value=str(value), allowed=allowed, advice=advice)
 
 
 def server(
@@ -37,14 +40,8 @@ def server(
 ) -> list[Problem]:
     if parameters.server is None or parameters.server in ranks:
         return []
-    return [
-        Problem(
-            path=f"{_PARAMETERS}.server",
-            message="no worker of this job has that rank",
-            value=str(parameters.server),
-            allowed=f"{min(ranks)} to {max(ranks)}",
-        )
-    ]
+    message, allowed = "no worker of this job has that rank", f"{min(ranks)} to {max(ranks)}"
+    return [_problem("server", message, parameters.server, allowed)]
 
 
 def delayed(
@@ -84,14 +81,9 @@ def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> li
     """Check that the server exists, and that tiers are given for each worker or for none."""
     problems = server(spec, parameters, ranks)
     if parameters.tiers and len(parameters.tiers) != len(ranks):
-        problems.append(
-            Problem(
-                path=f"{_PARAMETERS}.tiers",
-                message="one tier for each worker of the job, in rank order, or none",
-                value=f"{len(parameters.tiers)} tiers",
-                allowed=f"{len(ranks)} tiers",
-            )
-        )
+        message = "one tier for each worker of the job, in rank order, or none"
+        value, allowed = f"{len(parameters.tiers)} tiers", f"{len(ranks)} tiers"
+        problems.append(_problem("tiers", message, value, allowed))
     return problems
 
 
@@ -103,15 +95,11 @@ def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[P
     given, fewest = parameters.backup_workers, min_neighbours(spec.exchange, len(ranks))
     if given <= 1 or given < fewest:
         return []
-    return [
-        Problem(
-            path=f"{_PARAMETERS}.backupWorkers",
-            message=f"on topology {spec.exchange.topology} a worker has as few as {fewest} "
-            f"neighbours of {len(ranks)} workers, and would wait for none of them",
-            value=str(given),
-            allowed=f"0 to {max(1, fewest - 1)}",
-        )
-    ]
+    message = (
+        f"on topology {spec.exchange.topology} a worker has as few as {fewest} "
+        f"neighbours of {len(ranks)} workers, and would wait for none of them"
+    )
+    return [_problem("backupWorkers", message, given, f"0 to {max(1, fewest - 1)}")]
 
 
 def single_momentum(
@@ -125,13 +113,13 @@ def single_momentum(
         return []
     theirs = optimizer.momentum if optimizer.name == "sgd" else optimizer.beta1
     return [
-        Problem(
-            path=f"{_PARAMETERS}.momentum",
-            message=f"policy {spec.exchange.policy} applies momentum itself, and the optimizer"
-            " would once more",
-            value=f"{momentum}, with optimizer {optimizer.name}, momentum {theirs}",
-            allowed="momentum above 0 in one place only",
-            advice="Set spec.trainer.optimizer to sgd with momentum: 0.",
+        _problem(
+            "momentum",
+            f"policy {spec.exchange.policy} applies momentum itself, and the optimizer would once"
+            " more",
+            f"{momentum}, with optimizer {optimizer.name}, momentum {theirs}",
+            "momentum above 0 in one place only",
+            "Set spec.trainer.optimizer to sgd with momentum: 0.",
         )
     ]
 
@@ -142,13 +130,10 @@ def twostep(spec: Spec, parameters: TwostepParameters, ranks: Collection[int]) -
         spec, parameters, ranks
     )
     if parameters.combine_every_steps and spec.exchange.topology != "allToAll":
-        problems.append(
-            Problem(
-                path=f"{_PARAMETERS}.combineEverySteps",
-                message="models of sites are combined by their samples, which a worker knows only"
-                f" where it hears all others; on topology {spec.exchange.topology} it does not",
-                value=str(parameters.combine_every_steps),
-                allowed="0, or exchange.topology: allToAll",
-            )
+        message = (
+            "models of sites are combined by their samples, which a worker knows only where it"
+            f" hears all others; on topology {spec.exchange.topology} it does not"
         )
+        value, allowed = parameters.combine_every_steps, "0, or exchange.topology: allToAll"
+        problems.append(_problem("combineEverySteps", message, value, allowed))
     return problems

@@ -7,9 +7,19 @@ parameters are not listed here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from dlion_api.document import setting
+from dlion_api.document import Limits, setting
+
+Count = Annotated[int, Limits(minimum=0, maximum=10**6)]
+"""Number of iterations, parts or a rank, that may be 0."""
+PositiveCount = Annotated[int, Limits(minimum=1, maximum=10**6)]
+WorkerCount = Annotated[int, Limits(minimum=0, maximum=10**4)]
+PositiveWorkerCount = Annotated[int, Limits(minimum=1, maximum=10**4)]
+Share = Annotated[float, Limits(above=0, maximum=1)]
+Momentum = Annotated[float, Limits(minimum=0, below=1)]
+Factor = Annotated[float, Limits(minimum=0, maximum=1000)]
+Magnitude = Annotated[float, Limits(minimum=0, maximum=10**9)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +31,13 @@ class NoParameters:
 class AkoParameters:
     """Parameters of `ako`."""
 
-    partitions: int = setting(
+    partitions: Count = setting(
         "number of parts of a gradient (p); 0: the smallest number with parts that fit the"
         " narrowest link's budget.",
         default=0,
-        minimum=0,
-        maximum=10**6,
     )
-    most_partitions: int = setting(
-        "maximum of p if budgets determine it (ours).",
-        default=100,
-        minimum=1,
-        maximum=10**6,
+    most_partitions: PositiveCount = setting(
+        "maximum of p if budgets determine it (ours).", default=100
     )
 
 
@@ -40,23 +45,14 @@ class AkoParameters:
 class AdacompParameters:
     """Parameters of `adacomp`."""
 
-    share: float = setting(
-        "share of each variable's entries that is sent, at least one.",
-        default=0.01,
-        above=0,
-        maximum=1,
+    share: Share = setting(
+        "share of each variable's entries that is sent, at least one.", default=0.01
     )
-    bound: int = setting(
-        "iterations that a worker may be ahead of its slowest partner (ours).",
-        default=16,
-        minimum=0,
-        maximum=10**6,
+    bound: Count = setting(
+        "iterations that a worker may be ahead of its slowest partner (ours).", default=16
     )
-    server: int | None = setting(
-        "rank of the worker in the parameter server's role; by default, peer to peer.",
-        default=None,
-        minimum=0,
-        maximum=10**6,
+    server: Count | None = setting(
+        "rank of the worker in the parameter server's role; by default, peer to peer.", default=None
     )
     step: Literal["whole", "share"] = setting(
         "each gradient is a full step as published (whole), or is weighted by the manifest's"
@@ -69,23 +65,14 @@ class AdacompParameters:
 class AsyncParameters:
     """Parameters of `async`."""
 
-    compensation: float = setting(
-        "lambda of the delay compensation; 0: none (0.04 in its paper, as recalled).",
-        default=0.0,
-        minimum=0,
-        maximum=1000,
+    compensation: Factor = setting(
+        "lambda of the delay compensation; 0: none (0.04 in its paper, as recalled).", default=0.0
     )
-    bound: int = setting(
-        "iterations that a worker may be ahead of its slowest partner (ours).",
-        default=16,
-        minimum=0,
-        maximum=10**6,
+    bound: Count = setting(
+        "iterations that a worker may be ahead of its slowest partner (ours).", default=16
     )
-    server: int | None = setting(
-        "rank of the worker in the parameter server's role; by default, peer to peer.",
-        default=None,
-        minimum=0,
-        maximum=10**6,
+    server: Count | None = setting(
+        "rank of the worker in the parameter server's role; by default, peer to peer.", default=None
     )
     step: Literal["whole", "share"] = setting(
         "each gradient is a full step (whole), or is weighted by the manifest's weighting (share).",
@@ -97,34 +84,23 @@ class AsyncParameters:
 class HierarchicalParameters:
     """Parameters of `hierarchical`."""
 
-    inside_share: float = setting(
+    inside_share: Share = setting(
         "share of a gradient's entries, the largest, sent inside a site (default ours).",
         default=1.0,
-        above=0,
-        maximum=1,
     )
-    between_share: float = setting(
-        "share of the entries of a site's mean sent between sites (default ours).",
-        default=0.1,
-        above=0,
-        maximum=1,
+    between_share: Share = setting(
+        "share of the entries of a site's mean sent between sites (default ours).", default=0.1
     )
     combine: Literal["mean", "median", "trimmed"] = setting(
         "the sites' means are combined by their sample-weighted mean, or by a robust one with"
         " equal weights of sites (default ours).",
         default="mean",
     )
-    trim: int = setting(
-        "sites left out at either end of a trimmed mean, per entry (default ours).",
-        default=1,
-        minimum=0,
-        maximum=10000,
+    trim: WorkerCount = setting(
+        "sites left out at either end of a trimmed mean, per entry (default ours).", default=1
     )
-    group_size: int = setting(
-        "maximum workers of a site that exchange directly; 0: all of it (default ours).",
-        default=0,
-        minimum=0,
-        maximum=10000,
+    group_size: WorkerCount = setting(
+        "maximum workers of a site that exchange directly; 0: all of it (default ours).", default=0
     )
 
 
@@ -132,11 +108,8 @@ class HierarchicalParameters:
 class DgcParameters:
     """Parameters of `dgc`."""
 
-    share: float = setting(
-        "share of each variable's entries sent after the warm-up, at least one.",
-        default=0.001,
-        above=0,
-        maximum=1,
+    share: Share = setting(
+        "share of each variable's entries sent after the warm-up, at least one.", default=0.001
     )
     warmup_stages: int = setting(
         "stages of the warm-up, in which the share decreases; 0: no warm-up.",
@@ -144,25 +117,17 @@ class DgcParameters:
         minimum=0,
         maximum=100,
     )
-    warmup_every_steps: int = setting(
-        "iterations of each stage (ours; an epoch as published).",
-        default=50,
-        minimum=1,
-        maximum=10**6,
+    warmup_every_steps: PositiveCount = setting(
+        "iterations of each stage (ours; an epoch as published).", default=50
     )
-    momentum: float = setting(
-        "momentum of the velocity; the optimizer must have none (as recalled).",
-        default=0.9,
-        minimum=0,
-        below=1,
+    momentum: Momentum = setting(
+        "momentum of the velocity; the optimizer must have none (as recalled).", default=0.9
     )
     masking: bool = setting("whether the velocity of sent entries is reset to 0.", default=True)
-    clip_norm: float = setting(
+    clip_norm: Magnitude = setting(
         "norm to which gradients are clipped, divided by the root of the number of workers"
         " (default ours); 0: no clipping.",
         default=0.0,
-        minimum=0,
-        maximum=10**9,
     )
 
 
@@ -170,36 +135,23 @@ class DgcParameters:
 class TwostepParameters:
     """Parameters of `twostep`."""
 
-    threshold: float = setting(
+    threshold: Magnitude = setting(
         "minimum magnitude of a released entry; 0: only the links determine it (default ours).",
         default=0.0,
-        minimum=0,
-        maximum=10**9,
     )
-    ratio: float = setting(
+    ratio: Share = setting(
         "maximum time of a release (latency + bytes / bandwidth), relative to the time"
         " computed since the last one (default ours).",
         default=1.0,
-        above=0,
-        maximum=1,
     )
-    momentum: float = setting(
-        "momentum of the velocity; the optimizer must have none (default ours).",
-        default=0.9,
-        minimum=0,
-        below=1,
+    momentum: Momentum = setting(
+        "momentum of the velocity; the optimizer must have none (default ours).", default=0.9
     )
-    combine_every_steps: int = setting(
-        "iterations between two combinations of the sites' models; 0: none (ours).",
-        default=0,
-        minimum=0,
-        maximum=10**6,
+    combine_every_steps: Count = setting(
+        "iterations between two combinations of the sites' models; 0: none (ours).", default=0
     )
-    bound: int = setting(
-        "iterations that a worker may be ahead of its slowest partner (ours).",
-        default=16,
-        minimum=0,
-        maximum=10**6,
+    bound: Count = setting(
+        "iterations that a worker may be ahead of its slowest partner (ours).", default=16
     )
 
 
@@ -219,3 +171,162 @@ class TopKParameters:
         " per link (perLink).",
         default="shared",
     )
+
+
+# ---- policies that exchange weights or updates ---------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdpsgdParameters:
+    """Parameters of `adpsgd`."""
+
+    graph: Literal["complete", "ring"] = setting(
+        "whether workers at even positions (by rank) pair with all at odd ones, or with ring"
+        " neighbours (default ours).",
+        default="complete",
+    )
+    overlap: bool = setting(
+        "whether an active worker continues to compute while it waits for weights (default ours).",
+        default=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class D2Parameters:
+    """Parameters of `d2`."""
+
+    mixing: Literal["complete", "ring"] = setting(
+        "W gives each worker 1/n, or only itself and its ring neighbours (default ours).",
+        default="complete",
+    )
+    self_weight: float = setting(
+        "weight of a worker in its own row of W, on a ring (default ours).",
+        default=0.5,
+        above=1 / 3,
+        maximum=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventgradParameters:
+    """Parameters of `eventgrad`."""
+
+    graph: Literal["complete", "ring"] = setting(
+        "neighbours of a worker: all members, or its ring neighbours by rank.", default="ring"
+    )
+    horizon: Factor = setting(
+        "factor of the threshold per iteration without sending; the threshold starts as the"
+        " norm's recent change per iteration; 0: send always.",
+        default=1.0,
+    )
+    threshold: Magnitude | None = setting(
+        "fixed threshold of every variable, instead of the adaptive one.", default=None
+    )
+    warmup_steps: Count = setting("steps before which everything is sent.", default=30)
+    most_silent_steps: Count = setting(
+        "maximum steps without sending a variable; 0: no limit (ours).", default=50
+    )
+    bound: Count = setting(
+        "iterations that a worker may be ahead of the slowest; 0: lock step (default ours).",
+        default=5,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaiaParameters:
+    """Parameters of `gaia`."""
+
+    threshold: Factor = setting(
+        "S: an update is significant above this share of the weight (as recalled).", default=0.01
+    )
+    decay: Literal["lr", "inv_sqrt", "none"] = setting(
+        "the threshold follows the learning rate (lr), is divided by the root of the steps"
+        " (inv_sqrt), or is constant (none).",
+        default="lr",
+    )
+    clock_bound: Count = setting(
+        "iterations that a worker may be ahead of the slowest (default ours).",
+        default=5,
+        unit="iterations",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedatParameters:
+    """Parameters of `fedat`."""
+
+    server: Count = setting("rank of the worker in the server's role.", default=0)
+    tiers: tuple[PositiveWorkerCount, ...] = setting(
+        "tier of each worker by rank, 1 is the fastest; by default, by the order of their answers.",
+        default=(),
+        max_items=10000,
+    )
+    tier_count: PositiveWorkerCount = setting(
+        "M, the number of tiers if the order of answers defines them (default ours).", default=3
+    )
+    profile_rounds: int = setting(
+        "number of first rounds, of all workers, that define the order of answers (default ours).",
+        default=2,
+        minimum=1,
+        maximum=1000,
+    )
+    local_steps: PositiveCount = setting(
+        "iterations between two answers of a worker (default ours).", default=10
+    )
+    proximal: Factor = setting(
+        "lambda, weight of the proximal term towards the global weights (as recalled).",
+        default=0.4,
+    )
+    decimals: int = setting(
+        "decimals of weights sent as polylines (as recalled).", default=4, minimum=0, maximum=9
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopParameters:
+    """Parameters of `hop`."""
+
+    backup_workers: WorkerCount = setting(
+        "b: members that may be missing from an average (as recalled).", default=1
+    )
+    staleness: int = setting(
+        "s: maximum age of averaged weights in iterations (as recalled).",
+        default=5,
+        minimum=0,
+        maximum=100,
+        unit="iterations",
+    )
+    max_gap: int = setting(
+        "finished steps that a worker may be ahead of a member (default ours).",
+        default=8,
+        minimum=1,
+        maximum=1000,
+        unit="iterations",
+    )
+    skip_behind: int = setting(
+        "steps behind every member at which a worker skips iterations; 0: never (default ours).",
+        default=4,
+        minimum=0,
+        maximum=1000,
+        unit="iterations",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalsgdParameters:
+    """Parameters of `localsgd`."""
+
+    local_steps: PositiveCount = setting(
+        "H, iterations between two averages (default ours).", default=10
+    )
+    outer_learning_rate: float = setting(
+        "learning rate of the outer step; 1 without momentum: the plain mean (DiLoCo's, as"
+        " recalled).",
+        default=0.7,
+        above=0,
+        maximum=10,
+    )
+    outer_momentum: Momentum = setting(
+        "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
+    )
+    nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dlion_core.codecs import NotFiniteError
@@ -13,15 +12,12 @@ from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 from dlion_core.policies.interface import Instruction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dlion_api.names import Rank
     from dlion_core.policies.gradient.gradient_selectors import GradientSelector
     from dlion_core.policies.interface import Event, Flat, PolicyMachine, Value
     from dlion_core.policies.plugins import PolicyPlugin
-
-Build = Callable[[Any, Any], Any]
-"""Callable (context, parameters) that returns a machine."""
 
 _MACHINE: Final = ("handle", "waiting_for", "next_iteration", "state", "restore")
 _PASSING: Final = (NotFiniteError,)
@@ -29,13 +25,10 @@ _PASSING: Final = (NotFiniteError,)
 
 
 def build_guarded(
-    origin: PolicyPlugin, builder: Callable[[], Build], *about: Any
+    origin: PolicyPlugin, builder: Callable[[], Callable[[Any, Any], Any]], *about: Any
 ) -> GuardedMachine:
     """Return a plugin's machine for a worker. `builder` returns the function that builds it.
-
-    Raises:
-        ProgramError: its code failed or returned no machine.
-    """
+    Raises ProgramError if its code failed or returned no machine."""
     with origin.code("loading"):
         build = builder()
     with origin.code("making a worker's machine", at=build):

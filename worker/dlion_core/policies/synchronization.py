@@ -1,6 +1,6 @@
 """Which peers a worker waits for before its next local step.
 
-Called by `gradient_exchange`, `delayed_gradients` and `peer_machine`. One rule covers all four
+Called by `peer_machine`. One rule covers all four
 modes: a peer *lags* if its last finished iteration is below own - slack. The worker waits while
 more than `spare` peers lag.
 
@@ -18,13 +18,11 @@ within one of the bound. So a restarted worker can compile and catch up without 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dlion_api.names import Rank
+    from dlion_api.spec import Synchronization
 
 
 @dataclass(frozen=True)
@@ -32,57 +30,19 @@ class SyncRule:
     """Parameters of a mode. `slack` None: no peer ever lags."""
 
     slack: int | None
-    spare: int
-    barrier: bool
+    spare: int = 0
+    barrier: bool = False
     """Whether an update waits for the peers, or is made when the local step ends."""
 
 
-def sync_rule(mode: str, *, max_staleness: int, backup_workers: int) -> SyncRule:
-    """Return the rule of a mode of the manifest's `synchronization`.
-
-    Raises:
-        ValueError: unknown mode.
-    """
-    match mode:
-        case "synchronous":
-            return SyncRule(slack=0, spare=0, barrier=True)
-        case "backup":
-            return SyncRule(slack=0, spare=backup_workers, barrier=True)
-        case "bounded":
-            return SyncRule(slack=max_staleness, spare=0, barrier=False)
-        case "asynchronous":
-            return SyncRule(slack=None, spare=0, barrier=False)
-    msg = f"synchronization.mode {mode!r}; allowed: synchronous, bounded, backup, asynchronous"
-    raise ValueError(msg)
-
-
-class SyncPhase(StrEnum):
-    """Phase of a worker between two local steps."""
-
-    STEPPING = "Stepping"  # the next local step may start or is running
-    HELD = "Held"  # the last local step is done; waiting for peers
-
-
-class SyncSignal(StrEnum):
-    """Event that may change the phase."""
-
-    STEP_DONE = "StepDone"
-    HEARD = "Heard"
-    JOINED = "Joined"
-    LEFT = "Left"
-
-
-TRANSITIONS: Final[Mapping[tuple[SyncPhase, SyncSignal], tuple[SyncPhase, SyncPhase]]] = {
-    # from, signal: to (if enough peers keep up), to (if too many lag)
-    (SyncPhase.STEPPING, SyncSignal.STEP_DONE): (SyncPhase.STEPPING, SyncPhase.HELD),
-    (SyncPhase.STEPPING, SyncSignal.HEARD): (SyncPhase.STEPPING, SyncPhase.STEPPING),
-    (SyncPhase.STEPPING, SyncSignal.JOINED): (SyncPhase.STEPPING, SyncPhase.STEPPING),
-    (SyncPhase.STEPPING, SyncSignal.LEFT): (SyncPhase.STEPPING, SyncPhase.STEPPING),
-    (SyncPhase.HELD, SyncSignal.HEARD): (SyncPhase.STEPPING, SyncPhase.HELD),
-    (SyncPhase.HELD, SyncSignal.JOINED): (SyncPhase.STEPPING, SyncPhase.HELD),
-    (SyncPhase.HELD, SyncSignal.LEFT): (SyncPhase.STEPPING, SyncPhase.HELD),
-}
-"""A started step stays allowed when peers join or leave. A step must not end while held."""
+def sync_rule(settings: Synchronization) -> SyncRule:
+    """Return the rule of the manifest's `synchronization`."""
+    return {
+        "synchronous": SyncRule(slack=0, barrier=True),
+        "backup": SyncRule(slack=0, spare=settings.backup_workers, barrier=True),
+        "bounded": SyncRule(slack=settings.max_staleness),
+        "asynchronous": SyncRule(slack=None),
+    }[settings.mode]
 
 
 @dataclass
@@ -98,19 +58,16 @@ class Synchronizer:
         self.rule = sync_rule
         self.own = iteration
         """The last local step done."""
-        self.phase = SyncPhase.STEPPING
-        self._stepped = False
+        self.stepped = False
+        """Whether a local step was done since this worker started."""
+        self._is_held = False
+        """Whether the next local step waits for peers."""
         self._peers: dict[Rank, _SyncPeer] = {}
 
     @property
     def active(self) -> list[Rank]:
         """Members except this worker, in rank order."""
         return sorted(self._peers)
-
-    @property
-    def stepped(self) -> bool:
-        """Whether a local step was done since this worker started."""
-        return self._stepped
 
     def finished(self, rank: Rank) -> int:
         """Return the last iteration that the member is known to have finished."""
@@ -122,14 +79,11 @@ class Synchronizer:
 
     def waiting_for(self) -> frozenset[Rank]:
         """Return the lagging peers if they block this worker."""
-        return self._lagging() if self.phase is SyncPhase.HELD else frozenset()
+        return self._lagging() if self._is_held else frozenset()
 
     def next_iteration(self) -> int:
-        """Return the next iteration.
-
-        It is one more than the last. If all members in step continued without this worker, it is
-        their current iteration, so this worker catches up at once.
-        """
+        """Return the iteration after the last, or the current one of all members in step if they
+        continued without this worker."""
         finished = [peer.finished for peer in self._peers.values() if peer.in_step]
         if self.rule.slack is not None and finished:
             slowest = min(finished)
@@ -137,48 +91,45 @@ class Synchronizer:
                 return slowest + 1
         return self.own + 1
 
-    def step_done(self, iteration: int) -> bool:
-        """Record a local step; return whether the worker may continue at once.
+    def step_done(self, iteration: int) -> None:
+        """Record a local step.
 
         Raises:
             ValueError: the worker was held, or the iteration does not increase (a bug of the
                 driver).
         """
-        if self.phase is SyncPhase.HELD or iteration <= self.own:
+        if self._is_held or iteration <= self.own:
             msg = (
-                f"local step {iteration} done in phase {self.phase} after step {self.own}; allowed:"
-                f" a later step, once waiting_for() is empty (now {sorted(self._lagging())})"
+                f"local step {iteration} done after step {self.own}; allowed: a later step, once"
+                f" waiting_for() is empty (now {sorted(self.waiting_for())})"
             )
             raise ValueError(msg)
-        self.own, self._stepped = iteration, True
-        return self._signal(SyncSignal.STEP_DONE)
+        self.own, self.stepped, self._is_held = iteration, True, True
+        self._release_if_enough_keep_up()
 
-    def heard(self, rank: Rank, iteration: int) -> bool:
-        """Record that a member finished an iteration; return whether this releases the worker."""
+    def heard(self, rank: Rank, iteration: int) -> None:
+        """Record that a member finished an iteration."""
         peer = self._peers.get(rank)
         if peer is None:
-            return False
+            return
         peer.finished = max(peer.finished, iteration)
         slack = self.rule.slack
         peer.in_step |= slack is None or peer.finished >= self.own - slack - 1
-        return self._signal(SyncSignal.HEARD)
+        self._release_if_enough_keep_up()
 
-    def joined(self, rank: Rank, iteration: int) -> bool:
-        """Record that a member joined or returned; return whether this releases the worker."""
-        self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self._stepped)
-        return self._signal(SyncSignal.JOINED)
+    def joined(self, rank: Rank, iteration: int) -> None:
+        """Record that a member joined or returned."""
+        self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self.stepped)
+        self._release_if_enough_keep_up()
 
-    def left(self, rank: Rank) -> bool:
-        """Record that a member left; return whether this releases the worker."""
+    def left(self, rank: Rank) -> None:
+        """Record that a member left."""
         self._peers.pop(rank, None)
-        return self._signal(SyncSignal.LEFT)
+        self._release_if_enough_keep_up()
 
-    def _signal(self, signal: SyncSignal) -> bool:
-        was = self.phase
-        keeping_up, lagging = TRANSITIONS[was, signal]
-        self.phase = lagging if len(self._lagging()) > self.rule.spare else keeping_up
-        moved_on = signal is SyncSignal.STEP_DONE or was is SyncPhase.HELD
-        return moved_on and self.phase is SyncPhase.STEPPING
+    def _release_if_enough_keep_up(self) -> None:
+        """A released worker stays released when peers join or leave before its next step."""
+        self._is_held = self._is_held and len(self._lagging()) > self.rule.spare
 
     def _lagging(self) -> frozenset[Rank]:
         slack = self.rule.slack

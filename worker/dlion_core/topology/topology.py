@@ -23,13 +23,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from dlion_api.names import Rank
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import networkx as nx
 
+    from dlion_api.names import Rank
     from dlion_api.spec import Exchange, Job, Spec
 
 CLUSTERED: Final = "clustered"

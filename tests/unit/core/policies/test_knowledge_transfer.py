@@ -11,19 +11,20 @@ import pytest
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
+from dlion_core.policies.factory import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
+    Flat,
     Instruction,
+    Layout,
     Message,
     MessageKind,
     SendMessage,
     SendWeights,
 )
-from dlion_core.policies.knowledge_transfer import (
-    DirectKnowledgeTransfer,
-    PeerProgress,
-    TransferRule,
-)
+from dlion_core.policies.knowledge_transfer import DirectKnowledgeTransfer
+from dlion_core.policies.synchronization import Synchronizer, SyncRule
+from policy_cluster import spec
 
 A, B, C = Rank(0), Rank(1), Rank(2)
 SIZE = 3
@@ -39,17 +40,26 @@ class Worker:
         peers: tuple[Rank, ...] = (B, C),
         in_lock_step: bool = True,
     ) -> None:
-        rule = TransferRule(policy=policy, every_steps=2, fraction=0.75, loss_window=2)
+        knowledge = {"policy": policy, "everySteps": 2, "lambda": 0.75, "lossWindow": 2}
+        job = spec(exchange={"codec": "float32"}, knowledge_transfer=knowledge)
         self.weights_D = np.zeros(SIZE, np.float32)
+        context = PolicyContext(job, A, (A, *peers), Layout(("w",), (SIZE,)), replica=self)
         self.transfer = DirectKnowledgeTransfer(
-            rule, rank=A, size=SIZE, replica=self, in_lock_step=in_lock_step
+            context, job.knowledge_transfer, in_lock_step=in_lock_step
         )
         self.finished = dict.fromkeys(peers, 0)
         self.iteration = 0
 
     @property
-    def peers(self) -> PeerProgress:
-        return PeerProgress(sorted(self.finished), self.finished.__getitem__)
+    def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
+        return self.weights_D.copy()
+
+    @property
+    def peers(self) -> Synchronizer:
+        peers = Synchronizer(SyncRule(slack=None))
+        for rank, iteration in self.finished.items():
+            peers.joined(rank, iteration)
+        return peers
 
     def steps(self, *losses: float) -> list[Instruction]:
         told: list[Instruction] = []

@@ -1,5 +1,1 @@
-"""Policies that exchange gradients: `dlion`, `ako`, `topk`, `dgc`, `adacomp`, `twostep` and others.
-
-`gradient_selectors` selects the entries of a gradient for each peer, `gradient_exchange` sends and
-applies them.
-"""
+"""Policies that exchange gradients: `dlion`, `ako`, `topk`, `dgc`, `adacomp`, `twostep`, others."""

@@ -19,18 +19,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, require_finite
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
-from dlion_core.policies.gradient.entries import encode_nonzero, largest_indices, zero_except
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.codecs import require_finite
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
+from dlion_core.policies.gradient.entries import (
+    encode_nonzero,
+    largest_indices,
+    outgoing,
+    zero_except,
+)
+from dlion_core.policies.state_values import by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding, GradientPart
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import BudgetsChanged, Flat, Layout, PolicyMachine, Value
     from dlion_core.policies.parameters import AdacompParameters
 
@@ -40,16 +47,13 @@ _READ_BY = "touched_when_read_by_"
 
 def adacomp(context: PolicyContext, parameters: AdacompParameters) -> PolicyMachine:
     delays = TouchCounters(context.layout, parameters.share, context.coding)
+    share = parameters.step == "share"
     return DelayedGradientMachine(
-        context,
-        delays,
-        bound=parameters.bound,
-        server=parameters.server,
-        share=parameters.step == "share",
+        context, delays, bound=parameters.bound, server=parameters.server, share=share
     )
 
 
-class TouchCounters:
+class TouchCounters(StalenessRule):
     """Selection of entries, and a counter per entry of the updates that touched it."""
 
     own_as_peers = True
@@ -75,9 +79,7 @@ class TouchCounters:
                 own_V, largest_indices(own_V, kept_count(own_V.size, self._share))
             )
         coded = encode_nonzero(kept_D, self._codec)
-        if coded.payload is None:
-            return OutgoingPayloads({}, coded.part)
-        return OutgoingPayloads(dict.fromkeys(peers, coded.payload), coded.part)
+        return outgoing(dict.fromkeys(peers, coded), coded.part)
 
     def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:  # noqa: ARG002
         """Divide each entry by the updates that touched it since its sender read."""
@@ -106,11 +108,8 @@ class TouchCounters:
 
     def restore(self, state: Mapping[str, Value]) -> None:
         self._touched_D = np.array(state["touched_D"], np.uint32)
-        self._read_D = {
-            Rank(int(name.removeprefix(_READ_BY))): np.array(value, np.uint32)
-            for name, value in state.items()
-            if name.startswith(_READ_BY)
-        }
+        read_D = by_rank(state, _READ_BY)
+        self._read_D = {rank: np.array(value, np.uint32) for rank, value in read_D.items()}
 
 
 def kept_count(length: int, share: float) -> int:

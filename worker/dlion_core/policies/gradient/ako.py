@@ -24,17 +24,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, max_range_length, require_finite
+from dlion_core.codecs import GradientPart, max_range_length, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.entries import Residual, outgoing
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.state_values import ints_by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
     from dlion_core.policies.parameters import AkoParameters
 
@@ -51,7 +52,7 @@ def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
     return gradient_machine(context, selector)
 
 
-class Ako:
+class Ako(GradientSelector):
     """The current partition, and what each has accumulated since it was last sent."""
 
     combines = True
@@ -63,7 +64,7 @@ class Ako:
         self._codec = codec
         self._fixed = min(partitions, size)
         self._most = min(most_partitions, size)
-        self._gathered = Residual(size)
+        self._gathered = Residual.zeros(size)
         self._partitions = 1
         self._turn = 0
         self._room_bytes: dict[Rank, int] = {}
@@ -71,11 +72,7 @@ class Ako:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return the current partition, the same payload for all peers.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return the current partition, the same payload for all peers."""
         require_finite(gradient_D, "gradient")
         for peer in peers:
             if (room := budget_bytes.get(peer)) is not None:
@@ -88,8 +85,7 @@ class Ako:
         self._gathered.value_D += gradient_D
         coded = self._gathered.send_range(self._partition(self._turn), self._codec)
         self._turn = (self._turn + 1) % self._partitions
-        payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return OutgoingPayloads(payloads, GradientPart(gradient_D))
+        return outgoing(dict.fromkeys(peers, coded), GradientPart(gradient_D))
 
     def _smallest_that_fits(self) -> int:
         """p for the narrowest link; a link without a budget is unbounded.
@@ -102,14 +98,7 @@ class Ako:
         return min(self._most, -(-self._size // fits) if fits else 2 * self._partitions)
 
     def _partition(self, turn: int) -> slice:
-        """Partitions differ in size by at most one.
-
-        >>> from dlion_core.codecs import ValueCodec
-        >>> policy = Ako(10, ValueCodec.FLOAT32, partitions=3, most_partitions=3)
-        >>> policy._partitions = 3
-        >>> [(part.start, part.stop) for part in map(policy._partition, range(3))]
-        [(0, 3), (3, 6), (6, 10)]
-        """
+        """Partitions differ in size by at most one."""
         begin = turn * self._size // self._partitions
         return slice(begin, (turn + 1) * self._size // self._partitions)
 
@@ -128,11 +117,7 @@ class Ako:
         """Restore what `state` returned; ignore other policies' checkpoints."""
         if "ako_gathered_D" not in state:
             return
-        self._gathered.value_D = np.array(state["ako_gathered_D"], np.float32)
+        self._gathered.value_D = vector_from_state(state["ako_gathered_D"])
         self._partitions = int(state["ako_partitions"])
         self._turn = int(state["ako_turn"])
-        self._room_bytes = {
-            Rank(int(name.removeprefix(_ROOM_OF))): int(room)
-            for name, room in state.items()
-            if name.startswith(_ROOM_OF)
-        }
+        self._room_bytes = ints_by_rank(state, _ROOM_OF)

@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
+from dlion_core.codecs import decode_gradient, encode_whole
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.state_values import vectors_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding, GradientPart
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import (
         BudgetsChanged,
@@ -43,19 +45,14 @@ _READ_BY = "weights_read_by_"
 
 def asynchronous(context: PolicyContext, parameters: AsyncParameters) -> PolicyMachine:
     compensation = DelayCompensation(context.coding, parameters.compensation, context.replica)
+    share = parameters.step == "share"
     return DelayedGradientMachine(
-        context,
-        compensation,
-        bound=parameters.bound,
-        server=parameters.server,
-        share=parameters.step == "share",
+        context, compensation, bound=parameters.bound, server=parameters.server, share=share
     )
 
 
-class DelayCompensation:
+class DelayCompensation(StalenessRule):
     """Sends everything; compensates delayed gradients if lambda is above 0."""
-
-    own_as_peers = False
 
     def __init__(self, codec: AnyCoding, lambda_: float, replica: ReplicaView | None) -> None:
         if lambda_ and replica is None:
@@ -82,9 +79,6 @@ class DelayCompensation:
             moved_D = self._replica.weights_D - then_D
             gradient_D += self._lambda * gradient_D * gradient_D * moved_D
 
-    def applied(self, part: GradientPart) -> None:
-        """Count nothing."""
-
     def read(self, reader: Rank) -> None:
         if self._replica is not None:
             self._then_D[reader] = self._replica.weights_D.copy()
@@ -96,8 +90,4 @@ class DelayCompensation:
         return {f"{_READ_BY}{rank}": then_D.copy() for rank, then_D in self._then_D.items()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        self._then_D = {
-            Rank(int(name.removeprefix(_READ_BY))): np.array(value, np.float32)
-            for name, value in state.items()
-            if name.startswith(_READ_BY)
-        }
+        self._then_D = vectors_by_rank(state, _READ_BY)

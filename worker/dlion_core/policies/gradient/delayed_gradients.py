@@ -23,47 +23,121 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
-from dlion_core.codecs import GradientPart, decode_gradient, decode_weights
-from dlion_core.policies.aggregation import Weighting
-from dlion_core.policies.gradient.staleness import StalenessRule, WeightReads
-from dlion_core.policies.interface import (
-    ApplyGradient,
-    BudgetsChanged,
-    Event,
-    Instruction,
-    LocalStepDone,
-    MemberJoined,
-    MemberLeft,
-    Message,
-    MessageArrived,
-    MessageKind,
-    RejectMessage,
-    ReplaceWeights,
-    SendMessage,
-    SendWeights,
-    UpdateApplied,
-    Value,
-)
-from dlion_core.policies.message_checks import (
-    check_step_message,
-    ints_by_rank,
-    reject_unknown_sender,
-)
-from dlion_core.policies.synchronization import Synchronizer, SyncRule
+from dlion_core.codecs import decode_gradient, decode_weights
+from dlion_core.policies.aggregation import divisor
+from dlion_core.policies.interface import ApplyGradient, MessageKind, ReplaceWeights, SendWeights
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import ints_by_rank
+from dlion_core.policies.synchronization import SyncRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import GradientPart
     from dlion_core.policies.factory import PolicyContext
-
-_BATCH_OF = "batch_of_"
-"""Prefix of checkpoint keys, followed by a rank."""
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+    from dlion_core.policies.interface import (
+        BudgetsChanged,
+        Flat,
+        Instruction,
+        LocalStepDone,
+        Message,
+        Value,
+    )
 
 _NONE_TAKEN = -1
 
+_READ_AT = "read_at_"
+"""Prefix of checkpoint keys, followed by a rank."""
 
-class DelayedGradientMachine:
+
+class StalenessRule:
+    """What a policy sends of a gradient, and how it corrects old ones (by default not at all)."""
+
+    own_as_peers = False
+    """Whether an own gradient is corrected as peers correct it (peer to peer only)."""
+
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged
+    ) -> OutgoingPayloads:
+        """Return payloads for those peers (none for a missing peer), and the part that counts
+        locally. Raises ValueError if an entry is not finite."""
+        raise NotImplementedError
+
+    def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:
+        """Correct a received gradient in place for the updates since its sender read weights."""
+
+    def applied(self, part: GradientPart) -> None:
+        """An update of these entries was applied to the weights."""
+
+    def read(self, reader: Rank) -> None:
+        """The peer has the current weights, as far as is known here."""
+
+    def forget(self, reader: Rank) -> None:
+        """A peer has left."""
+
+    def state(self) -> dict[str, Value]:
+        """Return what a restart needs."""
+        return {}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Restore what `state` returned; the mapping also holds the machine's state."""
+
+
+class WeightReads:
+    """Counts updates, the updates at each peer's last read, and the staleness of gradients."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self._read_at: dict[Rank, int] = {}
+        self._kept: set[Rank] = set()  # from a checkpoint, not rejoined yet
+        self._aged = self._age_sum = self._age_most = 0
+
+    def read(self, rank: Rank) -> None:
+        """The peer has the current weights."""
+        self._read_at[rank] = self.updates
+
+    def is_back(self, rank: Rank) -> bool:
+        """Whether a peer of the checkpoint joins for the first time since.
+
+        It still has the weights that it had then.
+        """
+        if rank not in self._kept:
+            return False
+        self._kept.discard(rank)
+        return True
+
+    def left(self, rank: Rank) -> None:
+        self._read_at.pop(rank, None)
+        self._kept.discard(rank)
+
+    def count_age(self, sender: Rank) -> None:
+        """Record the staleness of a gradient of that peer, which is applied now."""
+        age = self.updates - self._read_at.get(sender, 0)
+        self._aged += 1
+        self._age_sum += age
+        self._age_most = max(self._age_most, age)
+
+    def state(self) -> dict[str, Value]:
+        return {
+            "updates": self.updates,
+            "staleness_count": self._aged,
+            "staleness_sum": self._age_sum,
+            "staleness_most": self._age_most,
+            **{f"{_READ_AT}{rank}": at for rank, at in self._read_at.items()},
+        }
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        self.updates = int(state["updates"])
+        self._aged = int(state["staleness_count"])
+        self._age_sum = int(state["staleness_sum"])
+        self._age_most = int(state["staleness_most"])
+        self._read_at = ints_by_rank(state, _READ_AT)
+        self._kept = set(self._read_at)
+
+
+class DelayedGradientMachine(PeerMachine):
     """One worker that neither sends nor applies gradients in rounds."""
 
     def __init__(
@@ -75,108 +149,52 @@ class DelayedGradientMachine:
         server: int | None,
         share: bool,
     ) -> None:
-        self._rank, self._size = context.rank, context.layout.size
-        self._ranks = frozenset({context.rank, *context.neighbours})
-        self._server = None if server is None else Rank(server)
-        self._partners = self._ranks - {self._rank}
-        if self._is_client:
-            self._partners &= {self._server}
-        self._max_samples = context.max_samples
-        self._weighting = Weighting(context.spec.exchange.weighting) if share else None
+        super().__init__(context, SyncRule(slack=bound))
+        self._server = server
+        self._is_server = server == self.rank
+        self._is_client = server is not None and not self._is_server
+        self._partners = self.neighbours & {server} if self._is_client else self.neighbours
+        self._share = share
         self._delays = delays
-        self._own_as_peers = delays.own_as_peers and self._server is None
-        self._synchronizer = Synchronizer(SyncRule(slack=bound, spare=0, barrier=False))
-        self._links = BudgetsChanged({})
-        self._exchanges_with_all = context.exchanges_with_all
-        self._global_batch_size = context.spec.batching.global_batch_size.initial
-        self._batch_size = max(1, self._global_batch_size // len(context.ranks))
-        self._batch_of: dict[Rank, int] = {}
+        self._own_as_peers = delays.own_as_peers and server is None
+        self.reported_batch_size = context.spec.batching.global_batch_size.initial
+        self.local_batch_size = max(1, self.reported_batch_size // len(context.ranks))
         self._gradient_of: dict[Rank, int] = {}  # iteration of the last received gradient
         self._readers = WeightReads()
         self._applying: tuple[Rank, GradientPart] | None = None
         self._awaits_weights = False
         self._taken = _NONE_TAKEN  # version of the last weights from the server
 
-    @property
-    def _is_client(self) -> bool:
-        return self._server is not None and self._server != self._rank
-
-    def handle(self, event: Event) -> list[Instruction]:
-        """Handle one event; return instructions in execution order.
-
-        Raises:
-            ValueError: a local step that was not allowed, or whose gradient is not finite.
-        """
-        match event:
-            case LocalStepDone():
-                return self._step_done(event)
-            case MessageArrived(sender=sender, message=message):
-                return self._message_arrived(sender, message)
-            case MemberJoined(rank=rank, iteration=iteration):
-                return self._joined(rank, iteration)
-            case MemberLeft(rank=rank):
-                self._left(rank)
-            case BudgetsChanged():
-                self._links = event
-            case UpdateApplied():
-                return self._update_applied()
-        return []
-
-    def waiting_for(self) -> frozenset[Rank]:
-        """Return peers that lag too far, and the server if it owes its weights."""
-        owing = {self._server} if self._awaits_weights and self._server is not None else set()
-        return self._synchronizer.waiting_for() | owing
-
-    def next_iteration(self) -> int:
-        return self._synchronizer.next_iteration()
+    def blocking_peers(self) -> frozenset[Rank]:
+        """Return the server if it owes its weights."""
+        return self._partners if self._awaits_weights else frozenset()
 
     # ---- steps and members -----------------------------------------------------------------------
 
-    def _step_done(self, step: LocalStepDone) -> list[Instruction]:
-        members = self._synchronizer.active
-        receivers = [] if self._server == self._rank else members
-        outgoing = self._delays.prepare(step.gradient_D, receivers, self._links)
-        self._synchronizer.step_done(step.iteration)
-        self._batch_size = step.local_batch_size
-        self._global_batch_size = step.global_batch_size
-        instructions: list[Instruction] = [
-            SendMessage(peer, self._step_message(outgoing.payloads.get(peer))) for peer in members
-        ]
+    def stepped(self, step: LocalStepDone) -> list[Instruction]:
+        members = self.synchronizer.active
+        receivers = [] if self._is_server else members
+        outgoing = self._delays.prepare(step.gradient_D, receivers, self.links)
+        instructions = self.step_messages(outgoing.payloads, self._readers.updates)
         if self._is_client and members:
             self._awaits_weights = bool(outgoing.payloads)
             return instructions
-        return [*instructions, self._apply(self._rank, outgoing.own, step.local_batch_size)]
-
-    def _step_message(self, payload: bytes | memoryview | None) -> Message:
-        return Message(
-            kind=MessageKind.PROGRESS if payload is None else MessageKind.GRADIENT,
-            iteration=self._synchronizer.own,
-            local_batch_size=self._batch_size,
-            weights_version=self._readers.updates,
-            payload=b"" if payload is None else payload,
-        )
+        return [*instructions, self._apply(self.rank, outgoing.own, step.local_batch_size)]
 
     def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         if rank not in self._partners:
             return []
-        self._synchronizer.joined(rank, iteration)
         if rank == self._server:
             self._taken = _NONE_TAKEN
-        instructions: list[Instruction] = []
-        if self._synchronizer.stepped:
-            instructions.append(
-                SendMessage(rank, Message(MessageKind.PROGRESS, self._synchronizer.own))
-            )
+        instructions = super()._joined(rank, iteration)
         if self._readers.is_back(rank):
             return instructions
         self._note_read(rank)
-        if self._server == self._rank and self._readers.updates:
+        if self._is_server and self._readers.updates:
             instructions.append(SendWeights(rank, self._readers.updates))
         return instructions
 
-    def _left(self, rank: Rank) -> None:
-        self._synchronizer.left(rank)
-        self._batch_of.pop(rank, None)
+    def left(self, rank: Rank) -> None:
         self._gradient_of.pop(rank, None)
         self._readers.left(rank)
         self._delays.forget(rank)
@@ -185,50 +203,42 @@ class DelayedGradientMachine:
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        refusal = reject_unknown_sender(sender, self._rank, self._ranks)
-        if refusal is not None:
-            return [refusal]
-        try:
-            match message.kind:
-                case MessageKind.GRADIENT | MessageKind.PROGRESS:
-                    return self._step_heard(sender, message)
-                case MessageKind.WEIGHTS:
-                    return self._weights_arrived(sender, message)
-            return []  # unused here, or handled by the driver
-        except ContractError as error:
-            return [RejectMessage(sender, str(error)), *self._passed_over(sender, message)]
+    def received(self, sender: Rank, message: Message) -> list[Instruction]:
+        match message.kind:
+            case MessageKind.GRADIENT | MessageKind.PROGRESS:
+                return self._step_heard(sender, message)
+            case MessageKind.WEIGHTS:
+                return self.weights_arrived(sender, message)
+        return []  # unused here, or handled by the driver
 
-    def _passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
+    def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
         """Do not wait for a replacement of an invalid message."""
         if message.kind is MessageKind.WEIGHTS and sender == self._server:
             self._awaits_weights = False
         if message.kind is not MessageKind.GRADIENT or message.iteration < 1:
             return []
-        self._synchronizer.heard(sender, message.iteration)
+        self.synchronizer.heard(sender, message.iteration)
         return self._answer(sender)
 
     def _step_heard(self, sender: Rank, message: Message) -> list[Instruction]:
-        check_step_message(message, self._max_samples)
+        self.check_header(message)
         is_gradient = message.kind is MessageKind.GRADIENT
         if is_gradient and (sender not in self._partners or self._is_client):
             raise ContractError(
-                f"gradient sent to worker {self._rank}; the server is {self._server}"
+                f"gradient sent to worker {self.rank}; the server is {self._server}"
             )
         instructions: list[Instruction] = []
         if is_gradient and message.iteration > self._gradient_of.get(sender, 0):
-            part = decode_gradient(message.payload, self._size)
+            part = decode_gradient(message.payload, self.size)
             self._gradient_of[sender] = message.iteration
             instructions = [self._apply(sender, part, message.local_batch_size)]
-        if message.local_batch_size:
-            self._batch_of[sender] = message.local_batch_size
-        self._synchronizer.heard(sender, message.iteration)
+        self.record_step(sender, message)
         return instructions
 
-    def _weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if not self._is_client or sender != self._server:
             raise ContractError(f"weights from worker {sender}, which is not the server")
-        weights_D = decode_weights(message.payload, self._size)
+        weights_D = decode_weights(message.payload, self.size)
         self._awaits_weights = False  # the server also answers a gradient that it rejected
         if message.iteration <= self._taken:
             return []
@@ -239,27 +249,28 @@ class DelayedGradientMachine:
 
     def _apply(self, sender: Rank, part: GradientPart, batch_size: int) -> ApplyGradient:
         gradient_D = part.weighted(np.float32(1))
-        if sender != self._rank or self._own_as_peers:
+        if sender != self.rank or self._own_as_peers:
             with np.errstate(over="ignore", invalid="ignore"):
                 self._delays.correct(gradient_D, part, sender)
             if not np.isfinite(gradient_D).all():
                 raise ContractError("gradient that is not finite once corrected for its delay")
-        if sender != self._rank:
+        if sender != self.rank:
             self._readers.count_age(sender)
-        sizes = self._batch_sizes() | {sender: batch_size}
-        if self._weighting is not None:
-            gradient_D *= np.float32(batch_size / self._weighting.divisor(sizes, self._rank))
+        sizes = self.batch_sizes() | {sender: batch_size}
+        if self._share:
+            weighting = self.context.spec.exchange.weighting
+            gradient_D *= np.float32(batch_size / divisor(weighting, sizes, self.rank))
         self._applying = (sender, part)
-        reported_batch_size = 0 if self._exchanges_with_all else self._global_batch_size
+        reported_batch_size = 0 if self.context.exchanges_with_all else self.reported_batch_size
         return ApplyGradient(gradient_D, sum(sizes.values()), reported_batch_size)
 
-    def _update_applied(self) -> list[Instruction]:
+    def update_applied(self) -> list[Instruction]:
         if self._applying is None:
             return []
         (sender, part), self._applying = self._applying, None
         self._readers.updates += 1
         self._delays.applied(part)
-        if sender == self._rank:
+        if sender == self.rank:
             if self._own_as_peers:
                 self._delays.read(sender)
             return []
@@ -270,36 +281,17 @@ class DelayedGradientMachine:
         if sender not in self._partners:
             return []
         self._note_read(sender)
-        answers = self._server == self._rank and sender in self._synchronizer.active
+        answers = self._is_server and sender in self.synchronizer.active
         return [SendWeights(sender, self._readers.updates)] if answers else []
 
     def _note_read(self, rank: Rank) -> None:
         self._readers.read(rank)
         self._delays.read(rank)
 
-    def _batch_sizes(self) -> dict[Rank, int]:
-        """Last known batch sizes of all members; this worker's own if unknown."""
-        known = {self._rank: self._batch_size}
-        for rank in self._synchronizer.active:
-            known[rank] = self._batch_of.get(rank, self._batch_size)
-        return known
-
-    # ---- checkpoints -----------------------------------------------------------------------------
-
     def state(self) -> dict[str, Value]:
-        return {
-            "iteration": self._synchronizer.own,
-            "local_batch_size": self._batch_size,
-            **{f"{_BATCH_OF}{rank}": size for rank, size in self._batch_of.items()},
-            **self._readers.state(),
-            **self._delays.state(),
-        }
+        return {**super().state(), **self._readers.state(), **self._delays.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        self._synchronizer = Synchronizer(
-            self._synchronizer.rule, iteration=int(state["iteration"])
-        )
-        self._batch_size = int(state["local_batch_size"])
-        self._batch_of = ints_by_rank(state, _BATCH_OF)
+        super().restore(state)
         self._readers.restore(state)
         self._delays.restore(state)

@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_core.codecs import AnyCoding, require_finite
+from dlion_core.codecs import require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.entries import Residual, magnitude_bits, nth_largest
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.entries import Residual, magnitude_bits, nth_largest, outgoing
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.state_values import vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
+    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
     from dlion_core.policies.interface import Flat, Layout, PolicyMachine, Value
     from dlion_core.policies.parameters import DgcParameters
 
@@ -48,7 +51,7 @@ def dgc(context: PolicyContext, parameters: DgcParameters) -> PolicyMachine:
     return gradient_machine(context, DeepCompression(context.layout, context.coding, parameters))
 
 
-class DeepCompression:
+class DeepCompression(GradientSelector):
     """The velocity and its unsent part."""
 
     combines = True
@@ -58,7 +61,7 @@ class DeepCompression:
         self._codec = codec
         self._parameters = parameters
         self._velocity_D = np.zeros(layout.size, np.float32)
-        self._gathered = Residual(layout.size)
+        self._gathered = Residual.zeros(layout.size)
         self._steps = 0
 
     def prepare(
@@ -67,11 +70,7 @@ class DeepCompression:
         peers: Sequence[Rank],
         budget_bytes: Mapping[Rank, int],  # noqa: ARG002 - the Protocol's
     ) -> OutgoingPayloads:
-        """Return the same payload for all peers.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return the same payload for all peers."""
         require_finite(gradient_D, "gradient")
         self._velocity_D *= np.float32(self._parameters.momentum)
         self._velocity_D += self._clipped(gradient_D, len(peers) + 1)
@@ -81,8 +80,7 @@ class DeepCompression:
         if self._parameters.masking:
             self._velocity_D[is_sent_D] = 0
         self._steps += 1
-        payloads = {} if coded.payload is None else dict.fromkeys(peers, coded.payload)
-        return OutgoingPayloads(payloads, coded.part)
+        return outgoing(dict.fromkeys(peers, coded), coded.part)
 
     def share(self) -> float:
         """Return the share of each variable's entries to send at this step."""
@@ -110,9 +108,6 @@ class DeepCompression:
                 is_chosen_D[where] = part >= lowest
         return is_chosen_D
 
-    def forget(self, peer: Rank) -> None:
-        """Keep nothing per link."""
-
     def state(self) -> dict[str, Value]:
         return {
             "dgc_velocity_D": self._velocity_D.copy(),
@@ -124,6 +119,6 @@ class DeepCompression:
         """Restore what `state` returned; ignore other policies' checkpoints."""
         if "dgc_velocity_D" not in state:
             return
-        self._velocity_D = np.array(state["dgc_velocity_D"], np.float32)
-        self._gathered.value_D = np.array(state["dgc_gathered_D"], np.float32)
+        self._velocity_D = vector_from_state(state["dgc_velocity_D"])
+        self._gathered.value_D = vector_from_state(state["dgc_gathered_D"])
         self._steps = int(state["dgc_steps"])

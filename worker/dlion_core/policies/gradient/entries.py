@@ -24,8 +24,12 @@ from dlion_core.codecs import (
     encode_range,
     encode_selected,
 )
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlion_api.names import Rank
     from dlion_core.codecs import AnyCoding
     from dlion_core.policies.gradient.gradient_selectors import Payload
     from dlion_core.policies.interface import Flat
@@ -40,6 +44,12 @@ class EncodedEntries:
 
     payload: Payload | None
     part: GradientPart
+
+
+def outgoing(coded: Mapping[Rank, EncodedEntries], own: GradientPart) -> OutgoingPayloads:
+    """Return the payloads of the links that have entries to carry."""
+    payloads = {peer: one.payload for peer, one in coded.items() if one.payload is not None}
+    return OutgoingPayloads(payloads, own)
 
 
 def magnitude_bits(value_D: Flat) -> NDArray[np.uint32]:
@@ -104,11 +114,15 @@ def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
     return EncodedEntries(payload, decode_gradient(payload, some_D.size))
 
 
+@dataclass
 class Residual:
     """Accumulated entries that have not been sent."""
 
-    def __init__(self, size: int) -> None:
-        self.value_D: Flat = np.zeros(size, np.float32)
+    value_D: Flat
+
+    @classmethod
+    def zeros(cls, size: int) -> Residual:
+        return cls(np.zeros(size, np.float32))
 
     def send(
         self, where: NDArray[np.intp] | NDArray[np.bool_] | slice, codec: AnyCoding

@@ -35,7 +35,16 @@ def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
     """
     exchange = context.spec.exchange
     if exchange.propagation == "selective":
-        return gradient_machine(context, _selective(context))
+        selective = SelectiveMaxN(
+            context.layout,
+            context.coding,
+            exchange.floor_percent if exchange.prioritization else None,
+            own=context.rank,
+            max_peers=exchange.propagation_peers,
+            max_wait_steps=exchange.propagation_within,
+            keeps_rest=exchange.residual == "perLink",
+        )
+        return gradient_machine(context, selective)
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(context.coding))
     form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
@@ -43,16 +52,3 @@ def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
         context.layout, context.coding, exchange.floor_percent
     )
     return gradient_machine(context, selector)
-
-
-def _selective(context: PolicyContext) -> GradientSelector:
-    exchange = context.spec.exchange
-    return SelectiveMaxN(
-        context.layout,
-        context.coding,
-        exchange.floor_percent if exchange.prioritization else None,
-        own=context.rank,
-        max_peers=exchange.propagation_peers,
-        max_wait_steps=exchange.propagation_within,
-        keeps_rest=exchange.residual == "perLink",
-    )

@@ -27,8 +27,12 @@ from dlion_core.codecs import (
 )
 from dlion_core.policies.gradient.magnitudes import Magnitudes
 from dlion_core.policies.interface import Flat, Layout, Value
+from dlion_core.policies.state_values import ints_by_rank
 
 Payload = bytes | memoryview
+
+SAVED_BYTES = "saved_bytes_"
+"""Prefix of checkpoint keys, followed by a rank: the accumulated budget of that link."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class OutgoingPayloads:
 
 
 class GradientSelector(Protocol):
-    """Interface of an exchange policy to the gradient machine."""
+    """Interface of an exchange policy to the gradient machine. By default it keeps nothing."""
 
     combines: bool
     """Whether peers' gradients are applied here."""
@@ -48,34 +52,27 @@ class GradientSelector(Protocol):
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return payloads for those peers. A peer without a budget is unbounded."""
+        """Return payloads for those peers. A peer without a budget is unbounded.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
         ...
 
-    def forget(self, peer: Rank) -> None:
+    def forget(self, peer: Rank) -> None:  # noqa: ARG002 - optional
         """A peer has left: drop what is kept for its link."""
-        ...
+        return  # mypy regards an empty body of a protocol as abstract
 
     def state(self) -> dict[str, Value]:
         """Return what a restart needs."""
-        ...
-
-    def restore(self, state: Mapping[str, Value]) -> None:
-        """Restore what `state` returned; the mapping also holds the machine's state."""
-        ...
-
-
-class _Stateless:
-    def forget(self, peer: Rank) -> None:
-        """Keep nothing per link."""
-
-    def state(self) -> dict[str, Value]:
         return {}
 
-    def restore(self, state: Mapping[str, Value]) -> None:
-        """Restore nothing."""
+    def restore(self, state: Mapping[str, Value]) -> None:  # noqa: ARG002 - optional
+        """Restore what `state` returned; the mapping also holds the machine's state."""
+        return
 
 
-class NoExchange(_Stateless):
+class NoExchange(GradientSelector):
     """Policy `none`: send nothing, apply nothing; each worker trains on its own data."""
 
     combines = False
@@ -90,7 +87,7 @@ class NoExchange(_Stateless):
         return OutgoingPayloads({}, GradientPart(gradient_D))
 
 
-class WholeGradient(_Stateless):
+class WholeGradient(GradientSelector):
     """Policy `full`: every entry to every peer, regardless of budgets.
 
     This worker applies the gradient as its peers decode it, so a lossy codec does not make replicas
@@ -192,12 +189,7 @@ class MaxN:
         self._saved_bytes.pop(peer, None)
 
     def state(self) -> dict[str, Value]:
-        return {f"saved_bytes_{peer}": saved for peer, saved in self._saved_bytes.items()}
+        return {f"{SAVED_BYTES}{peer}": saved for peer, saved in self._saved_bytes.items()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        prefix = "saved_bytes_"
-        self._saved_bytes = {
-            Rank(int(name.removeprefix(prefix))): int(saved)
-            for name, saved in state.items()
-            if name.startswith(prefix)
-        }
+        self._saved_bytes = ints_by_rank(state, SAVED_BYTES)

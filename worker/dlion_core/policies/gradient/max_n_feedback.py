@@ -21,137 +21,104 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, require_finite
-from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
+from dlion_core.codecs import GradientPart, decode_gradient, require_finite
+from dlion_core.policies.gradient.entries import EncodedEntries, Residual, outgoing
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, MaxN, OutgoingPayloads
+from dlion_core.policies.state_values import vector_from_state, vectors_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlion_core.policies.gradient.gradient_selectors import Payload
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.interface import Flat, Layout, Value
 
 _SHARED: Final = "max_n_residual_D"
 _RESIDUAL_OF: Final = "max_n_residual_D_of_"
-_SAVED_OF: Final = "saved_bytes_"
 _ALL: Final = Rank(0)
 """Represents all links where they carry the same."""
 
 
-class _ResidualLink:
+class _ResidualMaxN(GradientSelector):
     """Max N over a residual, for one link or for all that carry the same."""
 
-    def __init__(
-        self, rank: Rank, name: str, layout: Layout, codec: AnyCoding, floor_percent: float
-    ) -> None:
-        self._rank = rank
-        self._name = name
-        self._max_n = MaxN(layout, codec, floor_percent)
-        self.residual = Residual(layout.size)
+    combines = True
 
-    def prepare(self, gradient_D: Flat, budget_bytes: int | None) -> tuple[Payload | None, Flat]:
-        """Return a payload, if the link takes one now, and what a receiver decodes."""
-        self.residual.value_D += gradient_D
-        budgets = {} if budget_bytes is None else {self._rank: budget_bytes}
-        outgoing = self._max_n.prepare(self.residual.value_D, [self._rank], budgets)
-        payload = outgoing.payloads.get(self._rank)
+    def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
+        self._size = layout.size
+        self._max_n = MaxN(layout, codec, floor_percent)
+
+    def _send(
+        self, residual: Residual, gradient_D: Flat, link: Rank, budget_bytes: int | None
+    ) -> EncodedEntries:
+        """Return what the link takes now of the residual with the gradient, if anything."""
+        residual.value_D += gradient_D
+        budgets = {} if budget_bytes is None else {link: budget_bytes}
+        payload = self._max_n.prepare(residual.value_D, [link], budgets).payloads.get(link)
         if payload is None:
-            return None, np.zeros_like(gradient_D)
-        part = decode_gradient(payload, gradient_D.size)
-        part.add_to(self.residual.value_D, np.float32(-1))
-        return payload, part.weighted(np.float32(1))
+            return EncodedEntries(None, GradientPart(np.zeros_like(gradient_D)))
+        coded = EncodedEntries(payload, decode_gradient(payload, self._size))
+        coded.part.add_to(residual.value_D, np.float32(-1))
+        return coded
+
+
+class SharedResidualMaxN(_ResidualMaxN):
+    """One residual and one selection for all links."""
+
+    def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
+        super().__init__(layout, codec, floor_percent)
+        self._residual = Residual.zeros(layout.size)
+
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
+    ) -> OutgoingPayloads:
+        """Return the same payload for all peers, as large as the narrowest link takes."""
+        require_finite(gradient_D, "gradient")
+        if not peers:
+            self._residual.value_D += gradient_D
+            return OutgoingPayloads({}, GradientPart(self._residual.take()))
+        narrowest = min((budget_bytes[p] for p in peers if p in budget_bytes), default=None)
+        coded = self._send(self._residual, gradient_D, _ALL, narrowest)
+        own = GradientPart(coded.part.weighted(np.float32(1)))
+        return outgoing(dict.fromkeys(peers, coded), own)
 
     def state(self) -> dict[str, Value]:
-        residual_D = self.residual.value_D.copy()
-        return {self._name: residual_D, **self._max_n.state()}
+        return {_SHARED: self._residual.value_D.copy(), **self._max_n.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Restore what `state` returned; ignore a checkpoint without it."""
-        if self._name not in state:
-            return
-        self.residual.value_D = np.array(state[self._name], np.float32)
-        saved = f"{_SAVED_OF}{self._rank}"
-        self._max_n.restore({saved: state[saved]} if saved in state else {})
+        if _SHARED in state:
+            self._residual = Residual(vector_from_state(state[_SHARED]))
+            self._max_n.restore(state)
 
 
-class SharedResidualMaxN:
-    """One residual and one selection for all links."""
-
-    combines = True
-
-    def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
-        self._link = _ResidualLink(_ALL, _SHARED, layout, codec, floor_percent)
-
-    def prepare(
-        self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
-    ) -> OutgoingPayloads:
-        """Return the same payload for all peers, as large as the narrowest link takes.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
-        require_finite(gradient_D, "gradient")
-        if not peers:
-            self._link.residual.value_D += gradient_D
-            return OutgoingPayloads({}, GradientPart(self._link.residual.take()))
-        narrowest = min((budget_bytes[p] for p in peers if p in budget_bytes), default=None)
-        payload, sent_D = self._link.prepare(gradient_D, narrowest)
-        payloads = {} if payload is None else dict.fromkeys(peers, payload)
-        return OutgoingPayloads(payloads, GradientPart(sent_D))
-
-    def forget(self, peer: Rank) -> None:
-        """Keep nothing per link."""
-
-    def state(self) -> dict[str, Value]:
-        return self._link.state()
-
-    def restore(self, state: Mapping[str, Value]) -> None:
-        self._link.restore(state)
-
-
-class PerLinkResidualMaxN:
+class PerLinkResidualMaxN(_ResidualMaxN):
     """A residual and a selection per link."""
 
-    combines = True
-
     def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
-        self._layout, self._codec, self._floor_percent = layout, codec, floor_percent
-        self._links: dict[Rank, _ResidualLink] = {}
+        super().__init__(layout, codec, floor_percent)
+        self._residuals: dict[Rank, Residual] = {}
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return a payload for each link that takes one now.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return a payload for each link that takes one now."""
         require_finite(gradient_D, "gradient")
-        payloads: dict[Rank, Payload] = {}
+        coded = {}
         for peer in peers:
-            payload, _ = self._link(peer).prepare(gradient_D, budget_bytes.get(peer))
-            if payload is not None:
-                payloads[peer] = payload
-        return OutgoingPayloads(payloads, GradientPart(gradient_D))
-
-    def _link(self, peer: Rank) -> _ResidualLink:
-        if peer not in self._links:
-            name = f"{_RESIDUAL_OF}{peer}"
-            self._links[peer] = _ResidualLink(
-                peer, name, self._layout, self._codec, self._floor_percent
-            )
-        return self._links[peer]
+            residual = self._residuals.setdefault(peer, Residual.zeros(self._size))
+            coded[peer] = self._send(residual, gradient_D, peer, budget_bytes.get(peer))
+        return outgoing(coded, GradientPart(gradient_D))
 
     def forget(self, peer: Rank) -> None:
-        self._links.pop(peer, None)
+        self._residuals.pop(peer, None)
+        self._max_n.forget(peer)
 
     def state(self) -> dict[str, Value]:
-        return {
-            name: value for link in self._links.values() for name, value in link.state().items()
-        }
+        residuals = {f"{_RESIDUAL_OF}{peer}": one for peer, one in self._residuals.items()}
+        kept = {name: residual.value_D.copy() for name, residual in residuals.items()}
+        return {**kept, **self._max_n.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        self._links = {}
-        for name in state:
-            if name.startswith(_RESIDUAL_OF):
-                self._link(Rank(int(name.removeprefix(_RESIDUAL_OF)))).restore(state)
+        kept = vectors_by_rank(state, _RESIDUAL_OF)
+        self._residuals = {peer: Residual(value_D) for peer, value_D in kept.items()}
+        self._max_n.restore(state)

@@ -32,12 +32,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, coded_bytes, decode_gradient, require_finite
-from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
+from dlion_core.codecs import GradientPart, coded_bytes, decode_gradient, require_finite
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, MaxN, OutgoingPayloads
+from dlion_core.policies.state_values import ints_by_rank, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.gradient.gradient_selectors import Payload
     from dlion_core.policies.interface import Flat, Layout, Value
 
@@ -54,7 +56,7 @@ class _Pending:
     peers: set[Rank]
 
 
-class SelectiveMaxN:
+class SelectiveMaxN(GradientSelector):
     """One worker's choice of peers, and the pending gradient of each."""
 
     combines = True
@@ -84,16 +86,13 @@ class SelectiveMaxN:
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return payloads for the peers to serve in this step.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return payloads for the peers to serve in this step."""
         require_finite(gradient_D, "gradient")
         self._take_in(gradient_D, peers)
         budgets = {} if self._is_whole else budget_bytes
         due = self._must_go(peers)
-        payloads = self._served(due, budgets)
+        served = {peer: self._payload(peer, budgets, is_due=True) for peer in due}
+        payloads = {peer: payload for peer, payload in served.items() if payload is not None}
         wanted = self._max_peers - len(payloads)
         for peer in self._by_score([p for p in peers if p not in due], budgets):
             if wanted <= 0:
@@ -110,23 +109,20 @@ class SelectiveMaxN:
         """Smallest set, longest waiting first, so that all others can still be served in time."""
         oldest = sorted(peers, key=lambda peer: (-self._waited[peer], self._turn(peer)))
         fewest = 0
+        # per step, these suffice to serve all of them in time
+        per_step = max(self._max_peers, -(-len(oldest) // self._max_wait_steps))
         for at, peer in enumerate(oldest):
             steps_left = max(0, self._max_wait_steps - self._waited[peer])
-            fewest = max(fewest, at + 1 - self._peers_per_step(len(oldest)) * steps_left)
+            fewest = max(fewest, at + 1 - per_step * steps_left)
         return oldest[:fewest]
-
-    def _peers_per_step(self, count: int) -> int:
-        """Peers per step that suffice to serve all of them in time."""
-        return max(self._max_peers, -(-count // self._max_wait_steps))
 
     def _by_score(self, peers: list[Rank], budgets: Mapping[Rank, int]) -> list[Rank]:
         norms: dict[Rank, float] = {}
         for pending in self._pending:
             if not pending.peers.isdisjoint(peers):
                 square_D = np.square(pending.gradient_D, dtype=np.float64)
-                norm = float(
-                    np.sqrt(square_D.sum())
-                )  # not BLAS: its result depends on the number of cores
+                # not BLAS: its result depends on the number of cores
+                norm = float(np.sqrt(square_D.sum()))
                 norms.update(dict.fromkeys(pending.peers, norm))
 
         def score(peer: Rank) -> float:
@@ -159,10 +155,6 @@ class SelectiveMaxN:
 
     def _of(self, peer: Rank) -> _Pending:
         return next(pending for pending in self._pending if peer in pending.peers)
-
-    def _served(self, due: list[Rank], budgets: Mapping[Rank, int]) -> dict[Rank, Payload]:
-        served = {peer: self._payload(peer, budgets, is_due=True) for peer in due}
-        return {peer: payload for peer, payload in served.items() if payload is not None}
 
     def _payload(self, peer: Rank, budgets: Mapping[Rank, int], *, is_due: bool) -> Payload | None:
         """Payload for the peer; None if its link cannot carry enough."""
@@ -207,11 +199,13 @@ class SelectiveMaxN:
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        self._pending, self._waited = [], {}
-        for name, value in state.items():
-            if name.startswith(_PENDING):
-                peers = {Rank(int(rank)) for rank in name.removeprefix(_PENDING).split("_")}
-                self._pending.append(_Pending(np.array(value, np.float32), peers))
-            elif name.startswith(_WAITED):
-                self._waited[Rank(int(name.removeprefix(_WAITED)))] = int(value)
+        self._waited = ints_by_rank(state, _WAITED)
+        self._pending = [
+            _Pending(
+                vector_from_state(value),
+                {Rank(int(rank)) for rank in name.removeprefix(_PENDING).split("_")},
+            )
+            for name, value in state.items()
+            if name.startswith(_PENDING)
+        ]
         self._max_n.restore(state)

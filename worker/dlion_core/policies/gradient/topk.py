@@ -24,23 +24,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, GradientPart, max_kept_entries, require_finite
+from dlion_core.codecs import GradientPart, max_kept_entries, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
 from dlion_core.policies.gradient.entries import (
     EncodedEntries,
     Residual,
     encode_nonzero,
     largest_indices,
+    outgoing,
     zero_except,
 )
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.state_values import vector_from_state, vectors_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.interface import Flat, PolicyMachine, Value
     from dlion_core.policies.parameters import TopKParameters
 
@@ -53,7 +54,7 @@ def topk(context: PolicyContext, parameters: TopKParameters) -> PolicyMachine:
     return gradient_machine(context, selector)
 
 
-class TopK:
+class TopK(GradientSelector):
     """Selection per link, and the residuals."""
 
     combines = True
@@ -63,22 +64,18 @@ class TopK:
         self._codec = codec
         self._share = share
         self._mode = residual
-        self._shared = Residual(size)
+        self._shared = Residual.zeros(size)
         self._by_link: dict[Rank, Residual] = {}
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return a payload for each link that has entries to carry.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return a payload for each link that has entries to carry."""
         require_finite(gradient_D, "gradient")
         count = {peer: self._count(budget_bytes.get(peer)) for peer in peers}
         if self._mode == "perLink":
             coded = {peer: self._from_link(peer, gradient_D, count[peer]) for peer in peers}
-            return _outgoing(coded, GradientPart(gradient_D))
+            return outgoing(coded, GradientPart(gradient_D))
         if self._mode == "shared":
             return self._from_shared(gradient_D, count)
         return self._memoryless(gradient_D, count)
@@ -99,7 +96,7 @@ class TopK:
         }
         whole = GradientPart(gradient_D)
         own = next(iter(by_count.values())).part if self._share and count else whole
-        return _outgoing({peer: by_count[kept] for peer, kept in count.items()}, own)
+        return outgoing({peer: by_count[kept] for peer, kept in count.items()}, own)
 
     def _from_shared(self, gradient_D: Flat, count: Mapping[Rank, int]) -> OutgoingPayloads:
         self._shared.value_D += gradient_D
@@ -107,10 +104,10 @@ class TopK:
             return OutgoingPayloads({}, GradientPart(self._shared.take()))
         kept = largest_indices(self._shared.value_D, min(count.values()))
         coded = self._shared.send(kept, self._codec)
-        return _outgoing(dict.fromkeys(count, coded), coded.part)
+        return outgoing(dict.fromkeys(count, coded), coded.part)
 
     def _from_link(self, peer: Rank, gradient_D: Flat, count: int) -> EncodedEntries:
-        residual = self._by_link.setdefault(peer, Residual(self._size))
+        residual = self._by_link.setdefault(peer, Residual.zeros(self._size))
         residual.value_D += gradient_D
         return residual.send(largest_indices(residual.value_D, count), self._codec)
 
@@ -128,14 +125,6 @@ class TopK:
 
     def restore(self, state: Mapping[str, Value]) -> None:
         if _SHARED in state:
-            self._shared.value_D = np.array(state[_SHARED], np.float32)
-        self._by_link = {}
-        for name, value_D in state.items():
-            if name.startswith(_PER_LINK):
-                residual = self._by_link[Rank(int(name.removeprefix(_PER_LINK)))] = Residual(0)
-                residual.value_D = np.array(value_D, np.float32)
-
-
-def _outgoing(coded: Mapping[Rank, EncodedEntries], own: GradientPart) -> OutgoingPayloads:
-    payloads = {peer: one.payload for peer, one in coded.items() if one.payload is not None}
-    return OutgoingPayloads(payloads, own)
+            self._shared = Residual(vector_from_state(state[_SHARED]))
+        kept = vectors_by_rank(state, _PER_LINK)
+        self._by_link = {peer: Residual(value_D) for peer, value_D in kept.items()}

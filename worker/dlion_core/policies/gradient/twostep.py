@@ -38,25 +38,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
-from dlion_core.codecs import (
-    AnyCoding,
-    GradientPart,
-    decode_weights,
-    max_kept_entries,
-    require_finite,
-)
-from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine
+from dlion_core.codecs import GradientPart, decode_weights, max_kept_entries, require_finite
+from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.entries import Residual, largest_indices
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 from dlion_core.policies.interface import AverageWeights, SendWeights
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.policies.state_values import ints_by_rank, vectors_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import Payload
     from dlion_core.policies.interface import (
@@ -65,7 +60,6 @@ if TYPE_CHECKING:
         Instruction,
         LocalStepDone,
         Message,
-        PolicyMachine,
         Value,
     )
     from dlion_core.policies.parameters import TwostepParameters
@@ -74,10 +68,6 @@ _GATHERED = "twostep_gathered_D_of_"
 _WAITED = "twostep_steps_since_"
 _COMBINED = "twostep_combined_with_"
 """Prefixes of checkpoint keys, each followed by a rank."""
-
-
-def twostep(context: PolicyContext, parameters: TwostepParameters) -> PolicyMachine:
-    return TwoStep(context, parameters)
 
 
 def room_for_release(
@@ -93,10 +83,8 @@ def room_for_release(
     return budget_bytes * max(0.0, min(ratio, ratio * waited_steps - delay_steps))
 
 
-class LinkReleases:
+class LinkReleases(StalenessRule):
     """The velocity, and each link's unreleased part and threshold."""
-
-    own_as_peers = False
 
     def __init__(self, size: int, codec: AnyCoding, parameters: TwostepParameters) -> None:
         self._size, self._codec, self._parameters = size, codec, parameters
@@ -112,9 +100,6 @@ class LinkReleases:
         """Return a payload for each link with entries above its threshold.
 
         The whole velocity counts locally.
-
-        Raises:
-            ValueError: an entry is not finite.
         """
         require_finite(gradient_D, "gradient")
         velocity_D = np.float32(self._parameters.momentum) * self._velocity_D + gradient_D
@@ -131,7 +116,7 @@ class LinkReleases:
 
     def _gather(self, peer: Rank, links: BudgetsChanged) -> float:
         """Add the velocity for that link; return the bytes that may be released now."""
-        self._gathered.setdefault(peer, Residual(self._size)).value_D += self._velocity_D
+        self._gathered.setdefault(peer, Residual.zeros(self._size)).value_D += self._velocity_D
         waited = self._waited[peer] = self._waited.get(peer, 0) + 1
         budget, delay = links.budget_bytes.get(peer), links.delay_steps.get(peer, 0.0)
         return room_for_release(budget, delay, waited, self._parameters.ratio)
@@ -150,15 +135,6 @@ class LinkReleases:
         self.threshold[peer] = max(lowest, self._parameters.threshold)
         return where[np.abs(value_D[where]) >= np.float32(self.threshold[peer])]
 
-    def correct(self, gradient_D: Flat, part: GradientPart, sender: Rank) -> None:
-        """Do not correct old velocity."""
-
-    def applied(self, part: GradientPart) -> None:
-        """Count nothing."""
-
-    def read(self, reader: Rank) -> None:
-        """Keep nothing."""
-
     def forget(self, reader: Rank) -> None:
         for kept in (self._gathered, self._waited, self.threshold):
             kept.pop(reader, None)
@@ -174,11 +150,8 @@ class LinkReleases:
     def restore(self, state: Mapping[str, Value]) -> None:
         self._velocity_D = np.array(state["twostep_velocity_D"], np.float32)
         self._waited = ints_by_rank(state, _WAITED)
-        self._gathered = {}
-        for name, value_D in state.items():
-            if name.startswith(_GATHERED):
-                gathered = self._gathered[Rank(int(name.removeprefix(_GATHERED)))] = Residual(0)
-                gathered.value_D = np.array(value_D, np.float32)
+        gathered = vectors_by_rank(state, _GATHERED)
+        self._gathered = {peer: Residual(value_D) for peer, value_D in gathered.items()}
 
 
 class TwoStep(DelayedGradientMachine):
@@ -187,7 +160,6 @@ class TwoStep(DelayedGradientMachine):
     def __init__(self, context: PolicyContext, parameters: TwostepParameters) -> None:
         self.releases = LinkReleases(context.layout.size, context.coding, parameters)
         super().__init__(context, self.releases, bound=parameters.bound, server=None, share=True)
-        self._sites = context.sites
         self._every = parameters.combine_every_steps
         self._turn = 0
         """Last own turn, in multiples of `combineEverySteps`."""
@@ -196,39 +168,42 @@ class TwoStep(DelayedGradientMachine):
         self._taken_samples = 0
         """Samples of the sites with models that were combined since the last turn."""
 
-    def _step_done(self, step: LocalStepDone) -> list[Instruction]:
-        return super()._step_done(step) + self._combine(step.iteration)
+    def stepped(self, step: LocalStepDone) -> list[Instruction]:
+        return super().stepped(step) + self._combine(step.iteration)
 
     def _combine(self, iteration: int) -> list[Instruction]:
         """Send this site's model to workers of other sites if it is this worker's turn."""
         if not self._every or iteration // self._every <= self._turn:
             return []
         self._turn, self._taken_samples = iteration // self._every, 0
-        site, members = self._sites.get(self._rank), self._synchronizer.active
-        if any(self._sites.get(peer) == site and peer < self._rank for peer in members):
+        site, members = self._site_of(self.rank), self.synchronizer.active
+        if any(self._site_of(peer) == site and peer < self.rank for peer in members):
             return []
-        return [SendWeights(peer, iteration) for peer in members if self._sites.get(peer) != site]
+        return [SendWeights(peer, iteration) for peer in members if self._site_of(peer) != site]
 
-    def _weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        if not self._every or self._sites.get(sender) == self._sites.get(self._rank):
+    def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+        if not self._every or self._site_of(sender) == self._site_of(self.rank):
             raise ContractError(f"weights of worker {sender}: its model is not combined here")
-        weights_D = decode_weights(message.payload, self._size)
+        weights_D = decode_weights(message.payload, self.size)
         if message.iteration <= self._combined.get(sender, 0):
             return []
         self._combined[sender] = message.iteration
         theirs = self._samples_of(sender)
         self._taken_samples += theirs
-        fraction = theirs / (self._samples_of(self._rank) + self._taken_samples)
+        fraction = theirs / (self._samples_of(self.rank) + self._taken_samples)
         return [AverageWeights(weights_D, fraction, sender)]
 
     def _samples_of(self, rank: Rank) -> int:
         """Samples per iteration of that worker's site."""
-        site = self._sites.get(rank)
-        sizes = {rank: self._batch_of.get(rank, self._batch_size)} | self._batch_sizes()
-        return sum(size for peer, size in sizes.items() if self._sites.get(peer) == site)
+        sizes = {rank: self._batch_of.get(rank, self.local_batch_size)} | self.batch_sizes()
+        site = self._site_of(rank)
+        return sum(size for peer, size in sizes.items() if self._site_of(peer) == site)
 
-    def _left(self, rank: Rank) -> None:
-        super()._left(rank)
+    def _site_of(self, rank: Rank) -> str | None:
+        return self.context.sites.get(rank)
+
+    def left(self, rank: Rank) -> None:
+        super().left(rank)
         self._combined.pop(rank, None)
 
     def state(self) -> dict[str, Value]:

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import require_finite
-from dlion_core.policies.hierarchical.site_coding import SiteCoder
 from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, to_version
 from dlion_core.policies.hierarchical.site_means import (
     SampledGradient,
+    SiteCoder,
     combine,
     dense,
     groups_of,
@@ -46,18 +46,9 @@ from dlion_core.policies.hierarchical.site_messages import (
     is_tick,
     mean_source,
 )
-from dlion_core.policies.interface import (
-    ApplyGradient,
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    RejectMessage,
-    SendMessage,
-)
-from dlion_core.policies.message_checks import reject_unknown_sender
+from dlion_core.policies.interface import ApplyGradient, Message, MessageKind, SendMessage
+from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +58,7 @@ if TYPE_CHECKING:
     from dlion_core.policies.gradient.entries import EncodedEntries
     from dlion_core.policies.hierarchical.site_gateways import GatewayView
     from dlion_core.policies.hierarchical.site_messages import ContributionSource
-    from dlion_core.policies.interface import PolicyMachine, Value
+    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
     from dlion_core.policies.parameters import HierarchicalParameters
 
 _AHEAD = 1
@@ -81,15 +72,11 @@ _OVERHEARD = 64
 """Maximum iterations by which a forwarded result may precede all that is known of its maker."""
 
 
-def hierarchical(context: PolicyContext, parameters: HierarchicalParameters) -> PolicyMachine:
-    return Hierarchical(context, parameters)
-
-
 class Hierarchical(PeerMachine):
     """One worker's part in its site, and its site's part among the others."""
 
     def __init__(self, context: PolicyContext, parameters: HierarchicalParameters) -> None:
-        super().__init__(context, SyncRule(slack=0, spare=0, barrier=True))
+        super().__init__(context, SyncRule(slack=0, barrier=True))
         self._parameters = parameters
         self._coder = SiteCoder(context, parameters)
         self._groups = groups_of(context.ranks, context.sites, parameters.group_size)
@@ -99,9 +86,8 @@ class Hierarchical(PeerMachine):
         self._applied = 0  # the last iteration whose result is in the weights
         self._part: SiteMessage | None = None
         self._mean: SiteMessage | None = None  # of this site, as sent, for the open iteration
-        self._results: deque[tuple[SiteMessage, Rank]] = deque(
-            maxlen=_RESULTS
-        )  # with the sender of each
+        self._results: deque[tuple[SiteMessage, Rank]] = deque(maxlen=_RESULTS)
+        """With the sender of each."""
         self._received = ReceivedContributions()
         self._given_up: dict[Rank, int] = {}  # nothing of iterations up to that one will arrive
         self._sent = SentLog()
@@ -125,10 +111,6 @@ class Hierarchical(PeerMachine):
         return SiteMessage(
             message, SampledGradient(samples, None if coded.payload is None else coded.part)
         )
-
-    def update_applied(self) -> list[Instruction]:
-        """Do nothing after an update."""
-        return []
 
     def next_iteration(self) -> int:
         """Return the iteration after the last step or the last update.
@@ -179,28 +161,21 @@ class Hierarchical(PeerMachine):
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
+    def received(self, sender: Rank, message: Message) -> list[Instruction]:
         is_step = message.kind in (MessageKind.GRADIENT, MessageKind.PROGRESS)
         if not is_step or is_tick(message):
-            return super()._message_arrived(sender, message)
-        refusal = reject_unknown_sender(sender, self.context.rank, self.context.ranks)
-        if refusal is not None:
-            return [refusal]
+            return super().received(sender, message)
         try:
-            check_source(sender, message, self.context.rank, self._group_of, len(self._groups))
+            check_source(sender, message, self.rank, self._group_of, len(self._groups))
             contribution = SiteMessage(message, decode_contribution(message, self.context))
-        except ContractError as error:
+        except ContractError:
             self._give_up(sender, min(message.iteration, self.synchronizer.own + _AHEAD))
-            return [RejectMessage(sender, str(error))]
+            raise
         # The maker of a result has reported its step to all members before.
-        most = max(self.synchronizer.own, self.max_reported_iteration()) + _OVERHEARD
+        most = max([self.synchronizer.own, *self._finished.values()]) + _OVERHEARD
         if message.weights_version == RESULT and message.iteration > most:
             reason = f"result of iteration {message.iteration}; allowed: up to {most}"
-            return [RejectMessage(sender, reason)]
-        return self._contribution_arrived(sender, contribution)
-
-    def _contribution_arrived(self, sender: Rank, contribution: SiteMessage) -> list[Instruction]:
-        message = contribution.message
+            raise ContractError(reason)
         if message.weights_version == RESULT:
             return self._apply(contribution, sender)
         self._sent.record_received(sender, message.iteration)
@@ -239,11 +214,9 @@ class Hierarchical(PeerMachine):
         self._gateways.forget(rank)
         self._given_up.pop(rank, None)
         self._sent.left(rank)
-        own = self.context.rank  # this worker forwards its results: it may return without them
-        kept = [
-            (contribution, own if giver == rank else giver) for contribution, giver in self._results
-        ]
-        self._results = deque(kept, maxlen=_RESULTS)
+        for at, (result, giver) in enumerate(self._results):
+            if giver == rank:  # this worker forwards its results: it may return without them
+                self._results[at] = (result, self.rank)
 
     # ---- an iteration's result -------------------------------------------------------------------
 
@@ -252,7 +225,7 @@ class Hierarchical(PeerMachine):
         if not self._open:
             return frozenset()
         gateway = self._gateway
-        if gateway != self.context.rank:
+        if gateway != self.rank:
             return frozenset({gateway})
         return self._missing_parts() or self._missing_means()
 
@@ -277,7 +250,7 @@ class Hierarchical(PeerMachine):
     def _is_passed_over(self) -> bool:
         """Whether the workers that compute this worker's result continued without it."""
         gateway = self._gateway
-        if gateway != self.context.rank:
+        if gateway != self.rank:
             return not self._may_arrive(gateway)
         steps = [self._gateways.step_of(rank) for rank in self.synchronizer.in_step()]
         others = [step for step in steps if step]
@@ -292,7 +265,7 @@ class Hierarchical(PeerMachine):
         return instructions + self._report_step(changed)
 
     def _decide(self) -> list[Instruction]:
-        if not (self._open and self._gateway == self.context.rank and not self._missing_parts()):
+        if not (self._open and self._gateway == self.rank and not self._missing_parts()):
             return self._send_missing()
         self._take_mean()
         instructions = self._send_missing()
@@ -303,11 +276,11 @@ class Hierarchical(PeerMachine):
         """Compute this site's mean as the other sites decode it."""
         if self._mean is not None or self._part is None:
             return
-        shares = {self.context.rank: self._part.share}
+        shares = {self.rank: self._part.share}
         for rank in self._groups[self._home]:
-            if rank != self.context.rank and (known := self._known(rank)) is not None:
+            if rank != self.rank and (known := self._known(rank)) is not None:
                 shares[rank] = known.share
-        samples, mean_D = mean_gradient(shares, self.size)
+        samples, mean_D = mean_gradient([share for _, share in sorted(shares.items())], self.size)
         coded = self._coder.mean(mean_D, self.synchronizer.own)
         self._mean = self._message(MEAN + self._home, coded, samples)
 
@@ -321,7 +294,7 @@ class Hierarchical(PeerMachine):
         result_D = combine(shares, self.size, trim[self._parameters.combine])
         samples = sum(share.samples for share in shares)
         contribution = self._message(RESULT, self._coder.result(result_D), samples)
-        return self._apply(contribution, self.context.rank)
+        return self._apply(contribution, self.rank)
 
     def _apply(self, contribution: SiteMessage, sender: Rank) -> list[Instruction]:
         """Apply an iteration's result once, in the order of the log."""
@@ -338,7 +311,7 @@ class Hierarchical(PeerMachine):
     def _send_missing(self) -> list[Instruction]:
         gateway = self._gateway
         instructions: list[Instruction] = []
-        if self._open and self._part is not None and gateway != self.context.rank:
+        if self._open and self._part is not None and gateway != self.rank:
             instructions += self._pass_on()
         if self._open and self._mean is not None:
             counted = self.synchronizer.in_step()
@@ -368,7 +341,7 @@ class Hierarchical(PeerMachine):
         """
         linked = self.synchronizer.active
         yield from self._gateways.followers(linked)
-        if gateway == self.context.rank:
+        if gateway == self.rank:
             yield from self._gateways.members(self._home, linked)
             for rank in self._other_gateways():
                 if not self._sent.has(rank, MEAN + self._home, iteration):
@@ -376,7 +349,7 @@ class Hierarchical(PeerMachine):
             return
         if giver != gateway:
             yield gateway
-        if giver == self.context.rank:
+        if giver == self.rank:
             yield from self._other_gateways()
         yield from self._sent.senders_for(iteration)
 
@@ -388,8 +361,6 @@ class Hierarchical(PeerMachine):
         if self.synchronizer.finished(rank) > message.iteration:
             return []
         return [SendMessage(rank, message)] if self._sent.mark_sent(rank, message) else []
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         return {**super().state(), "iteration": self._applied, **self._coder.state()}

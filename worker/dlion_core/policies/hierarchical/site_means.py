@@ -1,7 +1,8 @@
-"""Arithmetic of `hierarchical`: groups, entries to send, and the combination of sites' means.
+"""Arithmetic and encoding of `hierarchical`: groups, entries to send, combination of sites' means.
 
 The gradient of an iteration is the sample-weighted mean of all sites' means, or a robust mean per
-entry that a single site cannot dominate. Independent of messages.
+entry that a single site cannot dominate. If only the largest entries of a gradient or mean are
+sent, the rest is added to the next one (error feedback). Independent of messages.
 
 Source of the robust means: Yin et al., "Byzantine-robust distributed learning", ICML 2018
 (coordinate-wise median and trimmed mean; there over workers, here over sites).
@@ -12,13 +13,19 @@ Shape suffixes: S sites that take part in an iteration, D entries.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlion_core.codecs import GradientPart
-from dlion_core.policies.gradient.entries import largest_indices
+from dlion_core.codecs import GradientPart, ValueCodec, encode_whole
+from dlion_core.policies.gradient.entries import (
+    EncodedEntries,
+    Residual,
+    encode_nonzero,
+    largest_indices,
+)
+from dlion_core.policies.state_values import vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +33,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_api.names import Rank
-    from dlion_core.policies.interface import Flat
+    from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Flat, Value
+    from dlion_core.policies.parameters import HierarchicalParameters
 
 _BLOCK = 2**16
 """Entries sorted at a time."""
@@ -59,20 +68,58 @@ def groups_of(
     return tuple(groups)
 
 
-def mean_gradient(shares: Mapping[Rank, SampledGradient], size: int) -> tuple[int, Flat]:
-    """Return the total samples and the sample-weighted mean gradient, summed in rank order."""
-    samples = sum(share.samples for share in shares.values())
+class SiteCoder:
+    """Encoder of one worker."""
+
+    def __init__(self, context: PolicyContext, parameters: HierarchicalParameters) -> None:
+        self._parameters = parameters
+        self._size = context.layout.size
+        self._codec = context.coding
+        # every gateway encodes the result with the same rounding
+        self._result_codec = replace(self._codec, seed=context.spec.trainer.seed)
+        names = ("gradient_rest", "mean_rest")
+        self._rests = {name: Residual.zeros(self._size) for name in names}
+
+    def gradient(self, gradient_D: Flat) -> EncodedEntries:
+        share = self._parameters.inside_share
+        if share >= 1 and self._codec.values is ValueCodec.FLOAT32:
+            whole = GradientPart(gradient_D.copy())
+            return EncodedEntries(encode_whole(gradient_D, self._codec), whole)
+        rest = self._rests["gradient_rest"]
+        rest.value_D += gradient_D
+        count = max(1, round(share * self._size))
+        where = largest_indices(rest.value_D, count) if share < 1 else slice(None)
+        return rest.send(where, self._codec)
+
+    def mean(self, mean_D: Flat, iteration: int) -> EncodedEntries:
+        share, in_turn = self._parameters.between_share, self._parameters.combine != "mean"
+        rest = self._rests["mean_rest"]
+        rest.value_D += np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
+        np.clip(rest.value_D, -_MAX_SUM, _MAX_SUM, out=rest.value_D)
+        where = entries_to_send(rest.value_D, share, iteration, in_turn=in_turn)
+        return rest.send(where, self._codec)
+
+    def result(self, result_D: Flat) -> EncodedEntries:
+        return encode_nonzero(result_D, self._result_codec)
+
+    def state(self) -> dict[str, Value]:
+        rests = {f"{name}_D": rest.value_D for name, rest in self._rests.items()}
+        return {name: value_D.copy() for name, value_D in rests.items() if value_D.any()}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        for name, rest in self._rests.items():
+            if f"{name}_D" in state:
+                rest.value_D = vector_from_state(state[f"{name}_D"])
+
+
+def mean_gradient(shares: Sequence[SampledGradient], size: int) -> tuple[int, Flat]:
+    """Return the total samples and the sample-weighted mean gradient, summed in the given order."""
+    samples = sum(share.samples for share in shares)
     mean_D = np.zeros(size, np.float32)
-    for _, share in sorted(shares.items()):
+    for share in shares:
         if share.part is not None:
             share.part.add_to(mean_D, np.float32(share.samples / samples))
     return samples, mean_D
-
-
-def accumulate(gathered_D: Flat, mean_D: Flat) -> None:
-    """Add a mean to the unsent part, in place."""
-    gathered_D += np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
-    np.clip(gathered_D, -_MAX_SUM, _MAX_SUM, out=gathered_D)
 
 
 def entries_to_send(
@@ -103,12 +150,7 @@ def combine(shares: Sequence[SampledGradient], size: int, trim: int | None) -> F
     largest and smallest values of each entry are left out. At least one or two values remain.
     """
     if trim is None:
-        mean_D = np.zeros(size, np.float32)
-        samples = sum(share.samples for share in shares)
-        for share in shares:
-            if share.part is not None:
-                share.part.add_to(mean_D, np.float32(share.samples / samples))
-        return np.clip(mean_D, -_MAX_SUM, _MAX_SUM)
+        return np.clip(mean_gradient(shares, size)[1], -_MAX_SUM, _MAX_SUM)
     return _trimmed_mean([dense(share, size) for share in shares], size, trim)
 
 

@@ -14,13 +14,14 @@ from dlion_api.errors import ContractError
 from dlion_core.codecs import decode_gradient
 from dlion_core.policies.hierarchical.site_gateways import from_version
 from dlion_core.policies.hierarchical.site_means import SampledGradient
-from dlion_core.policies.interface import Message, MessageKind
+from dlion_core.policies.interface import MessageKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Message
 
 TICK: Final = 0
 RESULT: Final = 1
@@ -59,11 +60,7 @@ def is_tick(message: Message) -> bool:
 def check_source(
     sender: Rank, message: Message, own: Rank, group_of: Mapping[Rank, int], groups: int
 ) -> None:
-    """Check that the sender may send this message to worker `own`.
-
-    Raises:
-        ContractError: it may not.
-    """
+    """Raise ContractError unless the sender may send this message to worker `own`."""
     what, group, home = message.weights_version, group_of[sender], group_of[own]
     name = message.kind.name
     if message.iteration < 1:
@@ -77,11 +74,7 @@ def check_source(
 
 
 def decode_contribution(message: Message, context: PolicyContext) -> SampledGradient:
-    """Return the contribution of a checked message.
-
-    Raises:
-        ContractError: invalid samples, or not this model's gradient.
-    """
+    """Return the contribution of a checked message. Raises ContractError if it is invalid."""
     workers = 1 if message.weights_version == PART else len(context.ranks)
     most = workers * context.max_samples
     samples = message.local_batch_size

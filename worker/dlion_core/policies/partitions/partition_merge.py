@@ -36,11 +36,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
+from dlion_core.codecs import decode_weights, encode_weights
 from dlion_core.policies.interface import (
-    Event,
-    Instruction,
     IterationReplayed,
     LocalStepDone,
     MemberJoined,
@@ -50,7 +48,6 @@ from dlion_core.policies.interface import (
     MessageArrived,
     MessageKind,
     RejectMessage,
-    ReplicaView,
     SendMessage,
     UpdateApplied,
 )
@@ -75,7 +72,9 @@ from dlion_core.policies.partitions.version_vector import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dlion_core.policies.interface import PolicyMachine, Value
+    from dlion_api.names import Rank
+    from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, ReplicaView, Value
 
 _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
@@ -91,26 +90,22 @@ class PartitionMerge:
     def __init__(
         self,
         machine: PolicyMachine,
+        context: PolicyContext,
         replica: ReplicaView,
         *,
-        rank: Rank,
-        ranks: Collection[int],
-        size: int,
-        coding: AnyCoding,
         min_samples: int,
         slack: int | None,
         on_merging: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """`ranks`: all workers that may ever take part. `size`: D. `coding`: encoding of sent
-        weights. `slack`: iterations that a peer may be behind without being waited for; None: any
-        number. `on_merging(True)` is called when a peer's weights are requested,
-        `on_merging(False)` when the merge is done or has failed."""
-        self._machine = machine
-        self._replica = replica
-        self._rank = rank
-        self._ranks = ranks
-        self._size = size
-        self._coding = coding
+        """`slack`: iterations that a peer may be behind without being waited for; None: any number.
+        `on_merging(True)` is called when a peer's weights are requested, `on_merging(False)` when
+        the merge is done or has failed."""
+        self._machine, self._replica = machine, replica
+        self._rank, self._size, self._coding = context.rank, context.layout.size, context.coding
+        self._ranks: Collection[int] = frozenset(context.ranks)
+        if context.grows:  # the upper limit of ranks (`dlion_api.spec.ranks`)
+            groups = sum(len(site.groups) for site in context.spec.sites)
+            self._ranks = range(MAX_WORKERS_PER_GROUP * groups)
         self._min_samples = min_samples
         self._slack = slack
         self._on_merging = on_merging
@@ -162,9 +157,8 @@ class PartitionMerge:
             case UpdateApplied():
                 self._applied = self._iteration
                 self._take_snapshot()
-                return (
-                    self._machine.handle(event) + self._owed_weights() + self._apply_early_answer()
-                )
+                instructions = self._machine.handle(event) + self._owed_weights()
+                return instructions + self._apply_early_answer()
             case MemberLeft(rank=rank):
                 return self._machine.handle(event) + self._left(rank)
         return self._machine.handle(event)
@@ -182,10 +176,7 @@ class PartitionMerge:
         return usual if self._pull else self._alignment.next_iteration(usual)
 
     def state(self) -> dict[str, Value]:
-        return {
-            **self._machine.state(),
-            **self._samples.state(),
-        }
+        return {**self._machine.state(), **self._samples.state()}
 
     def restore(self, state: Mapping[str, Value]) -> None:
         self._machine.restore(state)
@@ -242,18 +233,14 @@ class PartitionMerge:
             self._query = None
             return []
         if self._query is None:
-            if not self._is_within_limit(
-                MessageKind.HELD_REQUEST, self._rank, MAX_VECTORS_PER_STEP
-            ):
+            kind = MessageKind.HELD_REQUEST
+            if not self._is_within_limit(kind, self._rank, MAX_VECTORS_PER_STEP):
                 return []
             steps = ANSWER_TIMEOUT_STEPS if self._slack == 0 else LOOSE_ANSWER_TIMEOUT_STEPS
             self._query = VectorQuery(self._linked - set(missed), steps)
-            request = Message(MessageKind.HELD_REQUEST, self._iteration)
-            queries: list[Instruction] = [
-                SendMessage(peer, request) for peer in sorted(self._query.awaited)
-            ]
-            if queries:
-                return queries
+            if self._query.awaited:
+                request = Message(kind, self._iteration)
+                return [SendMessage(peer, request) for peer in sorted(self._query.awaited)]
         if self._query.awaited:
             return []
         self._query = None
@@ -310,13 +297,10 @@ class PartitionMerge:
         return self._request_missing()
 
     def _vector_requested(self, sender: Rank) -> list[Instruction]:
-        if not self._stepped or sender not in self._linked:
+        answers = self._stepped and sender in self._linked
+        if not (answers and self._is_within_limit(MessageKind.HELD, sender, MAX_VECTORS_PER_STEP)):
             return []
-        return (
-            [self._vector_message(sender)]
-            if self._is_within_limit(MessageKind.HELD, sender, MAX_VECTORS_PER_STEP)
-            else []
-        )
+        return [self._vector_message(sender)]
 
     def _is_within_limit(self, kind: MessageKind, peer: Rank, most: int) -> bool:
         self._since_step[kind, peer] += 1
@@ -374,16 +358,10 @@ class PartitionMerge:
         merge = MergeReplicas(others_D, own, missing_samples(then, theirs), sender, then_D)
         self._samples.merge(theirs, then, self._min_samples)
         self._vectors = {peer: self._compared(one.held) for peer, one in self._vectors.items()}
-        return [
-            merge,
-            *(
-                self._vector_message(peer)
-                for peer in sorted(self._linked)
-                if self._lacks_samples(peer)
-            ),
-            # This queries vectors first: no weights are requested before the merge is done.
-            *self._request_missing(),
-        ]
+        behind = [peer for peer in sorted(self._linked) if self._lacks_samples(peer)]
+        vectors = [self._vector_message(peer) for peer in behind]
+        # This queries vectors first: no weights are requested before the merge is done.
+        return [merge, *vectors, *self._request_missing()]
 
     def _lacks_samples(self, peer: Rank) -> bool:
         known = self._vectors[peer].held if peer in self._vectors else {}

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.policies.interface import (
-    Instruction,
     MemberJoined,
     MemberLeft,
     Message,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dlion_api.names import SiteName
-    from dlion_core.policies.interface import Event
+    from dlion_core.policies.interface import Event, Instruction
 
 _HEAD = struct.Struct("<IQQBI")
 _RANK = struct.Struct("<I")
@@ -110,12 +110,11 @@ def decode_link_states(
 
 def _rising(ranks: memoryview, rank_of: Callable[[int], Rank]) -> frozenset[Rank]:
     """Decode strictly increasing ranks. Raises ContractError, and what `rank_of` raises."""
-    decoded: list[Rank] = []
-    for (rank,) in _RANK.iter_unpack(ranks):
-        if decoded and rank <= decoded[-1]:
-            raise ContractError(f"REACH: ranks of links not increasing: {decoded[-1]}, {rank}")
-        decoded.append(rank_of(rank))
-    return frozenset(decoded)
+    decoded = [rank for (rank,) in _RANK.iter_unpack(ranks)]
+    for one, following in pairwise(decoded):
+        if following <= one:
+            raise ContractError(f"REACH: ranks of links not increasing: {one}, {following}")
+    return frozenset(map(rank_of, decoded))
 
 
 class SiteQuorum:
@@ -150,7 +149,7 @@ class SiteQuorum:
         self._early: set[Rank] = set()
         """Peers that sent a message before `MemberJoined`."""
         self._reachable: frozenset[Rank] | None = None
-        """Cached result of `reachable_workers`; None: recompute."""
+        """Result of the last `reachable_workers`; None: search again."""
         self.is_halted = False
         """Whether this worker is halted, or was and has not continued. While true, a link counts
         only after a message of its peer."""
@@ -278,17 +277,11 @@ class SiteQuorum:
     def reachable_workers(self) -> frozenset[Rank]:
         """Return the workers that this one reaches over links, itself included."""
         if self._reachable is None:
-            self._reachable = self._search()
+            reached = [self._rank]
+            for at in reached:  # which grows meanwhile
+                reached += self._links_of(at).difference(reached)
+            self._reachable = frozenset(reached)
         return self._reachable
-
-    def _search(self) -> frozenset[Rank]:
-        reachable, to_visit = {self._rank}, [self._rank]
-        while to_visit:
-            at = to_visit.pop()
-            new = self._links_of(at) - reachable
-            reachable |= new
-            to_visit += sorted(new)
-        return frozenset(reachable)
 
     def _links_of(self, rank: Rank) -> frozenset[Rank]:
         if rank == self._rank:

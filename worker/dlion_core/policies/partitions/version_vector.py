@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_core.policies.state_values import ints_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -65,24 +66,14 @@ class SampleCounter:
             self.held[rank] = min(max(samples + since, now), MAX_WORKER_SAMPLES)
 
     def state(self) -> dict[str, Value]:
-        """What a checkpoint keeps."""
         return {
             **{f"{_HELD}{rank}": samples for rank, samples in self.held.items()},
             **{f"{_STEP_OF}{rank}": iteration for rank, iteration in self._iterations.items()},
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
-        """Continue from a checkpoint's `state`."""
-        self.held = _by_rank(state, _HELD)
-        self._iterations = _by_rank(state, _STEP_OF)
-
-
-def _by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, int]:
-    return {
-        Rank(int(name.removeprefix(prefix))): int(value)
-        for name, value in state.items()
-        if name.startswith(prefix)
-    }
+        self.held = ints_by_rank(state, _HELD)
+        self._iterations = ints_by_rank(state, _STEP_OF)
 
 
 def missing_samples(held: Mapping[Rank, int], others: Mapping[Rank, int]) -> int:

@@ -1,2 +1,1 @@
-"""Policies that exchange weights or their changes: `gaia`, `hop`, `adpsgd`, `localsgd` and
-others."""
+"""Policies that exchange weights or their changes: `gaia`, `hop`, `adpsgd`, `localsgd`, others."""

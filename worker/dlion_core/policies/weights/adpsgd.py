@@ -29,18 +29,10 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 from dlion_core.topology.topology import ring_neighbours
 
 if TYPE_CHECKING:
@@ -49,11 +41,8 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
-from dlion_core.policies.weights.weight_parameters import AdpsgdParameters
-
-
-def adpsgd(context: PolicyContext, parameters: AdpsgdParameters) -> AdPsgd:
-    return AdPsgd(context, parameters)
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
+from dlion_core.policies.parameters import AdpsgdParameters
 
 
 def pairing_candidates(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
@@ -75,7 +64,7 @@ class AdPsgd(PeerMachine):
     """One worker, active or passive."""
 
     def __init__(self, context: PolicyContext, parameters: AdpsgdParameters) -> None:
-        super().__init__(context, SyncRule(slack=None, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=None))
         self._is_active = context.ranks.index(context.rank) % 2 == 0
         self._overlap = parameters.overlap
         other_side = pairing_candidates(context.ranks, context.rank, parameters.graph)
@@ -99,7 +88,7 @@ class AdPsgd(PeerMachine):
         there = [rank for rank in self.synchronizer.active if rank in self._neighbours]
         if not (self._is_active and there):
             return self.progress()
-        seed = (self.context.spec.trainer.seed, self.context.rank, step.iteration)
+        seed = (self.context.spec.trainer.seed, self.rank, step.iteration)
         self._asked = there[int(np.random.default_rng(seed).integers(len(there)))]
         self._asked_at, self._sent = step.iteration, self._coded()
         return [*self.progress(), self._weights(self._asked, step.iteration, self._sent)]
@@ -111,10 +100,6 @@ class AdPsgd(PeerMachine):
         else:
             share = np.float32(step.local_batch_size / self._samples)
             self._gradient_D = self._gradient_D + share * (step.gradient_D - self._gradient_D)
-
-    def update_applied(self) -> list[Instruction]:
-        """Send nothing: weights are sent after the next step."""
-        return []
 
     def advance(self) -> list[Instruction]:
         """Answer requests, then apply the own gradient if no answer is pending."""
@@ -178,9 +163,6 @@ class AdPsgd(PeerMachine):
             peer, Message(MessageKind.WEIGHTS, iteration, self.local_batch_size, payload=payload)
         )
 
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: no worker waits for a peer's steps."""
-
     # ---- members ---------------------------------------------------------------------------------
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
@@ -193,8 +175,6 @@ class AdPsgd(PeerMachine):
             self._asked = None
         self._requests.pop(rank, None)
         self._answered.pop(rank, None)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         state = super().state()

@@ -39,17 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
@@ -57,18 +48,16 @@ from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_api.names import Rank
     from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.weights.weight_parameters import D2Parameters
+    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
+    from dlion_core.policies.parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 
 _QUEUE_LENGTH = 4
 """Iterations kept per neighbour; one in lock step is at most one ahead."""
-
-
-def d2(context: PolicyContext, parameters: D2Parameters) -> D2:
-    return D2(context, parameters)
 
 
 def mixing_row(
@@ -87,13 +76,6 @@ def mixing_row(
     return dict(sorted({rank: self_weight, **row}.items()))
 
 
-def full_mixing_row(context: PolicyContext, parameters: D2Parameters) -> dict[Rank, float]:
-    """Return this worker's row of W if all workers are present."""
-    if context.spec.exchange.topology != "allToAll":
-        return lazy_mixing_row(context.graph, context.rank, parameters.self_weight)
-    return mixing_row(context.ranks, context.rank, parameters.mixing, parameters.self_weight)
-
-
 class D2(QueuedWeightsMachine):
     """One worker's correction and pending mixing."""
 
@@ -102,8 +84,13 @@ class D2(QueuedWeightsMachine):
         is_complete = context.spec.exchange.topology == "allToAll"
         is_level = is_complete and parameters.mixing == "complete"
         slack = 0 if is_level else len(context.ranks)
-        super().__init__(context, SyncRule(slack=slack, spare=0, barrier=False), _QUEUE_LENGTH)
-        self._whole_row = full_mixing_row(context, parameters)
+        super().__init__(context, SyncRule(slack=slack), _QUEUE_LENGTH)
+        self._whole_row = (
+            mixing_row(context.ranks, context.rank, parameters.mixing, parameters.self_weight)
+            if is_complete
+            else lazy_mixing_row(context.graph, context.rank, parameters.self_weight)
+        )
+        """This worker's row of W if all workers are present."""
         self._workers = len(context.ranks)
         self._is_descending = False
         self._correction_D: Exact | None = None
@@ -117,10 +104,10 @@ class D2(QueuedWeightsMachine):
         """Future iterations in which corrections are dropped."""
 
     def _row(self) -> dict[Rank, float]:
-        there = {self.context.rank, *self.synchronizer.active}
+        there = {self.rank, *self.synchronizer.active}
         row = {peer: weight for peer, weight in self._whole_row.items() if peer in there}
         away = sum(weight for peer, weight in self._whole_row.items() if peer not in there)
-        return {**row, self.context.rank: row[self.context.rank] + away}
+        return {**row, self.rank: row[self.rank] + away}
 
     # ---- own steps -------------------------------------------------------------------------------
 
@@ -147,7 +134,7 @@ class D2(QueuedWeightsMachine):
         if self._half_D is None:
             return []
         row, own = self._row(), self.synchronizer.own
-        new = [peer for peer in row if peer != self.context.rank and peer not in self._sent_to]
+        new = [peer for peer in row if peer != self.rank and peer not in self._sent_to]
         message = Message(
             MessageKind.WEIGHTS,
             own,
@@ -226,8 +213,6 @@ class D2(QueuedWeightsMachine):
         """Drop its queue, and forget that it has received the value."""
         super().left(rank)
         self._sent_to.discard(rank)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Add the correction. A pending mixing is skipped after a restart."""

@@ -35,29 +35,21 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import AnyCoding, decode_weights, encode_weights
-from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    Layout,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-    Value,
-)
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.codecs import decode_weights, encode_weights
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import by_rank, ints_by_rank, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 from dlion_core.topology.topology import ring_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dlion_core.codecs import AnyCoding
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.weights.weight_parameters import EventgradParameters
+    from dlion_core.policies.interface import Flat, Instruction, Layout, LocalStepDone, Value
+    from dlion_core.policies.parameters import EventgradParameters
 
 VariableMask = NDArray[np.bool_]
 """Mask of variables, shape [L]."""
@@ -74,10 +66,6 @@ _EARLY_EACH = 2
 _LAST, _HAS, _ARRIVED = "eventgrad_last_of_", "eventgrad_has_of_", "eventgrad_arrived_of_"
 _SERVED = "eventgrad_served"
 _TRIGGER = "eventgrad_trigger_"
-
-
-def eventgrad(context: PolicyContext, parameters: EventgradParameters) -> EventGrad:
-    return EventGrad(context, parameters)
 
 
 def averaging_neighbours(members: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:
@@ -161,11 +149,8 @@ class VariableCodec:
         return bytes(values) + np.packbits(chosen_L).tobytes()
 
     def decoded(self, payload: Payload) -> tuple[VariableMask, Flat]:
-        """Return the mask of variables, and their values in order.
-
-        Raises:
-            ContractError: not a payload of `encoded` for this model.
-        """
+        """Return the mask of variables, and their values in order. Raises ContractError if it is
+        not a payload of `encoded` for this model."""
         count = self._sizes_L.size
         bitmap_bytes = (count + 7) // 8
         if len(payload) <= bitmap_bytes:
@@ -187,8 +172,9 @@ class EventGrad(PeerMachine):
     """One worker, its neighbours' last values, and its pending average."""
 
     def __init__(self, context: PolicyContext, parameters: EventgradParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.bound, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.bound))
         self._parameters = parameters
+        self._in_lock_step = parameters.bound == 0
         self._is_complete = context.spec.exchange.topology == "allToAll"
         self._variables = VariableCodec(context.layout, context.coding)
         self._trigger = NormTrigger(context.layout, parameters)
@@ -208,8 +194,8 @@ class EventGrad(PeerMachine):
     def _neighbours(self) -> list[Rank]:
         if not self._is_complete:
             return self.synchronizer.active
-        members = sorted([*self.synchronizer.active, self.context.rank])
-        return averaging_neighbours(members, self.context.rank, self._parameters.graph)
+        members = sorted([*self.synchronizer.active, self.rank])
+        return averaging_neighbours(members, self.rank, self._parameters.graph)
 
     # ---- own steps -------------------------------------------------------------------------------
 
@@ -218,8 +204,11 @@ class EventGrad(PeerMachine):
         self._gradient_D = step.gradient_D
         weights_D, own = self.weights_D, self.synchronizer.own
         fired_L, near = self._trigger.fired(weights_D), self._neighbours()
+        chosen = {peer: fired_L | (peer not in self._served) for peer in near}
         payload_of = {
-            peer: self._payload(weights_D, fired_L | (peer not in self._served)) for peer in near
+            peer: self._variables.encoded(weights_D, chosen_L)
+            for peer, chosen_L in chosen.items()
+            if chosen_L.any()
         }
         self._served = set(near)
         instructions: list[Instruction] = []
@@ -233,13 +222,6 @@ class EventGrad(PeerMachine):
                 instructions.append(SendMessage(peer, body))
         return instructions
 
-    def _payload(self, weights_D: Flat, chosen_L: VariableMask) -> Payload | None:
-        return self._variables.encoded(weights_D, chosen_L) if chosen_L.any() else None
-
-    def update_applied(self) -> list[Instruction]:
-        """Send nothing: weights are sent after the next step."""
-        return []
-
     def advance(self) -> list[Instruction]:
         """Average when possible, then apply the own gradient."""
         if self._gradient_D is None or self.blocking_peers():
@@ -251,10 +233,6 @@ class EventGrad(PeerMachine):
                 self._take(key)
         gradient_D, self._gradient_D = self._gradient_D, None
         return [ReplaceWeights(self._average()), self.update(gradient_D)]
-
-    @property
-    def _in_lock_step(self) -> bool:
-        return self.synchronizer.rule.slack == 0
 
     def blocking_peers(self) -> frozenset[Rank]:
         """In lock step, return neighbours with announced values that are missing."""
@@ -270,7 +248,7 @@ class EventGrad(PeerMachine):
         """Average in float64 in rank order."""
         own_D, near = self.weights_D, self._neighbours()
         sum_D = np.zeros(self.size)
-        for rank in sorted([*near, self.context.rank]):
+        for rank in sorted([*near, self.rank]):
             if rank in self._last:
                 sum_D += np.where(self._has[rank], self._last[rank], own_D)
             else:
@@ -318,8 +296,6 @@ class EventGrad(PeerMachine):
         for key in [key for key in self._early if key[1] == rank]:
             self._take(key)
 
-    # ---- checkpoints -----------------------------------------------------------------------------
-
     def state(self) -> dict[str, Value]:
         """Add the neighbours' last values, early ones included. A pending average is skipped after
         a restart."""
@@ -344,9 +320,7 @@ class EventGrad(PeerMachine):
         self._served = {Rank(int(rank)) for rank in served}
         self._kept = set(self._served)
         self._arrived = ints_by_rank(state, _ARRIVED)
-        self._last, self._has, self._early = {}, {}, {}
-        for name, value in state.items():
-            if name.startswith(_LAST):
-                self._last[Rank(int(name.removeprefix(_LAST)))] = vector_from_state(value)
-            elif name.startswith(_HAS):
-                self._has[Rank(int(name.removeprefix(_HAS)))] = np.array(value, np.bool_)
+        self._last, self._early = vectors_by_rank(state, _LAST), {}
+        self._has = {
+            rank: np.array(has_D, np.bool_) for rank, has_D in by_rank(state, _HAS).items()
+        }

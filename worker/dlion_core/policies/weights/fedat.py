@@ -21,7 +21,6 @@ momentum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,24 +29,18 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
 from dlion_core.codecs.polyline import decode_polyline, encode_polyline
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-)
-from dlion_core.policies.message_checks import ints_by_rank
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import ints_by_rank, vector_or_none, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
+from dlion_core.policies.weights.round_results import RoundResult, mean_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.weights.weight_parameters import FedatParameters
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, PolicyMachine, Value
+    from dlion_core.policies.parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
 """Prefixes of checkpoint keys, followed by a rank or a tier."""
@@ -57,18 +50,8 @@ _NONE_TAKEN = -1
 
 def fedat(context: PolicyContext, parameters: FedatParameters) -> PolicyMachine:
     """Build the server's machine at the server, a client's elsewhere."""
-    server = Rank(parameters.server)
-    if server == context.rank:
-        return FedatServer(context, parameters, server)
-    return FedatClient(context, parameters, server)
-
-
-@dataclass(frozen=True)
-class ClientUpdate:
-    """A worker's result of a round: samples trained on, and weights."""
-
-    samples: int
-    weights_D: Flat
+    machine = FedatServer if parameters.server == context.rank else FedatClient
+    return machine(context, parameters)
 
 
 def tier_weights(counts: Sequence[int]) -> list[float]:
@@ -80,22 +63,13 @@ def tier_weights(counts: Sequence[int]) -> list[float]:
     return [count / sum(counts) for count in reversed(counts)]
 
 
-def mean_weights(answers: Sequence[ClientUpdate]) -> Flat:
-    """Return the sample-weighted mean, summed in order in float32."""
-    samples = sum(answer.samples for answer in answers)
-    mean_D = np.zeros_like(answers[0].weights_D)
-    for answer in answers:
-        mean_D += np.float32(answer.samples / samples) * answer.weights_D
-    return mean_D
-
-
 class FedatWorker(PeerMachine):
     """Common part of server and clients: rounds of local steps from an anchor."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, SyncRule(slack=None, spare=0, barrier=False))
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
+        super().__init__(context, SyncRule(slack=None))
         self._parameters = parameters
-        self._server = server
+        self._server = Rank(parameters.server)
         self._anchor_D: Flat | None = None
         self._steps = self._samples = 0  # of the round under way
         self._has_answered = False
@@ -111,7 +85,8 @@ class FedatWorker(PeerMachine):
         gradient_D = step.gradient_D + pull * (self.weights_D - self._anchor_D)
         return [*self.progress(), self.update_alone(gradient_D)]
 
-    def _start_round(self, weights_D: Flat) -> list[Instruction]:
+    def begin_round(self, weights_D: Flat) -> list[Instruction]:
+        """Continue from those weights, which are the anchor."""
         self._anchor_D = weights_D.copy()
         self._steps = self._samples = 0
         self._has_answered = False
@@ -124,9 +99,6 @@ class FedatWorker(PeerMachine):
     def _decoded(self, payload: bytes | memoryview) -> Flat:
         return decode_polyline(payload, self.size, self._parameters.decimals)
 
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: rounds do not depend on it."""
-
     def state(self) -> dict[str, Value]:
         state = super().state()
         open_ = not self._has_answered  # a restart repeats an answered round
@@ -138,21 +110,21 @@ class FedatWorker(PeerMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         super().restore(state)
         self._steps, self._samples = int(state["round_steps"]), int(state["round_samples"])
-        self._anchor_D = vector_from_state(state["anchor_D"]) if "anchor_D" in state else None
+        self._anchor_D = vector_or_none(state, "anchor_D")
 
 
 class FedatClient(FedatWorker):
     """Sends results to the server and continues from its answers; alone while it is absent."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, parameters, server)
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
+        super().__init__(context, parameters)
         self._taken = _NONE_TAKEN  # version of the last global weights
 
     def update_applied(self) -> list[Instruction]:
         if self._steps < self._parameters.local_steps:
             return []
         if self._server not in self.synchronizer.active:
-            self._begin_alone()
+            self.begin_round(self.weights_D)  # the global weights are outdated
             return []
         self._has_answered = True
         payload = self._coded(self.weights_D)
@@ -161,11 +133,7 @@ class FedatClient(FedatWorker):
         return [SendMessage(self._server, message)]
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Start a new round from the global weights.
-
-        Raises:
-            ContractError: the sender is not the server, or not this model's weights.
-        """
+        """Start a new round from the global weights."""
         if sender != self._server:
             raise ContractError(f"weights of worker {sender}; the server is {self._server}")
         try:
@@ -176,18 +144,12 @@ class FedatClient(FedatWorker):
         if message.weights_version <= self._taken:
             return []
         self._taken = message.weights_version
-        return self._start_round(weights_D)
+        return self.begin_round(weights_D)
 
     def _go_on_alone(self) -> None:
         """Stop waiting for the server; the next result is due after a full round."""
         if self._has_answered:
-            self._begin_alone()
-
-    def _begin_alone(self) -> None:
-        """Use the own weights as the anchor, since the global ones are outdated."""
-        self._anchor_D = self.weights_D.copy()
-        self._steps = self._samples = 0
-        self._has_answered = False
+            self.begin_round(self.weights_D)
 
     def blocking_peers(self) -> frozenset[Rank]:
         """Return the server, once it has this round's result."""
@@ -203,16 +165,12 @@ class FedatClient(FedatWorker):
         if rank == self._server:
             self._go_on_alone()
 
-    def advance(self) -> list[Instruction]:
-        """Do nothing: events are answered directly."""
-        return []
-
 
 class FedatServer(FedatWorker):
     """Keeps the tiers' models, and is a client of itself."""
 
-    def __init__(self, context: PolicyContext, parameters: FedatParameters, server: Rank) -> None:
-        super().__init__(context, parameters, server)
+    def __init__(self, context: PolicyContext, parameters: FedatParameters) -> None:
+        super().__init__(context, parameters)
         tiers = dict(zip(sorted(context.ranks), parameters.tiers, strict=False))
         self._tier_of: dict[Rank, int] = dict(tiers)
         self._places: dict[Rank, int] = {}  # sums of positions in the profiling rounds
@@ -221,29 +179,25 @@ class FedatServer(FedatWorker):
         self._global_D: Flat | None = None
         self._models: dict[int, Flat] = {}
         self._counts: dict[int, int] = {}
-        self._answers: dict[Rank, ClientUpdate | None] = {}
+        self._answers: dict[Rank, RoundResult | None] = {}
         """In order of arrival; None: invalid."""
         self._newcomers: set[Rank] = set()
 
     def update_applied(self) -> list[Instruction]:
         if self._steps >= self._parameters.local_steps:
             self._has_answered = True
-            self._answers[self.context.rank] = ClientUpdate(self._samples, self.weights_D.copy())
+            self._answers[self.rank] = RoundResult(self._samples, self.weights_D.copy())
         return []
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Record a worker's result. Do not wait for a replacement of an invalid one.
-
-        Raises:
-            ContractError: invalid number of samples, or not this model's weights.
-        """
+        """Record a worker's result. Do not wait for a replacement of an invalid one."""
         self._answers.pop(sender, None)
         self._answers[sender] = None
         samples = message.weights_version
         most = self._parameters.local_steps * self.context.max_samples
         if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
-        self._answers[sender] = ClientUpdate(samples, self._decoded(message.payload))
+        self._answers[sender] = RoundResult(samples, self._decoded(message.payload))
         return []
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
@@ -275,7 +229,7 @@ class FedatServer(FedatWorker):
 
     def _workers(self) -> list[Rank]:
         """Workers that are waited for, including this one, in rank order."""
-        return sorted([self.context.rank, *self.synchronizer.in_step()])
+        return sorted([self.rank, *self.synchronizer.in_step()])
 
     def _awaited(self, tier: int) -> list[Rank]:
         workers = self._workers()
@@ -285,7 +239,7 @@ class FedatServer(FedatWorker):
         """Return workers that have not sent their result to this worker's own tier."""
         if not self._has_answered:
             return frozenset()
-        return frozenset(self._awaited(self._tier(self.context.rank)))
+        return frozenset(self._awaited(self._tier(self.rank)))
 
     def advance(self) -> list[Instruction]:
         """End rounds of complete tiers; send the weights to new members."""
@@ -316,7 +270,7 @@ class FedatServer(FedatWorker):
         if self._global_D is None:
             self._global_D = self.weights_D.copy()
         payload = self._coded(self._global_D)
-        own = self._start_round(self._decoded(payload)) if self.context.rank in members else []
+        own = self.begin_round(self._decoded(payload)) if self.rank in members else []
         return [*self._give(set(members), payload), *own]
 
     def _give(self, ranks: set[Rank], payload: bytes) -> list[Instruction]:
@@ -348,8 +302,6 @@ class FedatServer(FedatWorker):
             combined_D += np.float32(weight) * self._models[tier]
         return combined_D
 
-    # ---- checkpoints -----------------------------------------------------------------------------
-
     def state(self) -> dict[str, Value]:
         state: dict[str, Value] = {
             **super().state(),
@@ -370,9 +322,6 @@ class FedatServer(FedatWorker):
         self._tier_of = ints_by_rank(state, _TIER_OF)
         self._places = ints_by_rank(state, _PLACES)
         self._counts = {int(tier): count for tier, count in ints_by_rank(state, _COUNT).items()}
-        self._models = {
-            int(name.removeprefix(_MODEL)): vector_from_state(value)
-            for name, value in state.items()
-            if name.startswith(_MODEL)
-        }
-        self._global_D = vector_from_state(state["global_D"]) if "global_D" in state else None
+        models = vectors_by_rank(state, _MODEL)
+        self._models = {int(tier): model_D for tier, model_D in models.items()}
+        self._global_D = vector_or_none(state, "global_D")

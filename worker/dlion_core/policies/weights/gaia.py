@@ -34,17 +34,14 @@ from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
     TAKEN_OVER,
     AddUpdate,
-    Flat,
-    Instruction,
-    LocalStepDone,
     Message,
     MessageKind,
     SendMessage,
-    Value,
     WithholdUpdate,
 )
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +49,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.weights.weight_parameters import GaiaParameters
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
+    from dlion_core.policies.parameters import GaiaParameters
 
 _FOLLOWS = 1
 """Weights version of a `PROGRESS` that significant entries follow."""
@@ -60,10 +58,6 @@ _FOLLOWS = 1
 _EARLY = "gaia_early_"
 _EARLY_EACH = 2
 """Messages of later iterations kept per worker; a peer at the barrier is not further ahead."""
-
-
-def gaia(context: PolicyContext, parameters: GaiaParameters) -> Gaia:
-    return Gaia(context, parameters)
 
 
 def is_significant(accumulated_D: Flat, weights_D: Flat, threshold: float) -> NDArray[np.bool_]:
@@ -82,10 +76,10 @@ class Gaia(PeerMachine):
     """One worker's accumulator and announced updates."""
 
     def __init__(self, context: PolicyContext, parameters: GaiaParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.clock_bound, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.clock_bound))
         self._parameters = parameters
         self._codec = context.coding
-        self._accumulated = Residual(self.size)
+        self._accumulated = Residual.zeros(self.size)
         self._before_D: Flat | None = None
         """The weights before the pending update."""
         self._steps = 0
@@ -109,11 +103,8 @@ class Gaia(PeerMachine):
     def _learning_rate_factor(self) -> float:
         """Learning rate factor of the manifest's scaling, as in the driver's optimizer."""
         optimizer = self.context.spec.trainer.optimizer
-        samples = (
-            self._samples
-            if self.context.exchanges_with_all
-            else self.reported_batch_size or self._samples
-        )
+        reported = 0 if self.context.exchanges_with_all else self.reported_batch_size
+        samples = reported or self._samples
         ratio = samples / self.context.spec.batching.global_batch_size.initial
         power = {"linear": 1.0, "sqrt": 0.5}.get(optimizer.learning_rate_scaling, 0.0)
         most: float = optimizer.learning_rate_max_factor
@@ -205,8 +196,6 @@ class Gaia(PeerMachine):
         """Do not expect announced entries; received ones count."""
         self._announced.pop(rank, None)
         self._arrived.pop(rank, None)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         early = {

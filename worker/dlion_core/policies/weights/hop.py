@@ -25,15 +25,11 @@ import numpy as np
 
 from dlion_core.codecs import encode_weights
 from dlion_core.policies.interface import (
-    Flat,
-    Instruction,
-    LocalStepDone,
     Message,
     MessageKind,
     ReplaceWeights,
     SendMessage,
     TopologyChanged,
-    Value,
 )
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
@@ -44,12 +40,8 @@ if TYPE_CHECKING:
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event
-    from dlion_core.policies.weights.weight_parameters import HopParameters
-
-
-def hop(context: PolicyContext, parameters: HopParameters) -> Hop:
-    return Hop(context, parameters)
+    from dlion_core.policies.interface import Event, Flat, Instruction, LocalStepDone, Value
+    from dlion_core.policies.parameters import HopParameters
 
 
 class Hop(QueuedWeightsMachine):
@@ -58,7 +50,7 @@ class Hop(QueuedWeightsMachine):
     def __init__(self, context: PolicyContext, parameters: HopParameters) -> None:
         gap = parameters.max_gap
         longest = gap + parameters.staleness + 1
-        super().__init__(context, SyncRule(slack=gap - 1, spare=0, barrier=False), longest)
+        super().__init__(context, SyncRule(slack=gap - 1), longest)
         self._parameters = parameters
         self._likeness = relative_mixing_weights(context.graph, context.rank)
         self._is_descending = False
@@ -70,7 +62,7 @@ class Hop(QueuedWeightsMachine):
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event; a new graph changes the weights of neighbours."""
         if isinstance(event, TopologyChanged):
-            self._likeness = relative_mixing_weights(event.graph, self.context.rank)
+            self._likeness = relative_mixing_weights(event.graph, self.rank)
         return super().handle(event)
 
     def next_iteration(self) -> int:
@@ -137,7 +129,7 @@ class Hop(QueuedWeightsMachine):
                 weights_of[rank] = newest
         if not weights_of:
             return None
-        weights_of[self.context.rank] = (self.synchronizer.own, self.weights_D)
+        weights_of[self.rank] = (self.synchronizer.own, self.weights_D)
         counts = {
             rank: max(0, iteration - first + 1) * self._likeness.get(rank, 1.0)
             for rank, (iteration, _) in weights_of.items()
@@ -148,8 +140,6 @@ class Hop(QueuedWeightsMachine):
             if counts[rank]:
                 average_D += np.float32(counts[rank] / total) * weights_of[rank][1]
         return average_D
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Add the last average's iteration. A pending average is skipped after a restart."""

@@ -18,64 +18,46 @@ that diverges: the default of 0.5 is ours). Ours: weights by samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import decode_weights, encode_weights, require_finite
-from dlion_core.policies.interface import (
-    Instruction,
-    LocalStepDone,
-    Message,
-    MessageKind,
-    ReplaceWeights,
-    SendMessage,
-)
+from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
+from dlion_core.policies.weights.round_results import RoundResult, mean_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.weights.weight_parameters import LocalsgdParameters
+    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
+    from dlion_core.policies.parameters import LocalsgdParameters
 
 _KEPT_AHEAD = 2
 """Rounds of a peer that are kept until due. It waits for this worker in the second."""
-
-
-def localsgd(context: PolicyContext, parameters: LocalsgdParameters) -> PolicyMachine:
-    return LocalSteps(context, parameters)
-
-
-@dataclass(frozen=True)
-class RoundContribution:
-    """One worker's contribution to a round."""
-
-    samples: int
-    weights_D: Flat
 
 
 class LocalSteps(PeerMachine):
     """One worker's local steps and rounds; round r is due at iteration r H."""
 
     def __init__(self, context: PolicyContext, parameters: LocalsgdParameters) -> None:
-        super().__init__(context, SyncRule(slack=parameters.local_steps, spare=0, barrier=False))
+        super().__init__(context, SyncRule(slack=parameters.local_steps))
         self._parameters = parameters
         self._codec = context.coding
         self._anchor_D: Flat | None = None
         self._velocity_D: Flat | None = None
         self._samples = 0  # since the last round
         self._round = 0  # the last one that was opened
-        self._own: RoundContribution | None = None  # while it is open
+        self._own: RoundResult | None = None  # while it is open
         self._message: Message | None = None
         self._expected: set[Rank] = set()
         self._newcomers: set[Rank] = set()
-        self._shares: dict[Rank, dict[int, RoundContribution]] = {}
+        self._shares: dict[Rank, dict[int, RoundResult]] = {}
 
     # ---- a local step ----------------------------------------------------------------------------
 
@@ -95,10 +77,9 @@ class LocalSteps(PeerMachine):
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
         samples = min(self._samples, self._max_samples)  # may be more if a restart skipped a round
-        self._own = RoundContribution(samples, decode_weights(payload, self.size).copy())
-        self._message = Message(
-            MessageKind.WEIGHTS, self._due, self.local_batch_size, samples, payload
-        )
+        self._own = RoundResult(samples, decode_weights(payload, self.size).copy())
+        due = now * self._parameters.local_steps
+        self._message = Message(MessageKind.WEIGHTS, due, self.local_batch_size, samples, payload)
         self._expected = {  # a worker past it has continued without this one
             rank
             for rank in self.synchronizer.in_step()
@@ -110,39 +91,25 @@ class LocalSteps(PeerMachine):
     def _max_samples(self) -> int:
         return self._parameters.local_steps * self.context.max_samples
 
-    @property
-    def _due(self) -> int:
-        return self._round * self._parameters.local_steps
-
     # ---- rounds ----------------------------------------------------------------------------------
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Store a peer's contribution until its round is closed here.
-
-        Raises:
-            ContractError: not the iteration of a round, invalid samples, or not this model's
-                weights.
-        """
+        """Store a peer's contribution until its round is closed here."""
         steps, samples = self._parameters.local_steps, message.weights_version
-        most = self._max_samples
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
+        most = self._max_samples
         if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
         shares = self._shares.setdefault(sender, {})
         number = message.iteration // steps
-        if number >= self._first_open and number not in shares:
-            shares[number] = RoundContribution(
-                samples, decode_weights(message.payload, self.size).copy()
-            )
+        first_open = self._round if self._own is not None else self._round + 1
+        if number >= first_open and number not in shares:
+            shares[number] = RoundResult(samples, decode_weights(message.payload, self.size).copy())
             if len(shares) > _KEPT_AHEAD:
                 del shares[min(shares)]
         return []
-
-    @property
-    def _first_open(self) -> int:
-        return self._round if self._own is not None else self._round + 1
 
     def blocking_peers(self) -> frozenset[Rank]:
         """Return members that may still send their contribution to the open round."""
@@ -153,9 +120,6 @@ class LocalSteps(PeerMachine):
             for rank in self._expected
             if not any(number >= self._round for number in self._shares.get(rank, ()))
         )
-
-    def progress_arrived(self, sender: Rank, message: Message) -> None:
-        """Ignore it: contributions are separate messages."""
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
         """Wait for it from the next round on. Send it this round: it may take part."""
@@ -176,15 +140,14 @@ class LocalSteps(PeerMachine):
             self._newcomers.clear()
         if self._own is None or self._anchor_D is None or self.blocking_peers():
             return instructions
-        shares = {self.context.rank: self._own}
+        shares = {self.rank: self._own}
         for rank, by_round in list(self._shares.items()):
             if self._round in by_round:
                 shares[rank] = by_round[self._round]
             kept = {number: one for number, one in by_round.items() if number > self._round}
             self._shares[rank] = kept
-        self._anchor_D = self._outer_step(
-            self._anchor_D, mean_weights(dict(sorted(shares.items())).values())
-        )
+        mean_D = mean_weights([result for _, result in sorted(shares.items())])
+        self._anchor_D = self._outer_step(self._anchor_D, mean_D)
         self._own = self._message = None
         self._samples = 0
         return [*instructions, ReplaceWeights(self._anchor_D.copy())]
@@ -203,8 +166,6 @@ class LocalSteps(PeerMachine):
         stepped_D: Flat = anchor_D - rate * step_D
         return stepped_D
 
-    # ---- checkpoints -----------------------------------------------------------------------------
-
     def state(self) -> dict[str, Value]:
         state = {**super().state(), "round": self._round, "round_samples": self._samples}
         for name, vector_D in (("anchor_D", self._anchor_D), ("velocity_D", self._velocity_D)):
@@ -217,15 +178,5 @@ class LocalSteps(PeerMachine):
         # With the state of a peer, its rounds have passed.
         passed = self.synchronizer.own // self._parameters.local_steps
         self._round, self._samples = max(passed, int(state["round"])), int(state["round_samples"])
-        self._anchor_D = vector_from_state(state["anchor_D"]) if "anchor_D" in state else None
-        self._velocity_D = vector_from_state(state["velocity_D"]) if "velocity_D" in state else None
-
-
-def mean_weights(shares: Iterable[RoundContribution]) -> Flat:
-    """Return the sample-weighted mean of the weights, summed in order in float32."""
-    parts = list(shares)
-    total = sum(part.samples for part in parts)
-    mean_D = np.zeros_like(parts[0].weights_D)
-    for part in parts:
-        mean_D += np.float32(part.samples / total) * part.weights_D
-    return mean_D
+        self._anchor_D = vector_or_none(state, "anchor_D")
+        self._velocity_D = vector_or_none(state, "velocity_D")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights
-from dlion_core.policies.weights.peer_machine import PeerMachine, vector_from_state
+from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_from_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,25 +1,19 @@
-"""Common base of policies that exchange weights or updates.
+"""Common base of the machines of all policies.
 
 `PeerMachine` dispatches events, tracks members and their batch sizes, and rejects invalid messages.
-Subclasses define the reaction to a local step, an applied update and a `WEIGHTS` message. Used by
-`adpsgd`, `eventgrad`, `fedat`, `gaia`, `hierarchical`, `localsgd`, `weight_queues`. These policies
-ignore `spec.synchronization`, `knowledgeTransfer` and link budgets; each has its own rule.
+Subclasses define the reaction to a local step, an applied update and each kind of message. Those
+that exchange weights or updates ignore `spec.synchronization`, `knowledgeTransfer` and link
+budgets; each has its own rule.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
 from dlion_core.policies.interface import (
     ApplyGradient,
-    Event,
-    Flat,
-    Instruction,
+    BudgetsChanged,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -29,25 +23,31 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
     UpdateApplied,
-    Value,
 )
+from dlion_core.policies.state_values import ints_by_rank
 from dlion_core.policies.synchronization import Synchronizer, SyncRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dlion_api.names import Rank
+    from dlion_core.codecs.payload import Payload
     from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.interface import Event, Flat, Instruction, Value
 
 _BATCH_OF = "batch_of_"
+"""Prefix of checkpoint keys, followed by a rank: last known local batch size of that peer."""
 
 
-class PeerMachine(ABC):
+class PeerMachine:
     """A `PolicyMachine` that calls the hooks below for each event, `advance` last."""
 
     def __init__(self, context: PolicyContext, rule: SyncRule) -> None:
         self.context = context
-        self.size = context.layout.size
+        self.rank, self.size = context.rank, context.layout.size
+        self.neighbours = context.neighbours
         self.synchronizer = Synchronizer(rule)
+        self.links = BudgetsChanged({})
         self.local_batch_size = 1
         self.reported_batch_size = 0
         """Global batch size that the driver reported; 0: unknown."""
@@ -57,33 +57,34 @@ class PeerMachine(ABC):
 
     # ---- hooks of a policy -----------------------------------------------------------------------
 
-    @abstractmethod
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
         """Handle a local step. Notify members here or in `update_applied`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def update_applied(self) -> list[Instruction]:
         """Handle the application of this worker's own update to the weights."""
+        return []
 
-    @abstractmethod
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         """Handle a `WEIGHTS` message. Raises ContractError if it is invalid."""
+        raise NotImplementedError
 
-    @abstractmethod
     def progress_arrived(self, sender: Rank, message: Message) -> None:
         """Handle a `PROGRESS`. With zero samples, no other message of that step follows."""
 
-    @abstractmethod
+    def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:  # noqa: ARG002
+        """Handle a message that was rejected. Do not wait for a replacement."""
+        return []
+
     def joined(self, rank: Rank, iteration: int) -> None:
         """Handle a member that joins or returns."""
 
-    @abstractmethod
     def left(self, rank: Rank) -> None:
         """Handle a member that left; expect nothing from it."""
 
-    @abstractmethod
     def advance(self) -> list[Instruction]:
         """Do what has become possible. Called after every event."""
+        return []
 
     def greeting(self) -> Message:
         """Return the message for a new member: this worker's iteration, with nothing to follow."""
@@ -118,7 +119,12 @@ class PeerMachine(ABC):
             case MemberJoined(rank=rank, iteration=iteration):
                 instructions = self._joined(rank, iteration)
             case MemberLeft(rank=rank):
-                self._left(rank)
+                self._finished.pop(rank, None)
+                self._batch_of.pop(rank, None)
+                self.synchronizer.left(rank)
+                self.left(rank)
+            case BudgetsChanged():
+                self.links = event
         return instructions + self.advance()
 
     def waiting_for(self) -> frozenset[Rank]:
@@ -128,60 +134,58 @@ class PeerMachine(ABC):
         return self.synchronizer.next_iteration()
 
     def _message_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
-        if sender not in self.context.neighbours:
-            allowed = sorted(self.context.neighbours)
-            return [RejectMessage(sender, f"message from worker {sender}; allowed: {allowed}")]
-        if message.kind not in (MessageKind.PROGRESS, MessageKind.WEIGHTS):
-            return self._unused(sender, message)
+        if sender == self.rank or not (self.context.grows or sender in self.neighbours):
+            reason = f"message from worker {sender}; allowed: {sorted(self.neighbours)}"
+            return [RejectMessage(sender, reason)]
         try:
-            self._check_header(message)
-            if message.kind is MessageKind.WEIGHTS:
-                return self.weights_arrived(sender, message)
-            if message.payload:
-                raise ContractError("PROGRESS with a payload; allowed: none")
+            return self.received(sender, message)
         except ContractError as error:
-            return [RejectMessage(sender, str(error))]
-        self._finished[sender] = max(self._finished.get(sender, 0), message.iteration)
-        if message.local_batch_size:
-            self._batch_of[sender] = message.local_batch_size
-        self.progress_arrived(sender, message)
-        self.synchronizer.heard(sender, message.iteration)
-        return []
+            return [RejectMessage(sender, str(error)), *self.passed_over(sender, message)]
 
-    def _unused(self, sender: Rank, message: Message) -> list[Instruction]:
-        if message.kind is not MessageKind.GRADIENT:
-            return []  # handled by the driver, or unused by these policies
-        policy = self.context.spec.exchange.policy
-        return [
-            RejectMessage(sender, f"GRADIENT under policy {policy}; allowed: PROGRESS, WEIGHTS")
-        ]
+    def received(self, sender: Rank, message: Message) -> list[Instruction]:
+        """Handle a message of a possible peer. Raises ContractError if it is invalid."""
+        match message.kind:
+            case MessageKind.PROGRESS:
+                self.check_header(message)
+                self.record_step(sender, message)
+                self.progress_arrived(sender, message)
+            case MessageKind.WEIGHTS:
+                self.check_header(message)
+                return self.weights_arrived(sender, message)
+            case MessageKind.GRADIENT:
+                policy = self.context.spec.exchange.policy
+                raise ContractError(f"GRADIENT under policy {policy}; allowed: PROGRESS, WEIGHTS")
+        return []  # handled by the driver, or unused by these policies
 
-    def _check_header(self, message: Message) -> None:
+    def check_header(self, message: Message) -> None:
+        """Check the fields of a message about a step. Raises ContractError if they are invalid."""
+        least = 1 if message.kind is MessageKind.GRADIENT else 0
         most = self.context.max_samples
-        if not 0 <= message.local_batch_size <= most:
+        if not least <= message.local_batch_size <= most:
             msg = (
                 f"{message.kind.name} with a local batch of {message.local_batch_size} samples; "
-                f"allowed: 0 to {most}"
+                f"allowed: {least} to {most}"
             )
             raise ContractError(msg)
         if message.iteration < 1:
             msg = f"{message.kind.name} of iteration {message.iteration}; allowed: 1 on"
             raise ContractError(msg)
+        if message.kind is MessageKind.PROGRESS and message.payload:
+            raise ContractError("PROGRESS with a payload; allowed: none")
+
+    def record_step(self, sender: Rank, message: Message) -> None:
+        """Record the iteration and the batch size that a checked message reports."""
+        self._finished[sender] = max(self._finished.get(sender, 0), message.iteration)
+        if message.local_batch_size:
+            self._batch_of[sender] = message.local_batch_size
+        self.synchronizer.heard(sender, message.iteration)
 
     def _joined(self, rank: Rank, iteration: int) -> list[Instruction]:
         self.synchronizer.joined(rank, iteration)
         if rank in self._finished:  # its first message arrived before MemberJoined
             self.synchronizer.heard(rank, self._finished[rank])
         self.joined(rank, iteration)
-        if not self.synchronizer.stepped:
-            return []
-        return [SendMessage(rank, self.greeting())]
-
-    def _left(self, rank: Rank) -> None:
-        self._finished.pop(rank, None)
-        self._batch_of.pop(rank, None)
-        self.synchronizer.left(rank)
-        self.left(rank)
+        return [SendMessage(rank, self.greeting())] if self.synchronizer.stepped else []
 
     # ---- for the policies ------------------------------------------------------------------------
 
@@ -191,16 +195,29 @@ class PeerMachine(ABC):
             raise ValueError(f"policy {self.context.spec.exchange.policy} needs the replica")
         return self.context.replica.weights_D
 
-    def max_reported_iteration(self) -> int:
-        """The highest iteration that any peer reported as finished; 0: none."""
-        return max(self._finished.values(), default=0)
-
     def progress(self, *, weights_version: int = 0) -> list[Instruction]:
         """Report the local step just done to every member."""
-        message = Message(
-            MessageKind.PROGRESS, self.synchronizer.own, self.local_batch_size, weights_version
-        )
-        return [SendMessage(peer, message) for peer in self.synchronizer.active]
+        return self.step_messages({}, weights_version)
+
+    def step_messages(
+        self, payloads: Mapping[Rank, Payload], weights_version: int
+    ) -> list[Instruction]:
+        """Report the local step just done to every member, with its payload as a `GRADIENT`."""
+        return [
+            SendMessage(peer, self._step_message(payloads.get(peer), weights_version))
+            for peer in self.synchronizer.active
+        ]
+
+    def _step_message(self, payload: Payload | None, weights_version: int) -> Message:
+        kind = MessageKind.PROGRESS if payload is None else MessageKind.GRADIENT
+        own, size = self.synchronizer.own, self.local_batch_size
+        return Message(kind, own, size, weights_version, b"" if payload is None else payload)
+
+    def batch_sizes(self) -> dict[Rank, int]:
+        """Last known local batch size of each member; this worker's own if unknown."""
+        own = self.local_batch_size
+        known = {rank: self._batch_of.get(rank, own) for rank in self.synchronizer.active}
+        return {self.rank: own, **known}
 
     def global_batch_size(self) -> int:
         """Return the sum of this worker's batch and the last known batches of all members.
@@ -208,11 +225,8 @@ class PeerMachine(ABC):
         If some members have not reported theirs, assume that the sum is the manifest's initial
         global batch size.
         """
-        known = self.local_batch_size
-        unknown = 0
-        for rank in self.synchronizer.active:
-            known += self._batch_of.get(rank, 0)
-            unknown += rank not in self._batch_of
+        sizes = [self._batch_of.get(rank, 0) for rank in self.synchronizer.active]
+        known, unknown = self.local_batch_size + sum(sizes), sizes.count(0)
         initial = self.context.spec.batching.global_batch_size.initial
         return max(known + unknown, initial) if unknown else known
 
@@ -224,8 +238,6 @@ class PeerMachine(ABC):
     def update_alone(self, gradient_D: Flat) -> ApplyGradient:
         """Pass the gradient to the optimizer, for this worker's batch only."""
         return ApplyGradient(gradient_D, self.local_batch_size, self.reported_batch_size)
-
-    # ---- checkpoints -----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Value]:
         """Return everything that a restart needs; members arrive again as events.
@@ -243,13 +255,4 @@ class PeerMachine(ABC):
         rule = self.synchronizer.rule
         self.synchronizer = Synchronizer(rule, iteration=int(state["iteration"]))
         self.local_batch_size = int(state["local_batch_size"])
-        self._batch_of = {
-            Rank(int(name.removeprefix(_BATCH_OF))): int(value)
-            for name, value in state.items()
-            if name.startswith(_BATCH_OF)
-        }
-
-
-def vector_from_state(value: Value) -> Flat:
-    """Return a vector of a state, as a copy."""
-    return np.array(value, np.float32)
+        self._batch_of = ints_by_rank(state, _BATCH_OF)
