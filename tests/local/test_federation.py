@@ -33,8 +33,8 @@ from dlion_operator.federation import client as dialling_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import outbound_reports as telling_module
 from dlion_operator.federation import service as service_module
-from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting, to_wire
+from dlion_operator.federation.refusals import FederationRefusalReason
 from dlion_operator.federation.reports import (
     Heartbeat,
     RunRemoved,

@@ -225,5 +225,5 @@ class FederationMetrics(Collector):
         measured = CounterMetricFamily(
             "dlion_federation_measured_bytes", "Bytes received from other sites to measure links"
         )
-        measured.add_metric([], self._node.service.measurement_slot.received_bytes)
+        measured.add_metric([], self._node.service.measured_bytes)
         yield from (refused, handshakes, streams, measured)

@@ -7,10 +7,9 @@ on request (`dlion preflight --bandwidth`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -122,57 +121,23 @@ class BandwidthMeter:
                 grpc.aio.secure_channel(address, channel_credentials, options=options) as channel,
             ):
                 stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-                sent = _Sent(self._own, site)
-                result: wire.LinkTiming = await stub.Measure(sent.chunks())
+                sent = list[int]()
+                result: wire.LinkTiming = await stub.Measure(self._chunks(site, sent))
         except grpc.aio.AioRpcError as error:
             raise _refusal(site, error) from error
         except TimeoutError as error:
             raise UnavailableError(f"site {site} has not answered in time") from error
-        return _checked(site, result, sent.total_bytes)
+        return _checked(site, result, sum(sent))
 
-
-class _Sent:
-    """Yields one measurement's chunks and counts their bytes."""
-
-    def __init__(self, own: SiteName, site: SiteName) -> None:
-        self._first = wire.LinkChunk(site=own, to_site=site, payload=os.urandom(CHUNK_BYTES))
-        self.total_bytes = 0
-
-    async def chunks(self) -> AsyncIterator[wire.LinkChunk]:
-        # The payload is random, so that nothing on the path compresses it.
-        began_s = time.monotonic()
-        chunk = self._first
-        while (
-            self.total_bytes < MAX_MEASUREMENT_BYTES
-            and time.monotonic() - began_s < SEND_DURATION_S
-        ):
-            self.total_bytes += CHUNK_BYTES
+    async def _chunks(self, site: SiteName, sent: list[int]) -> AsyncIterator[wire.LinkChunk]:
+        """Yield one measurement's chunks and append their bytes to `sent`."""
+        # Random, so that nothing on the path compresses it.
+        payload, began_s = os.urandom(CHUNK_BYTES), time.monotonic()
+        chunk = wire.LinkChunk(site=self._own, to_site=site, payload=payload)
+        while sum(sent) < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
+            sent.append(CHUNK_BYTES)
             yield chunk
-            chunk = wire.LinkChunk(payload=self._first.payload)
-
-
-class MeasurementSlot:
-    """Limits the receiver to one measurement at a time."""
-
-    def __init__(self) -> None:
-        self._busy = False
-        self.received_bytes = 0
-        """Over all measurements so far."""
-
-    @contextlib.contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Hold the only slot.
-
-        Raises:
-            UnavailableError: Another measurement holds it.
-        """
-        if self._busy:
-            raise UnavailableError("another site is measuring now; retry later")
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
+            chunk = wire.LinkChunk(payload=payload)
 
 
 def _checked(site: SiteName, result: wire.LinkTiming, sent_bytes: int) -> LinkBandwidth:

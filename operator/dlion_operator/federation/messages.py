@@ -58,32 +58,16 @@ def greeting(own: SiteName, to_site: SiteName) -> wire.Statement:
     return wire.Statement(greeting=wire.Greeting(site=own, to_site=to_site))
 
 
-def greeting_of(message: wire.Statement) -> tuple[SiteName, SiteName]:
+def sites_of(message: wire.Greeting | wire.LinkChunk) -> tuple[SiteName, SiteName]:
     """Return the claimed site of the caller and the site that it meant to reach.
 
-    Raises:
-        ContractError: The message is no greeting.
+    Raises: ContractError if a site's name is invalid.
     """
-    if message.WhichOneof("what") != "greeting":
-        raise ContractError(f"a stream begins with a greeting, not {message.WhichOneof('what')}")
-    return _site(message.greeting.site), _site(message.greeting.to_site)
-
-
-def claims_of(chunk: wire.LinkChunk) -> tuple[SiteName, SiteName]:
-    """Return the claimed site of the caller and its target, from the first chunk.
-
-    Raises:
-        ContractError: A site's name is invalid.
-    """
-    return _site(chunk.site), _site(chunk.to_site)
+    return _site(message.site), _site(message.to_site)
 
 
 def statement_of(message: wire.Statement, site: SiteName) -> Statement:
-    """Parse a statement of that site.
-
-    Raises:
-        ContractError: A field is out of bounds or unknown.
-    """
+    """Parse a statement of that site. Raises: ContractError if a field is out of bounds."""
     match message.WhichOneof("what"):
         case "run":
             return _run_reported(message.run, site)
@@ -253,35 +237,26 @@ def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
 
 
 def _report(reported: RunReported) -> wire.RunReport:
-    report = wire.RunReport(run=str(reported.run))
-    if reported.spec is not None:
-        report.spec.CopyFrom(_wire_spec(reported.spec))
-    if reported.workers is not None:
-        report.workers.CopyFrom(_wire_workers(reported.workers))
-    if reported.figures is not None:
-        figures = reported.figures
-        report.figures.CopyFrom(
-            wire.RunFigures(
-                training=figures.training,
-                iteration=figures.iteration,
-                samples_per_s=figures.samples_per_s,
-                links=[
-                    wire.LinksTo(
-                        site=each.site,
-                        connected=each.connected,
-                        expected=each.expected,
-                        bytes_per_s=each.bytes_per_s,
-                    )
-                    for each in figures.links
-                ],
-            )
-        )
-    if reported.bundle_pem is not None:
-        report.bundle_pem = reported.bundle_pem
-    return report
+    """Convert a report. Protobuf leaves out a field that is None."""
+    return wire.RunReport(
+        run=str(reported.run),
+        spec=_wire_spec(reported.spec),
+        workers=_wire_workers(reported.workers),
+        figures=_wire_figures(reported.figures),
+        bundle_pem=reported.bundle_pem,
+    )
 
 
-def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
+def _wire_figures(figures: TrainingFigures | None) -> wire.RunFigures | None:
+    if figures is None:
+        return None
+    links = [wire.LinksTo(**vars(each)) for each in figures.links]  # of the same fields
+    return wire.RunFigures(**vars(figures) | {"links": links})
+
+
+def _wire_spec(spec: SpecFingerprint | None) -> wire.RunSpec | None:
+    if spec is None:
+        return None
     return wire.RunSpec(
         spec_hash=bytes.fromhex(spec.spec_hash),
         fields=dict(spec.fields),
@@ -289,7 +264,9 @@ def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
     )
 
 
-def _wire_workers(workers: ReportedWorkers) -> wire.RunWorkers:
+def _wire_workers(workers: ReportedWorkers | None) -> wire.RunWorkers | None:
+    if workers is None:
+        return None
     return wire.RunWorkers(
         wanted=[_place(worker) for worker in workers.wanted],
         members=[_wire_member(member, workers.accuracies) for member in workers.members],

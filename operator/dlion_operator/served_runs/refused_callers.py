@@ -14,7 +14,7 @@ from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job
 from dlion_operator.coordinator.events import RefuseCall
-from dlion_operator.federation.events import FederationRefusalReason, RefuseStream
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.served_runs.worker_events import WorkerEvents
 
@@ -80,7 +80,7 @@ class RefusedCallers:
         if run in self._served:
             self._record(run, f"keeper: {reason}", message, warning=True)
 
-    def at_federation(self, refusal: RefuseStream) -> None:
+    def at_federation(self, refusal: StreamRefusedError) -> None:
         """Report a refusal by the federation, which concerns all runs with several sites."""
         if refusal.reason not in AT_FEDERATION:
             return

@@ -15,8 +15,8 @@ from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator.events import RefuseCall
-from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
-from dlion_operator.federation.events import RefuseStream as RefuseSite
+from dlion_operator.federation.refusals import FederationRefusalReason as SiteRefusalReason
+from dlion_operator.federation.refusals import StreamRefusedError
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.worker_events import WorkerEvents
@@ -65,7 +65,9 @@ def test_nobody_is_told_of_a_job_that_is_not_served(run: str) -> None:
 
 def test_other_operators_concern_the_jobs_of_several_sites() -> None:
     site = Site()
-    site.callers.at_federation(RefuseSite(SiteRefusalReason.BAD_CERTIFICATE, "of no authority"))
+    site.callers.at_federation(
+        StreamRefusedError(SiteRefusalReason.BAD_CERTIFICATE, "of no authority")
+    )
     assert site.told() == {"two": ["federation: BadCertificate: of no authority"]}
 
 
@@ -82,7 +84,7 @@ def test_what_happens_in_an_orderly_life_is_not_told() -> None:
         for orderly in ("NotJoined", "Finished", "NoAuthority"):
             site.callers.at_coordinator(str(key), RefuseCall(RefusalReason(orderly), "words"))
     for reason in (SiteRefusalReason.REPLACED, SiteRefusalReason.SILENT):
-        site.callers.at_federation(RefuseSite(reason, "words"))
+        site.callers.at_federation(StreamRefusedError(reason, "words"))
     assert (site.triggered, site.told()) == ([], {})
 
 
