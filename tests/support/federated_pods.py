@@ -89,7 +89,7 @@ class OperatorThread:
 
     def calls(self) -> Mapping[str, int]:
         """Calls of workers and keepers so far, by name."""
-        return self._server.calls()
+        return dict(self._server.service.calls)
 
     def close(self) -> None:
         """As when its process is killed; may be called twice."""

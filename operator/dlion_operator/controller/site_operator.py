@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import DLionError
-from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.controller.health import HealthMonitor, serve_health, serve_metrics
 from dlion_operator.controller.metrics import (
     FederationMetrics,
     JobMetrics,
-    LeaseMetrics,
     OperatorMetrics,
 )
 from dlion_operator.controller.reconcile import Reconciler
@@ -132,7 +130,7 @@ class SiteOperator:
         reconciler = self._reconcile(cluster, runs, leases)
 
         def restored() -> None:
-            self._metrics.restored()
+            self._metrics.restores.inc()
             reconciler.reset()
 
         resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
@@ -147,8 +145,16 @@ class SiteOperator:
         renewing = maintain_authority(
             cluster, settings, self._namespace, authority, replace_authority
         )
-        self._metrics.registry.register(LeaseMetrics(leases.held))
-        await self._serve(runs, resync, node, (resync.run(), renewing, leases.run()))
+        self._metrics.registry.register(
+            JobMetrics(
+                self.store,
+                server,
+                site=authority.site,
+                leases_held=leases.held,
+                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
+            )
+        )
+        await self._serve(resync, node, (resync.run(), renewing, leases.run()))
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
 
     def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
@@ -202,21 +208,10 @@ class SiteOperator:
 
     async def _serve(
         self,
-        runs: SiteRuns,
         resync: Resync,
         node: FederationNode | None,
         tasks: Sequence[Coroutine[Any, Any, None]],
     ) -> None:
-        self._metrics.registry.register(
-            JobMetrics(
-                self.store,
-                site=SiteName(self._settings.site),
-                refusals=runs.refusals,
-                calls=runs.calls,
-                keeper_refusals=runs.keeper_refusals,
-                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
-            )
-        )
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
         measure = node.bandwidth if node is not None and may_measure else None

@@ -27,10 +27,9 @@ from dlion_api.protocol.refusals import (
 from dlion_api.protocol.trust import FOLLOWING, JOINING, proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
-    CertificateRequested,
+    AccessRequested,
     JoinRequested,
     PresentedToken,
-    RecordsRequested,
     ReportReceived,
 )
 from dlion_operator.pki.token_bindings import Proof
@@ -51,8 +50,7 @@ ProvedRequest = (
 def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Proof:
     """Return the verified proof of a size-checked request; empty if it carries none.
 
-    Raises:
-        ContractError: The key cannot be read or has not signed this request.
+    Raises: ContractError if its key cannot be read or has not signed this request.
     """
     if not request.HasField("proof"):
         return Proof()
@@ -87,8 +85,7 @@ Request = WorkerRequest | coordination_pb2.FollowRequest
 def checked_size(request: Request) -> None:
     """Check that all fields of a request are within bounds, before its token is verified.
 
-    Raises:
-        ContractError: A field is too long or has an unknown value.
+    Raises: ContractError if a field is too long or has an unknown value.
     """
     _short("token", request.token, MAX_TOKEN_BYTES)
     _short("run", request.run)
@@ -123,20 +120,16 @@ def worker_of(request: WorkerRequest) -> WorkerIdentity:
     return WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index)
 
 
-def sign_event(
-    request: coordination_pb2.SignRequest, *, bearer: Bearer | None
-) -> CertificateRequested:
+def access_event(
+    request: coordination_pb2.SignRequest | coordination_pb2.FollowRequest, bearer: Bearer | None
+) -> AccessRequested:
     """Convert a size-checked request. Raises as `_presented_token` does."""
-    presented = _presented_token(bearer, request, request.role, request.csr_pem)
-    return CertificateRequested(request.run, caller_of(request), request.role, presented)
-
-
-def follow_event(
-    request: coordination_pb2.FollowRequest, *, bearer: Bearer | None
-) -> RecordsRequested:
-    """Convert a size-checked request. Raises as `_presented_token` does."""
-    presented = _presented_token(bearer, request, FOLLOWING)
-    return RecordsRequested(request.run, KeeperIdentity(SiteName(request.site)), presented)
+    if isinstance(request, coordination_pb2.FollowRequest):
+        use, csr_pem = FOLLOWING, b""
+    else:
+        use, csr_pem = request.role, request.csr_pem
+    presented = _presented_token(bearer, request, use, csr_pem)
+    return AccessRequested(request.run, caller_of(request), use, presented)
 
 
 def join_event(
@@ -159,31 +152,26 @@ def join_event(
 def _presented_token(
     bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b""
 ) -> PresentedToken:
-    """Return token and proof; the proof is verified only if the token is valid.
-
-    Raises:
-        ContractError: The proof is invalid.
-    """
+    """Return token and proof, which must be valid (ContractError) if the token is."""
     return PresentedToken(
         bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem)
     )
 
 
 def report_event(
-    request: coordination_pb2.ProgressReport, *, token_ok: bool, now_s: float
+    request: coordination_pb2.ProgressReport, *, bearer: Bearer | None, now_s: float
 ) -> ReportReceived:
     """Convert a size-checked request; its records are parsed only if the token is valid.
 
-    Raises:
-        ContractError: A record violates the protocol.
+    Raises: ContractError if a record violates the protocol.
     """
     return ReportReceived(
         run=request.run,
         worker=worker_of(request),
-        token_ok=token_ok,
+        presented=PresentedToken(bearer),
         incarnation=request.incarnation,
         sequence=request.sequence,
-        records=tuple(record_from_json(text) for text in request.records_json) if token_ok else (),
+        records=tuple(map(record_from_json, request.records_json)) if bearer else (),
         finished=request.finished,
         now_s=now_s,
     )

@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError
 from dlion_api.errors import ContractError
 from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import RefuseCall
+from dlion_operator.coordinator.events import CallRefusedError
 from dlion_operator.coordinator.messages import Request, checked_size
-from dlion_operator.coordinator.served_run import CallRefusedError
 from dlion_operator.kubernetes.wire_parsing import parser, readable
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class CoordinationService:
         """Refused calls by reason, over all runs."""
         self.calls: Counter[str] = Counter()
         """Calls by name, including refused ones. A reconnecting caller joins or follows again."""
-        self.on_refused: Callable[[str, RefuseCall], None] = lambda _run, _refusal: None
+        self.on_refused: Callable[[str, CallRefusedError], None] = lambda _run, _refusal: None
         """Called with each refusal and the run that the caller named (empty: unreadable).
 
         Runs in the event loop: it must neither block nor raise.
@@ -154,28 +153,24 @@ class CoordinationService:
             checked_size(checked)
             return await call(checked)
         except ContractError as error:
-            refusal = RefuseCall(RefusalReason.MALFORMED, str(error))
+            refusal = CallRefusedError(RefusalReason.MALFORMED, str(error))
         except CallRefusedError as error:
-            refusal = error.refusal
-        named = "" if isinstance(request, DecodeError) else request.run
-        await self._refuse(named, refusal, context)
-        raise AssertionError("a refusal raises")
-
-    async def _refuse(self, run: str, refusal: RefuseCall, context: Context) -> NoReturn:
+            refusal = error
         self.refusals[refusal.reason] += 1
-        self.on_refused(run, refusal)
+        self.on_refused("" if isinstance(request, DecodeError) else request.run, refusal)
         await _abort(refusal, context)
+        raise AssertionError("a refusal raises")
 
     def _run(self, request: Request) -> ServedRun:
         run = self.runs.get(request.run)
         if run is None:
             # Not more detail: the caller has not presented a valid token.
             message = f"run {request.run!r:.200} is not served here, or not yet"
-            raise CallRefusedError(RefuseCall(RefusalReason.WRONG_RUN, message))
+            raise CallRefusedError(RefusalReason.WRONG_RUN, message)
         return run
 
 
-async def _abort(refusal: RefuseCall, context: Context) -> NoReturn:
+async def _abort(refusal: CallRefusedError, context: Context) -> NoReturn:
     _LOG.info("refused, %s: %s", refusal.reason, refusal.message)
     metadata = [(REASON_KEY, str(refusal.reason))]
     if refusal.known_incarnation is not None:

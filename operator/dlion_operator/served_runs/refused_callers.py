@@ -13,7 +13,7 @@ from typing import Protocol
 from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job
-from dlion_operator.coordinator.events import RefuseCall
+from dlion_operator.coordinator.events import CallRefusedError
 from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.served_runs.worker_events import WorkerEvents
@@ -59,7 +59,7 @@ class RefusedCallers:
         self._served = served
         self._trigger = trigger
 
-    def at_coordinator(self, run: str, refusal: RefuseCall) -> None:
+    def at_coordinator(self, run: str, refusal: CallRefusedError) -> None:
         """Report a refusal by the coordinator. `run` is the run that the caller named.
 
         A caller of another run of the same job concerns the served one.

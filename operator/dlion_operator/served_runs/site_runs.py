@@ -79,8 +79,8 @@ class SiteRuns:
         self._federation: FederationView | None = None
         self._served: dict[JobKey, SiteRunState] = {}
         self.refused_callers = RefusedCallers(self._served, trigger)
-        server.on_refused(self.refused_callers.at_coordinator)
-        server.on_keeper_refused(self.refused_callers.at_keeper)
+        server.service.on_refused = self.refused_callers.at_coordinator
+        server.on_keeper_refused = self.refused_callers.at_keeper
 
     def federate(self, federation: FederationView) -> None:
         """Take the reports of other sites into account from now on."""
@@ -161,7 +161,8 @@ class SiteRuns:
         bundles = {site: each for site, each in trusted.items() if site not in served.shared_keys}
         if (authority, bundles) != (served.authority, served.bundles):
             served.authority, served.bundles = authority, bundles
-            self._server.set_run_trust(run, authority, bundles)
+            self._server.runs[run].replace_authority(authority)
+            self._server.runs[run].trust(bundles)
             for site, other in shared_keys(bundles, own, {}).items():
                 message = "run %s: %s is trusted in this run only: its authority has %s's key"
                 _LOG.warning(message, run, site, other)
@@ -205,7 +206,7 @@ class SiteRuns:
             served.workers = job_workers
             served.progress.expect(job_workers)
             served.events.expect(job_workers)
-        self._server.expect(run, self._expected_workers(served))
+        self._server.runs[run].expect(self._expected_workers(served))
 
     def _expected_workers(self, served: SiteRunState) -> tuple[WorkerIdentity, ...]:
         """The workers that others wait for: all but those that failed permanently at any site."""
@@ -220,9 +221,8 @@ class SiteRuns:
         self._rescale(run)
         self._update_trust(run)
         reports, membership = self._reports_of(served.job), self._server.membership(run)
-        self._server.update_remote_members(
-            run,
-            remote_members(self._authority.site, served.spec_fingerprint, reports, membership),
+        self._server.runs[run].update_remote_members(
+            remote_members(self._authority.site, served.spec_fingerprint, reports, membership)
         )
         is_over = served.is_over or served.progress.stop_reason
         if not is_over and (reason := quorum_lost_reason(served.job, reports)):
@@ -303,12 +303,12 @@ class SiteRuns:
     def stop(self, run: JobKey, reason: str) -> None:
         if (served := self._served.get(run)) is not None and not served.stop_reason:
             served.stop_reason = reason
-            self._server.stop(run, reason)
+            self._server.runs[run].stop(reason)
 
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
         if run in self._served:
             self._served[run].is_over = True
-            self._server.finish(run, reason, succeeded=succeeded)
+            self._server.runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
         self._close_except(None, namespace, name)
@@ -366,17 +366,6 @@ class SiteRuns:
 
     def authority_pem(self) -> str:
         return self._server.authority_pem.decode()
-
-    def refusals(self) -> Mapping[str, int]:
-        """Refused calls by reason."""
-        return {str(reason): count for reason, count in self._server.refusals().items()}
-
-    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
-        """By run and reason."""
-        return self._server.keeper_refusals()
-
-    def calls(self) -> Mapping[str, int]:
-        return self._server.calls()
 
     def _close_except(self, kept: JobKey | None, namespace: str, name: str) -> None:
         for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:

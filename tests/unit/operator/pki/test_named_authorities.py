@@ -170,7 +170,7 @@ class Site:
         self.runs.open(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept)
 
     def served(self, opened: Job | None = None) -> Any:
-        return self.server._runs[(opened or job()).key]
+        return self.server.runs[(opened or job()).key]
 
     def told(self, opened: Job | None = None) -> dict[str, bytes]:
         """What that run's workers are told to trust."""

@@ -67,7 +67,7 @@ def test_another_count_of_workers_is_taken_over_in_mid_run() -> None:
 def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
     runs, server, _ = site()
     runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
-    server.take(job().key, evaluation(0, 0.9))
+    server.runs[job().key].take(evaluation(0, 0.9))
     view = runs.view(job().key)
     assert view is not None
     assert view.stop_reason == ""
@@ -80,7 +80,7 @@ def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
 def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
     runs, server, _ = site()
     runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
-    server.take(job().key, evaluation(0, 0.9))
+    server.runs[job().key].take(evaluation(0, 0.9))
     runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
     view = runs.view(job().key)
     assert view is not None
