@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.spec import Job
+from dlion_api.names import JobKey, SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
@@ -33,7 +31,6 @@ from dlion_operator.kubernetes.client import (
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.settings import Settings
-from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.pki.named_secret import NamedSecret
 from dlion_operator.plan.decide import REQUEUE_S, decide, is_unmanaged
 from dlion_operator.plan.decisions import (
@@ -46,7 +43,6 @@ from dlion_operator.plan.decisions import (
 )
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import NodeStates
-from dlion_operator.plan.objects.exposure import Addresses
 from dlion_operator.plan.objects.garbage_collection import (
     node_name,
     overdue_pods,
@@ -54,11 +50,7 @@ from dlion_operator.plan.objects.garbage_collection import (
     release_pods,
     terminating_pods,
 )
-from dlion_operator.plan.observed import (
-    EMPTY_RUN_VIEW,
-    Observed,
-    RunView,
-)
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, RunView
 from dlion_operator.plan.startup_delays import unready_keepers
 
 _LOG = logging.getLogger(__name__)
@@ -71,22 +63,8 @@ FAILING_AFTER_S = 60.0
 class ServedRuns(Protocol):
     """The coordinator, as the reconciler needs it."""
 
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
-    ) -> None:
-        """Serve that run with these workers, and close other runs of the same job.
-
-        The arguments are as in `OpenRun`.
-        """
+    def open(self, action: OpenRun) -> None:
+        """Serve that run with these workers, and close other runs of the same job."""
         ...
 
     def stop(self, run: JobKey, reason: str) -> None: ...
@@ -175,10 +153,10 @@ class Reconciler:
         requeue_s = await self._write_status(decision, document, state)
         await self._post_events(self._runs.events(_key(document)), document, state)
         if state.unposted_events:
-            requeue_s = REQUEUE_S if requeue_s is None else min(requeue_s, REQUEUE_S)
+            requeue_s = _sooner(requeue_s, REQUEUE_S)
         if state.rejection.rejected is not None:
             retry_s = max(0.0, state.rejection.retry_at_s - self._monotonic_s())
-            return retry_s if requeue_s is None else min(requeue_s, retry_s)
+            return _sooner(requeue_s, retry_s)
         return requeue_s
 
     async def _release_pods(self, name: ObjectName) -> float | None:
@@ -215,8 +193,8 @@ class Reconciler:
         state.blocked_pods = frozenset(blocked_pods)
 
     def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
-        sightings = self._terminating.setdefault(name, DurationTracker())
-        return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+        tracker = self._terminating.setdefault(name, DurationTracker())
+        return tracker.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
 
     def _state_of(self, name: ObjectName, document: Document) -> ReconcileState:
         uid = str(document["metadata"]["uid"])
@@ -299,17 +277,8 @@ class Reconciler:
         # Serve training workers even if the API server rejects their objects.
         for action in decision.actions:
             match action:
-                case OpenRun(job, workers):
-                    self._runs.open(
-                        job,
-                        workers,
-                        spec_hash=action.spec_hash,
-                        age_s=action.age_s,
-                        failed=action.failed,
-                        addresses=action.addresses,
-                        authority=action.authority,
-                        kept_bundles=action.kept_bundles,
-                    )
+                case OpenRun():
+                    self._runs.open(action)
                 case StopRun(reason):
                     self._runs.stop(key, reason)
                 case FinishRun(reason, succeeded):
@@ -332,11 +301,7 @@ class Reconciler:
             return decision.requeue_after_s
         wait_s = state.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
         if is_telemetry(document.get("status") or {}, patch) and wait_s > 0:
-            return (
-                wait_s
-                if decision.requeue_after_s is None
-                else min(wait_s, decision.requeue_after_s)
-            )
+            return _sooner(decision.requeue_after_s, wait_s)
         metadata = document["metadata"]
         written = await self._cluster.patch(
             Kind.DLION_JOB,
@@ -358,6 +323,10 @@ class Reconciler:
         state.unposted_events = await self._events.post_all(
             document, [*state.unposted_events, *events]
         )
+
+
+def _sooner(requeue_s: float | None, other_s: float) -> float:
+    return other_s if requeue_s is None else min(requeue_s, other_s)
 
 
 def _key(document: Document) -> JobKey:

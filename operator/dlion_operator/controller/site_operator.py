@@ -31,7 +31,7 @@ from dlion_operator.kubernetes.resync import Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_operator.pki.authority_secret import load_authority, maintain_authority, publish_bundle
+from dlion_operator.pki.authority_secret import AuthoritySecret
 from dlion_operator.pki.pod_tokens import PodOwner, PodRecord, PodTokens, SigningKeys
 from dlion_operator.plan.decide import MANAGED_BY
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
@@ -108,8 +108,9 @@ class SiteOperator:
             self._metrics.api_error,
         )
         self._parts.push_async_callback(cluster.close)
-        authority = await load_authority(cluster, settings, self._namespace)
-        await publish_bundle(cluster, settings, self._namespace, authority)
+        secret = AuthoritySecret(cluster, settings, self._namespace)
+        authority = await secret.load()
+        await secret.publish(authority)
         server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
         await server.start()
         self._parts.push_async_callback(server.shut_down)
@@ -142,9 +143,7 @@ class SiteOperator:
             if node is not None:
                 node.replace_authority(successor)
 
-        renewing = maintain_authority(
-            cluster, settings, self._namespace, authority, replace_authority
-        )
+        renewing = secret.maintain(authority, replace_authority)
         self._metrics.registry.register(
             JobMetrics(
                 self.store,

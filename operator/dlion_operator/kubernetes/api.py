@@ -217,7 +217,8 @@ class KubernetesApi:
 
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    root, plural = kind.value
+    api_version, _, plural = kind.value
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     scope = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
     suffix = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
     return f"{root}{scope}/{plural}{suffix}"

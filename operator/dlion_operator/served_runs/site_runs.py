@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
@@ -29,9 +28,9 @@ from dlion_operator.federation.reports import (
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.job_authority import JobAuthority, NamedAuthority
-from dlion_operator.pki.run_trust import Bundles, shared_keys, trusted_bundles
-from dlion_operator.plan.decisions import JobEvent
-from dlion_operator.plan.objects.exposure import Addresses, advertised_members
+from dlion_operator.pki.run_trust import shared_keys, trusted_bundles
+from dlion_operator.plan.decisions import JobEvent, OpenRun
+from dlion_operator.plan.objects.exposure import advertised_members
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunView
 from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.served_runs.progress import RunProgress
@@ -86,52 +85,40 @@ class SiteRuns:
         """Take the reports of other sites into account from now on."""
         self._federation = federation
 
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Bundles = MappingProxyType({}),
-    ) -> None:
-        key = job.key
+    def open(self, action: OpenRun) -> None:
+        job, authority, key = action.job, action.authority, action.job.key
         if key in self._served:
-            self._served[key].addresses = addresses
-            self._update_run(key, job, workers, failed)
+            self._update_run(key, action)
             self._update_trust(key, authority)
             return
         self._close_except(key, key.namespace, key.name)
         own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
-        job_workers = all_workers(workers, own, spec_fingerprint, self._reports_of(job))
+        job_workers = all_workers(action.workers, own, spec_fingerprint, self._reports_of(job))
         target_accuracy = job.spec.trainer.stop.target_accuracy
         served = self._served[key] = SiteRunState(
             job,
             spec_fingerprint,
-            workers,
+            action.workers,
             job_workers,
             RunProgress(job),
             TargetAccuracyMonitor(target_accuracy, [worker.rank for worker in job_workers]),
             WorkerEvents(job_workers),
             time.monotonic(),
-            failed,
-            addresses,
-            JobAuthority(own, bundle_pem=kept_bundles.get(own, b"")) if authority else None,
-            kept_bundles,
+            action.failed,
+            action.addresses,
+            JobAuthority(own, bundle_pem=action.kept_bundles.get(own, b"")) if authority else None,
+            action.kept_bundles,
         )
         served.progress.expect(job_workers)
         self._server.open(
             job,
             workers=self._expected_workers(served),
-            spec_hash=spec_hash,
+            spec_hash=action.spec_hash,
             authorities=self._signers(served),
             bundles={} if authority else None,
             tokens=self._tokens,
             on_record=lambda record: self._take(key, record),
-            start_time_monotonic_s=time.monotonic() - age_s,
+            start_time_monotonic_s=time.monotonic() - action.age_s,
         )
         self._update_trust(key, authority)
         _LOG.info("run %s is served", key)
@@ -177,19 +164,14 @@ class SiteRuns:
         self._authority = authority
         self._server.replace_authority(authority)
 
-    def _update_run(
-        self,
-        run: JobKey,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        failed: frozenset[Rank],
-    ) -> None:
+    def _update_run(self, run: JobKey, action: OpenRun) -> None:
         """Apply a manifest that may have changed during the run."""
         served = self._served[run]
-        is_other = served.job != job
+        is_other = served.job != action.job
         if is_other:
-            served.job, served.spec_fingerprint = job, SpecFingerprint.of(job)
-        served.wanted, served.failed = workers, failed
+            served.job, served.spec_fingerprint = action.job, SpecFingerprint.of(action.job)
+        served.addresses = action.addresses
+        served.wanted, served.failed = action.workers, action.failed
         self._rescale(run)
         if is_other:
             self.update_remote(run)  # members that were rejected may now match the manifest

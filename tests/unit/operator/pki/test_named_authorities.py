@@ -167,7 +167,7 @@ class Site:
     def open(self, found: NamedAuthority | None, opened: Job | None = None, **kept: Any) -> None:
         opened = opened or job()
         workers = opened.workers()
-        self.runs.open(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept)
+        self.runs.open(OpenRun(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept))
 
     def served(self, opened: Job | None = None) -> Any:
         return self.server.runs[(opened or job()).key]
