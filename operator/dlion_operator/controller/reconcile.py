@@ -30,6 +30,7 @@ from dlion_operator.kubernetes.client import (
 )
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.named_secret import NamedSecret
 from dlion_operator.plan.decide import REQUEUE_S, decide, is_unmanaged
@@ -151,7 +152,7 @@ class Reconciler:
             state.last_error = ""
             decision = decide(self._observed(document, state), self._settings)
         requeue_s = await self._write_status(decision, document, state)
-        await self._post_events(self._runs.events(_key(document)), document, state)
+        await self._post_events(self._runs.events(job_key(document)), document, state)
         if state.unposted_events:
             requeue_s = _sooner(requeue_s, REQUEUE_S)
         if state.rejection.rejected is not None:
@@ -236,7 +237,7 @@ class Reconciler:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
         jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in _owner_uids(job)]
-        key = _key(document)
+        key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
         going = terminating_pods(all_pods)
@@ -273,7 +274,7 @@ class Reconciler:
     ) -> None:
         """Carry out a decision. `create` is False directly after a rejection: then no objects are
         created."""
-        key = _key(document)
+        key = job_key(document)
         # Serve training workers even if the API server rejects their objects.
         for action in decision.actions:
             match action:
@@ -327,11 +328,6 @@ class Reconciler:
 
 def _sooner(requeue_s: float | None, other_s: float) -> float:
     return other_s if requeue_s is None else min(requeue_s, other_s)
-
-
-def _key(document: Document) -> JobKey:
-    metadata, spec = document["metadata"], document.get("spec") or {}
-    return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
 
 
 def _sites(document: Document) -> list[SiteName]:

@@ -38,6 +38,11 @@ class Kind(Enum):
     def of(cls, document: Mapping[str, Any]) -> Kind:
         return next(each for each in cls if each.value[1] == document["kind"])
 
+    def document(self, metadata: Mapping[str, Any], **parts: Any) -> Document:
+        """Return an object of this kind with these other top-level fields."""
+        api_version, kind, _ = self.value
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
+
 
 class RequestRefusedError(DLionError):
     """The API server rejected the request (400, 403, 422): a retry does not help."""

@@ -108,7 +108,9 @@ class AuthoritySecret:
                     " operator's: delete or rename it"
                 )
             if there is None or there.get("data") != data or _has_wrong_owners(there, owners):
-                await self._cluster.apply(self._object("ConfigMap", owners) | {"data": data})
+                await self._cluster.apply(
+                    Kind.CONFIG_MAP.document(self._metadata(owners), data=data)
+                )
         except DLionError as error:
             _LOG.warning("the site's certificates are not published yet: %s", error)
             return False
@@ -208,13 +210,13 @@ class AuthoritySecret:
             return secret
 
     def _secret(self, kept: StoredAuthority, owners: list[Document]) -> Document:
-        return self._object("Secret", owners) | {"type": "kubernetes.io/tls", "data": _data(kept)}
+        metadata = self._metadata(owners)
+        return Kind.SECRET.document(metadata, type="kubernetes.io/tls", data=_data(kept))
 
-    def _object(self, kind: str, owners: list[Document]) -> Document:
+    def _metadata(self, owners: list[Document]) -> Document:
         labels = {NAME_LABEL: NAME, MANAGED_BY_LABEL: MANAGER}
         metadata: Document = {"name": self._name, "namespace": self._namespace, "labels": labels}
-        metadata |= {"ownerReferences": owners} if owners else {}
-        return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
+        return metadata | ({"ownerReferences": owners} if owners else {})
 
 
 def _has_wrong_owners(document: Document, owners: list[Document]) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
-from dlion_api.names import JobKey, SiteName
+from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.model.job_view import WorkerJobView, parse_time
+from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.run_trust import authority_of
 from dlion_operator.plan.decisions import (
@@ -101,7 +101,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     try:
         job = load_job(document, unknown=unknown)
     except SpecError as error:
-        run_id = _run_id(document)
+        run_id = job_key(document).run_id
         if end_condition(observed, run_id):
             return Decision((), _refreshed_status(observed))
         return _decide_without_run(invalid_manifest(error, observed, run_id), observed)
@@ -116,17 +116,11 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     return _decide_run(run, observed, settings, ignored_fields_note(unknown))
 
 
-def _run_id(document: Mapping[str, Any]) -> str:
-    return str((document.get("spec") or {}).get("runId", ""))
-
-
 def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
     """Only delete the remains of earlier runs."""
-    run_id = _run_id(observed.document)
+    key = job_key(observed.document)
     views = [WorkerJobView(document) for document in observed.jobs]
-    other_runs = [view for view in views if view.run_id != run_id]
-    metadata = observed.document["metadata"]
-    key = JobKey(metadata["namespace"], metadata["name"], run_id)
+    other_runs = [view for view in views if view.run_id != key.run_id]
     # Workers may train under a manifest that this operator cannot read: serve them further.
     closing = () if len(other_runs) < len(views) else (CloseRun(),)
     actions = (
@@ -295,10 +289,9 @@ def _abandoned(run: Run, observed: Observed) -> Diagnosis | None:
 
 def _is_status_ahead(observed: Observed, diagnosis: Diagnosis, run: Run) -> bool:
     """Whether the status reports more than an operator that has just started can know."""
-    conditions = status_of_run(observed, run.job.key.run_id).get("conditions") or ()
-    reported = {c.get("type"): c.get("status") for c in conditions}
-    was_training = reported.get(ConditionType.READY) == "True"
-    was_training &= reported.get(ConditionType.SUSPENDED) != "True"
+    before = {"status": status_of_run(observed, run.job.key.run_id)}
+    is_suspended = is_true(before, ConditionType.SUSPENDED)
+    was_training = is_true(before, ConditionType.READY) and not is_suspended
     lesser_phases = (JobPhase.WAITING, JobPhase.STUCK, JobPhase.DEGRADED)
     return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run, observed)
 
@@ -330,7 +323,8 @@ def _decide_after_end(
     if age >= SERVE_AFTER_END:
         actions.append(CloseRun())
     elif observed.run is None:
-        finish = FinishRun(_ready_message(observed), type_ == ConditionType.SUCCEEDED)
+        message = condition(observed.document, ConditionType.READY).get("message") or "over"
+        finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [_open_run(run, observed, settings), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
@@ -350,12 +344,6 @@ def _refreshed_status(observed: Observed) -> dict[str, Any]:
     """The current status, marked as observed for the current manifest."""
     generation = observed.document["metadata"].get("generation")
     return {**(observed.document.get("status") or {}), "observedGeneration": generation}
-
-
-def _ready_message(observed: Observed) -> str:
-    conditions = (observed.document.get("status") or {}).get("conditions") or ()
-    ready = (str(each.get("message")) for each in conditions if each.get("type") == "Ready")
-    return next(ready, "") or "over"
 
 
 def _with_status(

@@ -11,7 +11,7 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
-from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.model.job_view import WorkerJobView, condition
 from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
@@ -104,15 +104,11 @@ def _keeper_creation_problems(run: Run, observed: Observed) -> Iterator[PodProbl
     if not is_keeper_missing(run.job.key, observed.missing_s):
         return
     name = names.keeper_name(run.job.key)
-    conditions = ((observed.keeper or {}).get("status") or {}).get("conditions") or ()
-    why = [str(c.get("message")) for c in conditions if _is_refusal(c)]
+    refusal = condition(observed.keeper or {}, "ReplicaFailure")
+    why = [str(refusal.get("message"))] if refusal.get("status") == "True" else []
     look = f"see `kubectl describe deployment {name}`"
     message = f"Deployment {name} creates no pod for the keeper: {'; '.join([*why, look])}"
     yield PodProblem(Reason.PODS_REFUSED, message)
-
-
-def _is_refusal(condition: Mapping[str, Any]) -> bool:
-    return condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
 
 
 def keeper_problems(run: Run, observed: Observed) -> list[PodProblem]:

@@ -18,7 +18,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
-from dlion_operator.model.job_view import parse_time
+from dlion_operator.model.job_view import condition, condition_text, parse_time
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
 
@@ -259,19 +259,12 @@ class PodView:
     @property
     def trainer_exit(self) -> int | None:
         """Exit code of its trainer, if that has ended."""
-        for status in self._status.get("containerStatuses") or ():
-            if status.get("name") == names.TRAINER_CONTAINER:
-                ended = (status.get("state") or {}).get("terminated") or {}
-                return ended.get("exitCode")
-        return None
+        return self._trainer("terminated").get("exitCode")
 
     @property
     def disruption(self) -> str:
         """Why it was evicted. Empty: it was not."""
-        for condition in self._conditions("DisruptionTarget"):
-            if condition.get("status") == "True":
-                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
-        return ""
+        return condition_text(self.document, "DisruptionTarget")
 
     def node_lost_status(self, now: datetime) -> Document:
         """Its status, written in place of a node that does not answer."""
@@ -288,16 +281,12 @@ class PodView:
         return {"phase": "Failed", "conditions": [*others, lost]}
 
     def condition(self, type_: str) -> Document:
-        return next(self._conditions(type_), {})
+        return condition(self.document, type_)
 
     @property
     def trainer_started_at(self) -> datetime | None:
         """When its trainer's container started. None: it does not run."""
-        for status in self._status.get("containerStatuses") or ():
-            if status.get("name") == names.TRAINER_CONTAINER:
-                running = (status.get("state") or {}).get("running") or {}
-                return parse_time(running.get("startedAt"))
-        return None
+        return parse_time(self._trainer("running").get("startedAt"))
 
     @property
     def unready(self) -> UnreadyPod | None:
@@ -315,11 +304,10 @@ class PodView:
         """Why it does not run, if waiting alone may not help."""
         if self.deleted_at is not None or self.is_finished:
             return None
-        for condition in self._conditions("PodScheduled"):
-            if condition.get("reason") == "Unschedulable":
-                return PodProblem(
-                    Reason.UNSCHEDULABLE, f"{self.worker}: {condition.get('message', '')}"
-                )
+        scheduled = self.condition("PodScheduled")
+        if scheduled.get("reason") == "Unschedulable":
+            message = f"{self.worker}: {scheduled.get('message', '')}"
+            return PodProblem(Reason.UNSCHEDULABLE, message)
         for status in self._container_statuses():
             waiting = (status.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") in _FAILED_WAITING_REASONS:
@@ -336,8 +324,12 @@ class PodView:
         yield from self._status.get("initContainerStatuses") or ()
         yield from self._status.get("containerStatuses") or ()
 
-    def _conditions(self, type_: str) -> Iterator[Document]:
-        return (c for c in self._status.get("conditions") or () if c.get("type") == type_)
+    def _trainer(self, state: str) -> Document:
+        """What its trainer's container reports of that state. Empty: it is in another."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                return (status.get("state") or {}).get(state) or {}
+        return {}
 
     @property
     def created_at(self) -> datetime | None:
@@ -368,8 +360,4 @@ class PodView:
         return [line for line in self._termination_message().splitlines() if line.strip()]
 
     def _termination_message(self) -> str:
-        for status in self._status.get("containerStatuses") or ():
-            ended = (status.get("state") or {}).get("terminated") or {}
-            if status.get("name") == names.TRAINER_CONTAINER:
-                return str(ended.get("message") or "")
-        return ""
+        return str(self._trainer("terminated").get("message") or "")

@@ -10,7 +10,7 @@ from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
 from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
-from dlion_operator.model.job_view import parse_time
+from dlion_operator.model.job_view import job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
     Diagnosis,
@@ -39,8 +39,7 @@ NO_REMOTE_SITES = "this operator knows no other sites; name them in the chart's 
 def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, Any]:
     """The status of a job without a run here. What it reports of its run stays."""
     held = _conditions(diagnosis, observed)
-    spec = observed.document.get("spec") or {}
-    run_id = str(spec.get("runId", ""))[:24]
+    run_id = job_key(observed.document).run_id[:24]
     status = Status(
         observed_generation=_generation(observed),
         state=state_of(held).value,

@@ -14,6 +14,7 @@ from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.status import ConditionType, Reason
+from dlion_operator.model.job_view import condition, is_true
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
@@ -89,10 +90,10 @@ def is_deadline_exceeded(run: Run, now: datetime) -> bool:
 
 def end_condition(observed: Observed, run_id: str) -> tuple[str, str] | None:
     """Type and time of the condition that ended that run, or None."""
-    for condition in status_of_run(observed, run_id).get("conditions") or ():
-        ends = condition.get("type") in (ConditionType.SUCCEEDED, ConditionType.FAILED)
-        if ends and condition.get("status") == "True":
-            return str(condition["type"]), str(condition.get("lastTransitionTime") or "")
+    status = {"status": status_of_run(observed, run_id)}
+    for type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
+        if is_true(status, type_):
+            return type_, str(condition(status, type_).get("lastTransitionTime") or "")
     return None
 
 
