@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, SiteName
+from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
@@ -46,13 +45,14 @@ from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import NodeStates
 from dlion_operator.plan.objects.garbage_collection import (
     node_name,
-    overdue_pods,
+    overdue_nodes,
     pods_on_ready_nodes,
     release_pods,
     terminating_pods,
 )
-from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, RunView
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed
 from dlion_operator.plan.startup_delays import unready_keepers
+from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,45 +61,13 @@ FAILING_AFTER_S = 60.0
 """Errors that last this long are reported in the job's status."""
 
 
-class ServedRuns(Protocol):
-    """The coordinator, as the reconciler needs it."""
-
-    def open(self, action: OpenRun) -> None:
-        """Serve that run with these workers, and close other runs of the same job."""
-        ...
-
-    def stop(self, run: JobKey, reason: str) -> None: ...
-
-    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
-
-    def close(self, namespace: str, name: str) -> None:
-        """Stop serving any run of that job."""
-        ...
-
-    def view(self, run: JobKey) -> RunView | None:
-        """Return what is known of the run, or None if it is not served."""
-        ...
-
-    def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
-        """What other ones of these sites report of a run that is not served here."""
-        ...
-
-    def events(self, run: JobKey) -> tuple[JobEvent, ...]:
-        """Return and remove the events of its workers that are due."""
-        ...
-
-    def authority_pem(self) -> str:
-        """The certificate by which workers trust the coordinator."""
-        ...
-
-
 class Reconciler:
     def __init__(
         self,
         *,
         cluster: KubernetesClient,
         store: ClusterStore,
-        runs: ServedRuns,
+        runs: SiteRuns,
         settings: Settings,
         events: EventRecorder,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -168,9 +136,7 @@ class Reconciler:
             return None
         applier = ObjectApplier(self._cluster, self._store, self._monotonic_s)
         terminating_s = self._terminating_s(name, pods)
-        nodes = await self._nodes.of(
-            {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-        )
+        nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
         actions = tuple(release_pods(pods, terminating_s, self._now(), nodes))
         await applier.execute(actions, name.namespace, create=False)
         return REQUEUE_S
@@ -179,8 +145,7 @@ class Reconciler:
         """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""
         pods = terminating_pods(self._store.of_job(Kind.POD, name))
         terminating_s = self._terminating_s(name, pods)
-        nodes = {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-        state.nodes = await self._nodes.of(nodes)
+        state.nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
         blocked_pods = {
             pod.name: node_name(pod)
             for pod in pods_on_ready_nodes(pods, terminating_s, state.nodes)

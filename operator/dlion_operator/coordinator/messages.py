@@ -73,6 +73,11 @@ def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Pro
 
 MAX_COUNTER = 2**53
 """Of incarnations, versions and sequence numbers; exact in JSON, too."""
+_COUNTERS = {"incarnation", "known_version", "sequence"}
+_TEXTS = {
+    "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
+}  # fmt: skip
+"""Fields of requests, besides the token and a worker's."""
 KEEPER_ROLE = "keeper"
 ROLES = ("trainer", "sidecar", KEEPER_ROLE)
 
@@ -88,20 +93,23 @@ def checked_size(request: Request) -> None:
     Raises: ContractError if a field is too long or has an unknown value.
     """
     _short("token", request.token, MAX_TOKEN_BYTES)
-    _short("run", request.run)
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in _TEXTS & fields.keys():
+        _short(name, getattr(request, name))
+    for name in _COUNTERS & fields.keys():
+        _counter(name, getattr(request, name))
+    if not isinstance(request, coordination_pb2.ProgressReport):
+        longest = max(len(request.proof.key_der), len(request.proof.signature))
+        if longest > MAX_PROOF_BYTES:
+            raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
     if isinstance(request, coordination_pb2.FollowRequest):
-        _short("site", request.site)
-        _short("epoch", request.epoch)
         _checked_refusals(request)
-        _checked_proof_size(request.proof)
         return
     _short("worker.site", request.worker.site)
     _short("worker.group", request.worker.group)
     if isinstance(request, coordination_pb2.SignRequest):
         _checked_sign(request)
-    elif isinstance(request, coordination_pb2.JoinRequest):
-        _checked_join(request)
-    else:
+    elif isinstance(request, coordination_pb2.ProgressReport):
         _checked_report(request)
 
 
@@ -210,7 +218,6 @@ def membership_update(
 
 
 def _checked_refusals(request: coordination_pb2.FollowRequest) -> None:
-    _short("refused_words", request.refused_words)
     for kind, count in request.refusals.items():
         if kind not in set(PeerRefusal):
             raise ContractError(f"refusals: {kind!r:.80}; allowed: {', '.join(PeerRefusal)}")
@@ -222,7 +229,6 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
     if len(request.csr_pem) > MAX_CSR_BYTES:
         raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
-    _checked_proof_size(request.proof)
     worker = request.worker
     if request.role == KEEPER_ROLE and (worker.rank or worker.group or worker.index):
         raise ContractError(
@@ -231,24 +237,7 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         )
 
 
-def _checked_join(request: coordination_pb2.JoinRequest) -> None:
-    _short("exchange_address", request.exchange_address)
-    _short("measuring_address", request.measuring_address)
-    _short("spec_hash", request.spec_hash)
-    _counter("incarnation", request.incarnation)
-    _counter("known_version", request.known_version)
-    _checked_proof_size(request.proof)
-
-
-def _checked_proof_size(proof: coordination_pb2.PodProof) -> None:
-    longest = max(len(proof.key_der), len(proof.signature))
-    if longest > MAX_PROOF_BYTES:
-        raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
-
-
 def _checked_report(request: coordination_pb2.ProgressReport) -> None:
-    _counter("incarnation", request.incarnation)
-    _counter("sequence", request.sequence)
     texts = request.records_json
     if len(texts) > MAX_RECORDS_PER_REPORT or request.ByteSize() > MAX_REPORT_BYTES:
         raise ContractError(

@@ -285,10 +285,7 @@ async def _next(context: Context) -> wire.Statement | None:
 async def _next_chunk(context: Context) -> wire.LinkChunk | None:
     """Return the next chunk of a measurement; None: the stream has ended."""
     message: Any = await context.read()
-    if message is grpc.aio.EOF:
-        return None
-    chunk: wire.LinkChunk = readable(message)
-    return chunk
+    return None if message is grpc.aio.EOF else readable(message)
 
 
 def _spend(rate_limiter: RateLimiter, message: wire.Statement) -> None:

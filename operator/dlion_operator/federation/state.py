@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.membership import Member, MemberState
@@ -22,46 +21,32 @@ from dlion_operator.federation.reports import (
     RunRemoved,
     RunReport,
     RunReported,
-    SpecFingerprint,
     Statement,
     TrainingFigures,
 )
 
-REPORT_BYTES: Final = 4096
-FIELD_BYTES: Final = 128
-DEFAULT_BYTES: Final = 96
-EXPECTED_WORKER_BYTES: Final = 256
-MEMBER_BYTES: Final = 384
-ACCURACY_BYTES: Final = 128
-LEFT_BYTES: Final = 96
-LINKS_BYTES: Final = 288
-"""Bytes for one of each, without its strings. A test compares them with Python's real sizes."""
-
 
 def memory_bytes(report: RunReport) -> int:
-    """Return the memory of that report in bytes: at least its real size, less than twice that."""
-    bundle = sys.getsizeof(report.bundle_pem)
-    links = LINKS_BYTES * len(report.figures.links)
-    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers) + bundle + links
+    """Return the memory of that report in bytes: at least its real size, less than twice that.
 
-
-def _of_spec(spec: SpecFingerprint) -> int:
-    paths = sum(map(sys.getsizeof, spec.fields))
-    return paths + FIELD_BYTES * len(spec.fields) + DEFAULT_BYTES * len(spec.defaults)
-
-
-def _of_workers(workers: ReportedWorkers) -> int:
-    addresses = sum(
-        sys.getsizeof(member.exchange_address) + sys.getsizeof(member.measuring_address)
-        for member in workers.members
+    Besides its strings it counts bytes for one of each part. A test compares the sum with Python's
+    real sizes.
+    """
+    spec, workers = report.spec, report.workers
+    addresses = (
+        text for each in workers.members for text in (each.exchange_address, each.measuring_address)
     )
-    return (
-        addresses
-        + EXPECTED_WORKER_BYTES * len(workers.wanted)
-        + MEMBER_BYTES * len(workers.members)
-        + ACCURACY_BYTES * len(workers.accuracies)
-        + LEFT_BYTES * len(workers.left)
+    parts = (
+        (128, spec.fields),
+        (96, spec.defaults),
+        (256, workers.wanted),
+        (384, workers.members),
+        (128, workers.accuracies),
+        (96, workers.left),
+        (288, report.figures.links),
     )
+    strings = sum(map(sys.getsizeof, (report.bundle_pem, *spec.fields, *addresses)))
+    return 4096 + strings + sum(one_bytes * len(each) for one_bytes, each in parts)
 
 
 SILENT_AFTER_S = 15.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
@@ -16,6 +15,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus
 from dlion_operator.federation.drift import agree, differences
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import LinksTo, ReportedWorkers, RunReport, SpecFingerprint
 from dlion_operator.federation.state import SiteReachability
 from dlion_operator.pki.run_trust import names_authority
@@ -33,31 +33,11 @@ SHARED_KEY = (
 DRIFT_ADVICE = "apply the same manifest at every site"
 
 
-class FederationView(Protocol):
-    """The federation (`dlion_operator.federation.node`), as a run needs it."""
-
-    def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        """The latest report on that run of each site that has it."""
-        ...
-
-    def reachability(self, site: SiteName) -> SiteReachability:
-        """Whether that site is reachable now."""
-        ...
-
-    def problem(self, site: SiteName) -> str:
-        """What prevents cooperation with that site, for users. Empty: nothing."""
-        ...
-
-    def has_bundle(self, site: SiteName) -> bool:
-        """Whether that site is trusted here, by the bundle of its own authority."""
-        ...
-
-
 def remote_views(
     job: Job,
     own: SiteName,
     spec_fingerprint: SpecFingerprint,
-    federation: FederationView,
+    federation: FederationNode,
     shared_keys: Mapping[SiteName, SiteName],
 ) -> dict[SiteName, RemoteView]:
     """The other sites of the manifest here. `shared_keys` comes from `run_trust`."""
@@ -87,7 +67,7 @@ def _trust_problem(report: RunReport, same_as: SiteName | None) -> str:
 
 
 def unserved_run_view(
-    run: JobKey, sites: Collection[SiteName], federation: FederationView
+    run: JobKey, sites: Collection[SiteName], federation: FederationNode
 ) -> RunView:
     """The state of a run at those sites that is not served here, whatever their manifests."""
     reports = federation.reports(run)
@@ -103,7 +83,7 @@ def _view(
     name: SiteName,
     report: RunReport | None,
     spec_fingerprint: SpecFingerprint | None,
-    federation: FederationView,
+    federation: FederationNode,
 ) -> RemoteView:
     reachability, problem = federation.reachability(name), federation.problem(name)
     if report is None:

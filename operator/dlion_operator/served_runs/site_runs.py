@@ -18,6 +18,7 @@ from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressR
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import (
     LinksTo,
     ReportedWorkers,
@@ -36,7 +37,6 @@ from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.remote_sites import (
-    FederationView,
     all_workers,
     counted_replicas,
     quorum_lost_reason,
@@ -60,7 +60,7 @@ LINK_COUNT_INTERVAL_S = 5.0
 
 
 class SiteRuns:
-    """Implements `dlion_operator.controller.reconcile.ServedRuns`."""
+    """The coordinator, as the reconciler uses it."""
 
     def __init__(
         self,
@@ -75,17 +75,18 @@ class SiteRuns:
         self._authority = authority
         self._tokens = tokens
         self._trigger = trigger
-        self._federation: FederationView | None = None
+        self._federation: FederationNode | None = None
         self._served: dict[JobKey, SiteRunState] = {}
         self.refused_callers = RefusedCallers(self._served, trigger)
         server.service.on_refused = self.refused_callers.at_coordinator
         server.on_keeper_refused = self.refused_callers.at_keeper
 
-    def federate(self, federation: FederationView) -> None:
+    def federate(self, federation: FederationNode) -> None:
         """Take the reports of other sites into account from now on."""
         self._federation = federation
 
     def open(self, action: OpenRun) -> None:
+        """Serve that run with these workers, and close other runs of the same job."""
         job, authority, key = action.job, action.authority, action.job.key
         if key in self._served:
             self._update_run(key, action)
@@ -293,9 +294,11 @@ class SiteRuns:
             self._server.runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
+        """Stop serving any run of that job."""
         self._close_except(None, namespace, name)
 
     def view(self, run: JobKey) -> RunView | None:
+        """Return what is known of the run, or None if it is not served."""
         served = self._served.get(run)
         if served is None:
             return None
@@ -337,16 +340,19 @@ class SiteRuns:
         )
 
     def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        """Return what other ones of these sites report of a run that is not served here."""
         if self._federation is None:
             return EMPTY_RUN_VIEW
         others = [site for site in sites if site != self._authority.site]
         return unserved_run_view(run, others, self._federation)
 
     def events(self, run: JobKey) -> tuple[JobEvent, ...]:
+        """Return and remove the events of its workers that are due."""
         served = self._served.get(run)
         return () if served is None else served.events.pop_due(time.monotonic())
 
     def authority_pem(self) -> str:
+        """Return the certificate by which workers trust the coordinator."""
         return self._server.authority_pem.decode()
 
     def _close_except(self, kept: JobKey | None, namespace: str, name: str) -> None:
