@@ -24,7 +24,7 @@ from dlion_operator.controller.work_queue import WorkQueue
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.api import KubernetesApi, connect
-from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.kubernetes.lease import Leases
 from dlion_operator.kubernetes.leased_cluster import LeasedCluster
 from dlion_operator.kubernetes.resync import Resync
@@ -32,41 +32,12 @@ from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
-from dlion_operator.pki.pod_tokens import PodOwner, PodRecord, PodTokens, SigningKeys
+from dlion_operator.pki.pod_tokens import PodTokens, SigningKeys
 from dlion_operator.plan.decide import MANAGED_BY
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
-
-
-class StoredPods:
-    """The watched pods, for verifying pod tokens."""
-
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
-
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        """Return that pod, or None if it does not exist or has ended."""
-        pod = self._store.get(Kind.POD, ObjectName(namespace, name))
-        if pod is None or pod["metadata"].get("uid") != uid:
-            return None
-        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            return None
-        return PodRecord(pod["metadata"].get("labels") or {}, self._owner(pod))
-
-    def _owner(self, pod: Document) -> PodOwner | None:
-        """Its controller, or None. A Job must match by UID; ReplicaSets are not watched."""
-        references = pod["metadata"].get("ownerReferences") or ()
-        controller = next((each for each in references if each.get("controller")), None)
-        if controller is None:
-            return None
-        owner = PodOwner(str(controller.get("kind")), str(controller.get("name")))
-        if owner.kind == "Job":
-            job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
-            if job is None or job["metadata"].get("uid") != controller.get("uid"):
-                return None
-        return owner
 
 
 class SiteOperator:
@@ -118,7 +89,7 @@ class SiteOperator:
         async def keys() -> SigningKeys:
             return SigningKeys(await cluster.signing_keys(), await cluster.issuer())
 
-        tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
+        tokens = PodTokens(self.store, keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
         leases = Leases(
             cluster,
@@ -141,7 +112,7 @@ class SiteOperator:
         def replace_authority(successor: CertificateAuthority) -> None:
             runs.replace_authority(successor)
             if node is not None:
-                node.replace_authority(successor)
+                node.credentials.replace_authority(successor)
 
         renewing = secret.maintain(authority, replace_authority)
         self._metrics.registry.register(
@@ -214,9 +185,7 @@ class SiteOperator:
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
         measure = node.bandwidth if node is not None and may_measure else None
-        health = HealthMonitor(
-            self._metrics, lambda: resync.stale_rounds, lambda: resync.has_version_decreased
-        )
+        health = HealthMonitor(self._metrics, resync)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
             await serve_health(health, self._settings.health_port),

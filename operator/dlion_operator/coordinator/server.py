@@ -79,8 +79,7 @@ class CoordinatorServer:
     async def start(self) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self.service.handler(),))
@@ -119,8 +118,7 @@ class CoordinatorServer:
             start_time_monotonic_s: When the run began; None: now.
             feed_limit_bytes: Memory for records that followers have not read.
 
-        Raises:
-            ValueError: The run is already open.
+        Raises: ValueError if the run is already open.
         """
         if job.key in self.runs:
             raise ValueError(f"run {job.key} is open; close it first")

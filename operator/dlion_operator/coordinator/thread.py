@@ -35,8 +35,7 @@ class CoordinatorThread:
     def start(self) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()

@@ -71,8 +71,7 @@ class Credentials:
     def channel(self, site: SiteName) -> grpc.ChannelCredentials:
         """Return credentials for a channel to that site's operator only.
 
-        Raises:
-            ContractError: The site has no bundle.
+        Raises: ContractError if the site has no bundle.
         """
         bundle = self._bundles.get(site)
         if bundle is None:
@@ -86,8 +85,7 @@ class Credentials:
     ) -> None:
         """Verify that the certificate is valid and identifies that site's operator.
 
-        Raises:
-            ContractError: It does not, or there is none.
+        Raises: ContractError if it does not, or there is none.
         """
         operator, bundle = OperatorIdentity(site), self._bundles.get(site)
         if bundle is None:
@@ -116,8 +114,7 @@ class Credentials:
     ) -> SiteName:
         """Return the site whose operator the certificate identifies, once verified.
 
-        Raises:
-            ContractError: It identifies no known operator, or there is none.
+        Raises: ContractError if it identifies no known operator, or there is none.
         """
         uris = _uris(certificate_pem)
         for site in self._bundles:

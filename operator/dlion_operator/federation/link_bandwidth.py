@@ -60,11 +60,7 @@ class ChunkTimer:
     timed_bytes: int = 0
 
     def take(self, size_bytes: int, now_s: float) -> None:
-        """Count a received chunk.
-
-        Raises:
-            ContractError: The measurement exceeds its limit.
-        """
+        """Count a received chunk. Raises: ContractError if the measurement exceeds its limit."""
         self.total_bytes += size_bytes
         if self.total_bytes > MAX_MEASUREMENT_BYTES + CHUNK_BYTES:
             raise ContractError(f"a measurement of more than {MAX_MEASUREMENT_BYTES} bytes")

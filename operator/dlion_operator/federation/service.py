@@ -97,8 +97,7 @@ class FederationService:
     async def start(self, listen_address: str) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
         methods = {

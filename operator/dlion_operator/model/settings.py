@@ -23,6 +23,10 @@ from dlion_api.spec.sites import Resources
 MAX_FILE_BYTES = 1024 * 1024
 
 
+def _port(description: str, default: int) -> Any:
+    return setting(description, default=default, minimum=1, maximum=65535)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Images:
     """What the pods of a job run."""
@@ -43,9 +47,7 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-    port: int = setting(
-        "port that it listens on.", default=COORDINATOR_PORT, minimum=1, maximum=65535
-    )
+    port: int = _port("port that it listens on.", COORDINATOR_PORT)
     address: str = setting(
         "host:port by which this site's pods reach it (the chart's Service).",
         min_length=1,
@@ -162,9 +164,7 @@ class AuthoritySettings:
 class FederationSettings:
     """The gRPC service through which the sites' operators exchange reports."""
 
-    port: int = setting(
-        "port that it listens on.", default=FEDERATION_PORT, minimum=1, maximum=65535
-    )
+    port: int = _port("port that it listens on.", FEDERATION_PORT)
     certificate_life_seconds: int = setting(
         "life of the operator's own certificate; it is renewed at half of it.",
         default=86400,
@@ -249,10 +249,8 @@ class Settings:
         key="name",
         max_items=MAX_SITES,
     )
-    metrics_port: int = setting("port of /metrics.", default=METRICS_PORT, minimum=1, maximum=65535)
-    health_port: int = setting(
-        "port of /livez and /readyz.", default=HEALTH_PORT, minimum=1, maximum=65535
-    )
+    metrics_port: int = _port("port of /metrics.", METRICS_PORT)
+    health_port: int = _port("port of /livez and /readyz.", HEALTH_PORT)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -278,9 +276,7 @@ class Settings:
 def load_settings(path: Path) -> Settings:
     """Load the settings from that file.
 
-    Raises:
-        SpecError: it is not YAML, or invalid; lists all problems.
-        OSError: it cannot be read.
+    Raises: SpecError if it is not YAML, or invalid; lists all problems. OSError.
     """
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)

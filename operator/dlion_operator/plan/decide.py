@@ -152,17 +152,14 @@ def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> 
     if run.has_ended:
         return _finish(diagnose_outcome(run, observed), run, observed, cleaning)
     if is_manifest_changed(run, observed):
-        status = run_status(RECREATING, run, observed)
-        return _with_status(RECREATING, observed, status, (*cleaning, *recreate_objects(run)))
+        return _with_run_status(RECREATING, run, observed, (*cleaning, *recreate_objects(run)))
     if abandoned := _abandoned(run, observed):
         return _finish(abandoned, run, observed, cleaning)
     invalid_template = "" if run.is_complete else template_problem(run, observed, settings)
     if not run.jobs and (diagnosis := _start_blocker(run, observed, invalid_template)):
         diagnosis = with_note(diagnosis, note)
         creating = () if invalid_template else _initial_actions(run, observed, settings, diagnosis)
-        return _with_status(
-            diagnosis, observed, run_status(diagnosis, run, observed), (*cleaning, *creating)
-        )
+        return _with_run_status(diagnosis, run, observed, (*cleaning, *creating))
     actions = (
         *cleaning,
         *delete_unneeded_services(run, observed),
@@ -183,7 +180,7 @@ def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> 
     diagnosis = with_note(with_last_error(diagnosis, observed.last_error), note)
     if _is_status_ahead(observed, diagnosis, run):
         return Decision(actions, requeue_after_s=2.0)
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _start_blocker(run: Run, observed: Observed, invalid_template: str) -> Diagnosis | None:
@@ -216,7 +213,7 @@ def _suspend(
         actions = (*cleaning, *stopping, _open_run(run, observed, settings))
     else:
         actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
@@ -304,7 +301,7 @@ def _finish(
     # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
     # an operator that is killed in between would take the halted run for a running one.
     actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _decide_after_end(
@@ -344,6 +341,12 @@ def _refreshed_status(observed: Observed) -> dict[str, Any]:
     """The current status, marked as observed for the current manifest."""
     generation = observed.document["metadata"].get("generation")
     return {**(observed.document.get("status") or {}), "observedGeneration": generation}
+
+
+def _with_run_status(
+    diagnosis: Diagnosis, run: Run, observed: Observed, actions: tuple[Action, ...]
+) -> Decision:
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
 
 
 def _with_status(
