@@ -18,9 +18,9 @@ import pytest
 
 from dlion_api.cluster_names import INDEX_LABEL, TOKEN_AUDIENCE, group_job_name
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Kind, SigningKeys
 from dlion_operator.kubernetes.store import ClusterStore
-from dlion_operator.pki.pod_tokens import PodTokens, SigningKeys, expected_labels
+from dlion_operator.pki.pod_tokens import PodTokens, expected_labels
 from fault_proxy import waited
 
 if TYPE_CHECKING:

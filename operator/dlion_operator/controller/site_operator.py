@@ -32,7 +32,7 @@ from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
-from dlion_operator.pki.pod_tokens import PodTokens, SigningKeys
+from dlion_operator.pki.pod_tokens import PodTokens
 from dlion_operator.plan.decide import MANAGED_BY
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
@@ -86,10 +86,7 @@ class SiteOperator:
         await server.start()
         self._parts.push_async_callback(server.shut_down)
 
-        async def keys() -> SigningKeys:
-            return SigningKeys(await cluster.signing_keys(), await cluster.issuer())
-
-        tokens = PodTokens(self.store, keys, now=cluster.now)
+        tokens = PodTokens(self.store, cluster.signing_keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
         leases = Leases(
             cluster,

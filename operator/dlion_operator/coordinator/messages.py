@@ -20,7 +20,6 @@ from dlion_api.protocol.refusals import (
     MAX_PROOF_BYTES,
     MAX_RECORDS_PER_REPORT,
     MAX_REPORT_BYTES,
-    MAX_TEXT_BYTES,
     MAX_TOKEN_BYTES,
     PeerRefusal,
 )
@@ -32,6 +31,7 @@ from dlion_operator.coordinator.events import (
     PresentedToken,
     ReportReceived,
 )
+from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
 from dlion_operator.pki.token_bindings import Proof
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Pro
     return Proof(key.public_bytes(*form), proof.count)
 
 
-MAX_COUNTER = 2**53
-"""Of incarnations, versions and sequence numbers; exact in JSON, too."""
 _COUNTERS = {"incarnation", "known_version", "sequence"}
 _TEXTS = {
     "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
@@ -92,10 +90,10 @@ def checked_size(request: Request) -> None:
 
     Raises: ContractError if a field is too long or has an unknown value.
     """
-    _short("token", request.token, MAX_TOKEN_BYTES)
+    check_length("token", request.token, MAX_TOKEN_BYTES)
     fields = request.DESCRIPTOR.fields_by_name
     for name in _TEXTS & fields.keys():
-        _short(name, getattr(request, name))
+        check_length(name, getattr(request, name))
     for name in _COUNTERS & fields.keys():
         _counter(name, getattr(request, name))
     if not isinstance(request, coordination_pb2.ProgressReport):
@@ -105,8 +103,8 @@ def checked_size(request: Request) -> None:
     if isinstance(request, coordination_pb2.FollowRequest):
         _checked_refusals(request)
         return
-    _short("worker.site", request.worker.site)
-    _short("worker.group", request.worker.group)
+    check_length("worker.site", request.worker.site)
+    check_length("worker.group", request.worker.group)
     if isinstance(request, coordination_pb2.SignRequest):
         _checked_sign(request)
     elif isinstance(request, coordination_pb2.ProgressReport):
@@ -255,11 +253,6 @@ def followed_records(epoch: str, batch: RecordBatch) -> coordination_pb2.Followe
         ended_reason=batch.end.reason if batch.end else "",
         succeeded=batch.end is not None and batch.end.succeeded,
     )
-
-
-def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
-    if len(text.encode()) > limit:
-        raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
 
 
 def _counter(name: str, value: int) -> None:

@@ -21,6 +21,7 @@ from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,19 +35,11 @@ if TYPE_CHECKING:
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS = (
+    *SERVER_OPTIONS,
     # Above the protocol's limit, so that a report just over it is refused with a reason.
     ("grpc.max_receive_message_length", 2 * MAX_REPORT_BYTES),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # Detects a worker whose node or link failed silently within 15 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # A machine that was paused sends late pings close together, which is not abuse.
-    ("grpc.http2.max_ping_strikes", 0),
-    # A second process on the same port must fail instead of sharing it.
-    ("grpc.so_reuseport", 0),
 )
 
 

@@ -68,9 +68,6 @@ class _SiteConnection:
     """Starts with the greeting."""
     outbound: OutboundReports = field(default_factory=OutboundReports)
 
-    async def close(self) -> None:
-        await self.channel.close()
-
 
 class FederationClient:
     """Sends reports to one other site."""
@@ -149,7 +146,7 @@ class FederationClient:
                 if self._credentials.version != connection.version:
                     connection = await self._replace_connection(connection)
         finally:
-            await connection.close()
+            await connection.channel.close()
             await self._close_successor()
 
     def _open_connection(self) -> _SiteConnection:
@@ -185,7 +182,7 @@ class FederationClient:
             _LOG.warning("site %s: no new connection, the old one stays: %s", self.site, text)
             return connection
         self._successor = None
-        await connection.close()
+        await connection.channel.close()
         return newer
 
     async def _close_successor(self) -> None:
@@ -194,7 +191,7 @@ class FederationClient:
             connection, connecting = successor
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
-            await connection.close()
+            await connection.channel.close()
 
     async def _greet(
         self, connection: _SiteConnection, *, within_s: float = ANSWER_TIMEOUT_S

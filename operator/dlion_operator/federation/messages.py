@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
-from dlion_api.protocol.refusals import MAX_TEXT_BYTES
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     INT32_MAX,
@@ -38,11 +37,11 @@ from dlion_operator.federation.reports import (
     Statement,
     TrainingFigures,
 )
+from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
 from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
 """The largest site, 8 groups of 999 workers with the longest addresses, needs less."""
-MAX_COUNTER = 2**53
 MAX_RANK = 2**31 - 1
 HASH_BYTES = 32
 NAMESPACE_LENGTH = 63
@@ -109,7 +108,7 @@ def _spec(spec: wire.RunSpec) -> SpecFingerprint:
     if len(spec.fields) > MAX_FIELDS:
         raise ContractError(f"{len(spec.fields)} fields; allowed: {MAX_FIELDS}")
     for path, value in spec.fields.items():
-        _short("path of a field", path, MAX_PATH_BYTES)
+        check_length("path of a field", path, MAX_PATH_BYTES)
         if not path.isprintable() or len(value) != FIELD_HASH_BYTES:
             raise ContractError(f"field {path!r:.80}: not a printable path and a hash")
     fields, defaults = dict(spec.fields), frozenset(spec.defaults)
@@ -122,20 +121,21 @@ def _spec(spec: wire.RunSpec) -> SpecFingerprint:
 
 
 def _workers(workers: wire.RunWorkers, site: SiteName) -> ReportedWorkers:
-    for name, count in (("wanted", len(workers.wanted)), ("members", len(workers.members))):
-        if count > MAX_WORKERS:
+    for name in ("wanted", "members", "left"):
+        if (count := len(getattr(workers, name))) > MAX_WORKERS:
             raise ContractError(f"{name}: {count} workers; allowed: {MAX_WORKERS}")
     wanted = tuple(_identity(place, site) for place in workers.wanted)
     members = tuple(_member(member, site) for member in workers.members)
     _unique("wanted", wanted)
     _unique("members", [member.identity for member in members])
     accuracies = {
-        Rank(member.place.rank): _fraction(member.accuracy)
+        Rank(member.place.rank): member.accuracy
         for member in workers.members
         if member.HasField("accuracy")
     }
-    if len(workers.left) > MAX_WORKERS:
-        raise ContractError(f"left: {len(workers.left)} workers; allowed: {MAX_WORKERS}")
+    for value in accuracies.values():
+        if not 0.0 <= value <= 1.0:  # nor NaN
+            raise ContractError(f"accuracy {value}; allowed: 0 to 1")
     left = frozenset(map(_rank, workers.left))
     return ReportedWorkers(wanted, members, workers.settled, accuracies, left)
 
@@ -162,8 +162,8 @@ def _member(member: wire.SiteMember, site: SiteName) -> Member:
         raise ContractError(f"{identity.name}: state {member.state!r:.80}")
     if member.incarnation > MAX_COUNTER:
         raise ContractError(f"{identity.name}: incarnation {member.incarnation}")
-    _short("exchange_address", member.exchange_address)
-    _short("measuring_address", member.measuring_address)
+    check_length("exchange_address", member.exchange_address)
+    check_length("measuring_address", member.measuring_address)
     return Member(
         identity,
         member.incarnation,
@@ -202,12 +202,6 @@ def _bundle(content: bytes) -> bytes:
     return content
 
 
-def _fraction(value: float) -> float:
-    if not 0.0 <= value <= 1.0:  # nor NaN
-        raise ContractError(f"accuracy {value}; allowed: 0 to 1")
-    return value
-
-
 def _unique(name: str, workers: Iterable[WorkerIdentity]) -> None:
     workers = tuple(workers)
     places = {(worker.group, worker.index) for worker in workers}
@@ -226,11 +220,6 @@ def _site(name: str) -> SiteName:
     if not DNS_LABEL.fullmatch(name) or len(name) > SITE_NAME_LENGTH:
         raise ContractError(f"site {name!r:.80}; allowed: a site's name")
     return SiteName(name)
-
-
-def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
-    if len(text.encode()) > limit:
-        raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
 
 
 # ---- outgoing ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from dlion_operator.federation.link_bandwidth import MEASUREMENT_TIMEOUT_S, Chun
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, sites_of, statement_of
 from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState
-from dlion_operator.kubernetes.wire_parsing import parser, readable
+from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS, parser, readable
 from dlion_operator.model.rate_limiter import RateLimiter
 
 _LOG = logging.getLogger(__name__)
@@ -40,16 +40,10 @@ oldest."""
 BYTES_PER_UNIT = 1024
 """A statement costs one unit of the rate limit, plus one for each of this many bytes."""
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS = (
+    *SERVER_OPTIONS,
     # Above the protocol's limit, so that a statement just over it is refused with a reason.
     ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES + 64 * 1024),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # Detects an operator whose node or link failed silently within 15 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),
 )
 
 STATUS: Mapping[FederationRefusalReason, grpc.StatusCode] = {

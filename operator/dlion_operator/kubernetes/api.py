@@ -25,6 +25,7 @@ from dlion_operator.kubernetes.client import (
     Listing,
     RequestRefusedError,
     ServerError,
+    SigningKeys,
 )
 
 _WHOLE_SECONDS = timedelta(seconds=1)
@@ -162,11 +163,10 @@ class KubernetesApi:
             options["gracePeriodSeconds"] = grace_s
         await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)
 
-    async def signing_keys(self) -> bytes:
-        return json.dumps(await self._request("GET", "/openid/v1/jwks")).encode()
-
-    async def issuer(self) -> str:
-        return str((await self._request("GET", "/.well-known/openid-configuration"))["issuer"])
+    async def signing_keys(self) -> SigningKeys:
+        jwks = await self._request("GET", "/openid/v1/jwks")
+        issuer = (await self._request("GET", "/.well-known/openid-configuration"))["issuer"]
+        return SigningKeys(json.dumps(jwks).encode(), str(issuer))
 
     async def _request(self, method: str, path: str, *args: Any, **keywords: Any) -> Document:
         document = await self._send(method, path, *args, **keywords)

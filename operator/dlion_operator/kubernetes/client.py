@@ -68,6 +68,14 @@ class Listing:
     resource_version: str
 
 
+@dataclass(frozen=True)
+class SigningKeys:
+    """The public keys (JWKS) and the issuer of the cluster's service account tokens."""
+
+    jwks: bytes
+    issuer: str
+
+
 class KubernetesClient(Protocol):
     """The API server. All calls may raise RequestRefusedError, ConflictError or ServerError."""
 

@@ -22,7 +22,7 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.protocol.refusals import MAX_TOKEN_BYTES
-from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.client import Document, Kind, SigningKeys
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.pki.token_bindings import Bearer
 
@@ -50,14 +50,6 @@ class PodOwner:
 
     kind: str
     name: str
-
-
-@dataclass(frozen=True)
-class SigningKeys:
-    """The keys and issuer that the cluster's tokens are verified with."""
-
-    jwks: bytes
-    issuer: str
 
 
 class PodTokens:

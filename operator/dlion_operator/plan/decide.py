@@ -209,7 +209,7 @@ def _suspend(
     diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
     stopping = tuple(halt_jobs(run))
     # Pods that shut down still report, and the keeper needs those reports.
-    if run.pods and not _have_all_finished(run):
+    if not all(pod.is_finished for pod in run.pods):
         actions = (*cleaning, *stopping, _open_run(run, observed, settings))
     else:
         actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
@@ -228,10 +228,6 @@ def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
         authority=authority_of(run.job, observed.authority),
         kept_bundles=run.kept_bundles,
     )
-
-
-def _have_all_finished(run: Run) -> bool:
-    return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
 
 
 def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:

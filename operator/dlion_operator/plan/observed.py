@@ -71,19 +71,16 @@ UnreadyPod = tuple[str, str]
 ALL_HEARD_AFTER_S = 45.0
 """A restarted operator has heard from every existing worker after this time."""
 
-_FAILED_WAITING_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
-     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
-     "CrashLoopBackOff"}
-)  # fmt: skip
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+_FAILED_WAITING_REASONS = _IMAGE_REASONS | {
+    "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"
+}  # fmt: skip
 _FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
 )
-_IMAGE_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
-)
-
 
 _POLICY_MESSAGE = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
 """The API server's messages for rejections by admission plugins, whatever their code."""

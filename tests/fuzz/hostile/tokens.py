@@ -21,11 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Kind, SigningKeys
 from dlion_operator.kubernetes.store import ClusterStore
 from dlion_operator.pki.pod_tokens import (
     PodTokens,
-    SigningKeys,
     expected_labels,
     expected_owner,
 )

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Kind, SigningKeys
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.pki.pod_tokens import (
     KEYS_MAX_AGE_S,
@@ -36,7 +36,6 @@ from dlion_operator.pki.pod_tokens import (
     TEMPLATE_LABEL,
     PodOwner,
     PodTokens,
-    SigningKeys,
     expected_labels,
     expected_owner,
 )
