@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -36,19 +36,7 @@ from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunV
 from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.refused_callers import RefusedCallers
-from dlion_operator.served_runs.remote_sites import (
-    all_workers,
-    counted_replicas,
-    quorum_lost_reason,
-    remote_failed_ranks,
-    remote_members,
-    remote_views,
-    sites_without_run,
-    spec_drift,
-    trusted_reports,
-    unserved_run_view,
-    with_site_pairs,
-)
+from dlion_operator.served_runs.remote_sites import RemoteReports, remote_views, unserved_run_view
 from dlion_operator.served_runs.site_run_state import SiteRunState
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_operator.served_runs.worker_events import WorkerEvents
@@ -94,7 +82,7 @@ class SiteRuns:
             return
         self._close_except(key, key.namespace, key.name)
         own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
-        job_workers = all_workers(action.workers, own, spec_fingerprint, self._reports_of(job))
+        job_workers = self._remote(job, spec_fingerprint).all_workers(action.workers)
         target_accuracy = job.spec.trainer.stop.target_accuracy
         served = self._served[key] = SiteRunState(
             job,
@@ -141,7 +129,8 @@ class SiteRuns:
             return
         own, now = self._authority.site, datetime.now(UTC)
         authority = served.authority.updated_with(named, now) if named else served.authority
-        reported = {site: each.bundle_pem for site, each in self._reports_of(served.job).items()}
+        reports = self._remote_of(served).by_site
+        reported = {site: each.bundle_pem for site, each in reports.items()}
         kept = {**served.kept_bundles, **served.bundles}
         sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
         trusted = trusted_bundles(sites, {**reported, own: authority.bundle_pem}, kept, now)
@@ -181,10 +170,7 @@ class SiteRuns:
 
     def _rescale(self, run: JobKey) -> None:
         served = self._served[run]
-        reports = self._reports_of(served.job)
-        job_workers = all_workers(
-            served.wanted, self._authority.site, served.spec_fingerprint, reports
-        )
+        job_workers = self._remote_of(served).all_workers(served.wanted)
         if served.workers != job_workers:
             served.workers = job_workers
             served.progress.expect(job_workers)
@@ -193,7 +179,7 @@ class SiteRuns:
 
     def _expected_workers(self, served: SiteRunState) -> tuple[WorkerIdentity, ...]:
         """The workers that others wait for: all but those that failed permanently at any site."""
-        failed = served.failed | remote_failed_ranks(self._reports_of(served.job))
+        failed = served.failed | self._remote_of(served).failed_ranks()
         return tuple(worker for worker in served.workers if worker.rank not in failed)
 
     def update_remote(self, run: JobKey) -> None:
@@ -203,12 +189,10 @@ class SiteRuns:
             return
         self._rescale(run)
         self._update_trust(run)
-        reports, membership = self._reports_of(served.job), self._server.membership(run)
-        self._server.runs[run].update_remote_members(
-            remote_members(self._authority.site, served.spec_fingerprint, reports, membership)
-        )
+        remote, membership = self._remote_of(served), self._server.membership(run)
+        self._server.runs[run].update_remote_members(remote.members(membership))
         is_over = served.is_over or served.progress.stop_reason
-        if not is_over and (reason := quorum_lost_reason(served.job, reports)):
+        if not is_over and (reason := remote.quorum_lost_reason()):
             self.stop(run, reason)
         self._check_target_accuracy(run)
         self._trigger(ObjectName(run.namespace, run.name))
@@ -218,19 +202,16 @@ class SiteRuns:
         served = self._served[run]
         if served.job.spec.trainer.stop.target_accuracy is None or served.is_over:
             return
-        reports, membership = self._reports_of(served.job), self._server.membership(run)
+        remote, membership = self._remote_of(served), self._server.membership(run)
         absent = frozenset[SiteName]()  # other sites that are known not to have this run
-        if (federation := self._federation) is not None:
-            own = self._authority.site
-            absent = sites_without_run(served.job, own, reports, federation.reachability)
-        counted = counted_replicas(
-            served.workers, served.spec_fingerprint, reports, membership, absent
-        )
+        if self._federation is not None:
+            absent = remote.sites_without_run(self._federation.reachability)
+        counted = remote.counted_replicas(served.workers, membership, absent)
         served.target.expect(set(counted) - self._ended_ranks(served))
         admitted = {member.identity.rank for member in membership.members}
         others = {
             rank: accuracy
-            for report in reports.values()
+            for report in remote.by_site.values()
             for rank, accuracy in report.workers.accuracies.items()
             if rank in admitted
         }
@@ -277,11 +258,13 @@ class SiteRuns:
             served.linked_s = now_s
         return served.links
 
-    def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
+    def _remote_of(self, served: SiteRunState) -> RemoteReports:
+        return self._remote(served.job, served.spec_fingerprint)
+
+    def _remote(self, job: Job, spec_fingerprint: SpecFingerprint) -> RemoteReports:
         """The reports of other sites on that run, limited to what each may report."""
-        if self._federation is None:
-            return {}
-        return trusted_reports(job, self._authority.site, self._federation.reports(job.key))
+        reports = {} if self._federation is None else self._federation.reports(job.key)
+        return RemoteReports(self._authority.site, job, spec_fingerprint, reports).trusted()
 
     def stop(self, run: JobKey, reason: str) -> None:
         if (served := self._served.get(run)) is not None and not served.stop_reason:
@@ -327,16 +310,14 @@ class SiteRuns:
         own, federation = self._authority.site, self._federation
         if federation is None:
             return view
-        reports = federation.reports(run)
+        remote = RemoteReports(own, served.job, served.spec_fingerprint, federation.reports(run))
         return replace(
             view,
-            links=with_site_pairs(
-                served.job, own, view.links, self._links_to(run, served), reports
-            ),
+            links=remote.with_site_pairs(view.links, self._links_to(run, served)),
             remote=remote_views(
                 served.job, own, served.spec_fingerprint, federation, served.shared_keys
             ),
-            drift=spec_drift(served.job, own, served.spec_fingerprint, reports),
+            drift=remote.spec_drift(),
         )
 
     def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
