@@ -22,7 +22,7 @@ from dlion_operator.kubernetes.client import (
 )
 from dlion_operator.kubernetes.failure_backoff import FailedObject, FailureBackoff, ObjectKey
 from dlion_operator.kubernetes.resync import WATCHED
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of, owner_uids
 from dlion_operator.plan.decisions import Action, Apply, Create, Delete, JobEvent, Patch
 
 _LOG = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class ObjectApplier:
             (kind, str(child["metadata"]["name"])): child
             for kind in LABELED_KINDS
             for child in self._store.of_job(kind, job)
-            if self._owner_uid in _owners(child)
+            if self._owner_uid in owner_uids(child)
         }
         for key, (uid, labels) in self._last_labels.items():
             kind, name = key
@@ -255,7 +255,7 @@ class ObjectApplier:
         """Whether the object was applied recently, and the watches have not lost it."""
         kind = Kind.of(document)
         known = self._store.get(kind, name_of(document))
-        is_kept = known is not None and self._owner_uid in _owners(known)
+        is_kept = known is not None and self._owner_uid in owner_uids(known)
         return self._is_recently_applied(document) and (is_kept or kind not in WATCHED)
 
     async def _create(self, document: Document) -> bool:
@@ -311,7 +311,7 @@ class ObjectApplier:
         live = await self._cluster.get(kind, namespace, name)
         metadata = (live or {}).get("metadata", {})
         live_uid = str(metadata.get("uid", ""))
-        if live is None or self._owner_uid not in _owners(live) or uid not in ("", live_uid):
+        if live is None or self._owner_uid not in owner_uids(live) or uid not in ("", live_uid):
             self._applied[kind, name] = ("", self._monotonic_s())
         elif not metadata.get("deletionTimestamp"):
             await self._cluster.delete(kind, namespace, name, uid=live_uid)
@@ -357,13 +357,9 @@ def _check_owner(live: Document, wanted: Document) -> None:
     what = f"{wanted['kind']} {wanted['metadata']['name']}"
     if live["metadata"].get("deletionTimestamp"):
         raise ConflictError(f"{what} of an earlier job is being deleted; it is recreated then")
-    if not _owners(live) & _owners(wanted):
+    if not owner_uids(live) & owner_uids(wanted):
         message = f"{what} already exists and has another owner: delete or rename it"
         raise RequestRefusedError(message, 403)
-
-
-def _owners(document: Document) -> set[str]:
-    return {str(each.get("uid")) for each in document["metadata"].get("ownerReferences") or ()}
 
 
 def _creation_event(document: Document, *, was_there: bool) -> JobEvent | None:

@@ -27,7 +27,7 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, owner_uids
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
@@ -201,23 +201,19 @@ class Reconciler:
     def _observed(self, document: Document, state: ReconcileState) -> Observed:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
-        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in _owner_uids(job)]
+        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in owner_uids(job)]
         key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
         going = terminating_pods(all_pods)
         job_uids = {job["metadata"].get("uid") for job in jobs}
-        pods = [pod for pod in all_pods if job_uids & set(_owner_uids(pod)) or _is_keeper(pod)]
-        services = [
-            each
-            for each in self._store.of_job(Kind.SERVICE, name)
-            if state.uid in _owner_uids(each)
-        ]
+        pods = [pod for pod in all_pods if job_uids & owner_uids(pod) or _is_keeper(pod)]
+        services = self._store.of_job(Kind.SERVICE, name)
         return Observed(
             document=document,
             jobs=jobs,
             pods=pods,
-            services=services,
+            services=[each for each in services if state.uid in owner_uids(each)],
             now=self._now(),
             authority_pem=self._runs.authority_pem(),
             run=run,
@@ -305,8 +301,3 @@ def _sites(document: Document) -> list[SiteName]:
 def _is_keeper(pod: Document) -> bool:
     """A keeper's pod belongs to a ReplicaSet, which is not watched."""
     return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == KEEPER
-
-
-def _owner_uids(document: Document) -> list[str]:
-    references = document["metadata"].get("ownerReferences") or ()
-    return [str(reference.get("uid")) for reference in references]

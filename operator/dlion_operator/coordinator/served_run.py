@@ -35,7 +35,8 @@ from dlion_operator.coordinator.messages import (
     membership_update,
     report_event,
 )
-from dlion_operator.pki.job_authority import CannotSignError
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.job_authority import CannotSignError, JobAuthority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -46,22 +47,8 @@ if TYPE_CHECKING:
     from dlion_operator.pki.token_bindings import Bearer
 
 
-class Signer(Protocol):
-    """A site's certificate authority for one run (`dlion_operator.pki`)."""
-
-    @property
-    def site(self) -> SiteName:
-        """The site whose workers it signs for."""
-        ...
-
-    @property
-    def bundle_pem(self) -> bytes:
-        """Certificates that these workers are verified with; empty: unknown now."""
-        ...
-
-    def sign(self, csr_pem: bytes, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> bytes:
-        """Return a certificate chain (PEM). Raises: CannotSignError, ContractError."""
-        ...
+Signer = CertificateAuthority | JobAuthority
+"""A site's certificate authority for one run."""
 
 
 class TokenVerifier(Protocol):

@@ -166,7 +166,7 @@ class CoordinatorServer:
         if self._certificate is None:
             return server.add_insecure_port(self._listen_address)
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificate.current(),
+            self._certificate.configuration,
             self._certificate.renewed,  # type: ignore[arg-type]  # gRPC takes None as "unchanged"
             require_client_authentication=False,
         )
@@ -179,11 +179,7 @@ class ServerCertificate:
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority = authority
         self._renew_at = datetime.now(UTC)
-        self._configuration = self._make()
-
-    def current(self) -> grpc.ServerCertificateConfiguration:
-        """Return what the server presents now."""
-        return self._configuration
+        self.configuration = self._make()
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
         """Use a certificate by `authority` from the next handshake on."""
@@ -194,8 +190,8 @@ class ServerCertificate:
         """Return a new certificate if due, else None. gRPC calls this at each handshake."""
         if datetime.now(UTC) < self._renew_at:
             return None
-        self._configuration = self._make()
-        return self._configuration
+        self.configuration = self._make()
+        return self.configuration
 
     def _make(self) -> grpc.ServerCertificateConfiguration:
         now = datetime.now(UTC)

@@ -108,6 +108,11 @@ def job_of(kind: Kind, document: Mapping[str, Any]) -> ObjectName:
     return ObjectName(namespace, str(labels.get(JOB_LABEL, "")))
 
 
+def owner_uids(document: Mapping[str, Any]) -> set[str]:
+    references = document["metadata"].get("ownerReferences") or ()
+    return {str(reference.get("uid")) for reference in references}
+
+
 def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """Whether the document is a later version than the known one, or another object."""
     if _uid_of(document) != _uid_of(known):
