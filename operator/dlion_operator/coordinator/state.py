@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from dlion_api.names import JobKey, Rank, WorkerIdentity
 
 
-_GONE = MemberState.FINISHED
-"""State of a worker that the manifest no longer has: as a finished one, no peer waits for it."""
-
-
 @dataclass
 class _TrackedWorker:
     """State of one worker of the manifest."""
@@ -176,8 +172,9 @@ class CoordinatorState:
         return (Publish(),)
 
     def _state_when_gone(self, worker: _TrackedWorker) -> MemberState:
-        """Return LOST if the manifest still has the worker, else FINISHED."""
-        return MemberState.LOST if self._is_expected(worker.member.identity) else _GONE
+        """Return LOST if the manifest still has the worker, else FINISHED: no peer waits for it."""
+        is_expected = self._is_expected(worker.member.identity)
+        return MemberState.LOST if is_expected else MemberState.FINISHED
 
     def _is_expected(self, worker: WorkerIdentity) -> bool:
         return self._expected.get(worker.rank) == worker

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, OperatorIdentity, SiteName
+from dlion_api.names import JobKey, SiteName
 from dlion_api.wire import federation_pb2 as wire
 from dlion_api.wire import federation_pb2_grpc
 from dlion_operator.federation.credentials import Credentials
@@ -38,10 +38,7 @@ GREETING_TIMEOUT_S = 5.0
 MAX_WAIT_S = 5.0
 """Between two attempts: bounds the delay after a link recovers."""
 
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.enable_http_proxy", 0),
-    # Without it, channels share a connection; each needs a handshake with current credentials.
-    ("grpc.use_local_subchannel_pool", 1),
+_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -151,13 +148,8 @@ class FederationClient:
 
     def _open_connection(self) -> _SiteConnection:
         """Return a connection with the current credentials, not up yet. Raises: ContractError."""
-        options = (
-            *_OPTIONS,
-            ("grpc.ssl_target_name_override", OperatorIdentity(self.site).dns_name),
-        )
         version, bundle = self._credentials.version, self._credentials.bundle(self.site)
-        channel_credentials = self._credentials.channel(self.site)
-        channel = grpc.aio.secure_channel(self._address, channel_credentials, options=options)
+        channel = self._credentials.channel(self.site, self._address, _OPTIONS)
         return _SiteConnection(channel, version, bundle)
 
     async def _replace_connection(self, connection: _SiteConnection) -> _SiteConnection:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import OperatorIdentity, SiteName
+from dlion_api.names import SiteName
 from dlion_api.wire import federation_pb2 as wire
 from dlion_api.wire import federation_pb2_grpc
 from dlion_operator.federation.credentials import Credentials
@@ -28,12 +28,6 @@ MEASUREMENT_TIMEOUT_S = 30.0
 """Includes bytes in flight on a slow link, and the answer."""
 MIN_MEASUREMENT_INTERVAL_S = 10.0
 """A request sooner than this gets the last result, so that links are rarely saturated."""
-
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
 
 
 @dataclass(frozen=True)
@@ -108,14 +102,9 @@ class BandwidthMeter:
             return bandwidth
 
     async def _measured(self, site: SiteName, address: str) -> LinkBandwidth:
-        name = OperatorIdentity(site).dns_name
-        options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
-        channel_credentials = self._credentials.channel(site)
+        made = self._credentials.channel(site, address, [("grpc.enable_retries", 0)])
         try:
-            async with (
-                asyncio.timeout(MEASUREMENT_TIMEOUT_S),
-                grpc.aio.secure_channel(address, channel_credentials, options=options) as channel,
-            ):
+            async with asyncio.timeout(MEASUREMENT_TIMEOUT_S), made as channel:
                 stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
                 sent = list[int]()
                 result: wire.LinkTiming = await stub.Measure(self._chunks(site, sent))
