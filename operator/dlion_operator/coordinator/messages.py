@@ -71,10 +71,10 @@ def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Pro
     return Proof(key.public_bytes(*form), proof.count)
 
 
-_COUNTERS = {"incarnation", "known_version", "sequence"}
-_TEXTS = {
+_COUNTERS = ("incarnation", "known_version", "sequence")
+_TEXTS = (
     "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
-}  # fmt: skip
+)  # fmt: skip
 """Fields of requests, besides the token and a worker's."""
 KEEPER_ROLE = "keeper"
 ROLES = ("trainer", "sidecar", KEEPER_ROLE)
@@ -92,9 +92,9 @@ def checked_size(request: Request) -> None:
     """
     check_length("token", request.token, MAX_TOKEN_BYTES)
     fields = request.DESCRIPTOR.fields_by_name
-    for name in _TEXTS & fields.keys():
+    for name in filter(fields.__contains__, _TEXTS):
         check_length(name, getattr(request, name))
-    for name in _COUNTERS & fields.keys():
+    for name in filter(fields.__contains__, _COUNTERS):
         _counter(name, getattr(request, name))
     if not isinstance(request, coordination_pb2.ProgressReport):
         longest = max(len(request.proof.key_der), len(request.proof.signature))
