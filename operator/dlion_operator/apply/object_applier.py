@@ -273,18 +273,12 @@ class ObjectApplier:
                 # The decision assumed that there is no such object.
                 what = f"{document['kind']} {name}"
                 raise ConflictError(f"{what} had lost its labels; reconciling the job again")
-            await self._update_config_map(live, document)
+            if kind is Kind.CONFIG_MAP and (data := children.config_map_changes(live, document)):
+                # What new pods need from the current operator.
+                patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
+                await self._patch(kind, document["metadata"]["namespace"], name, patch, "")
         self._record(live, document, "made")
         return made
-
-    async def _update_config_map(self, live: Document, document: Document) -> None:
-        """Update what new pods need from the current operator."""
-        if Kind.of(document) is not Kind.CONFIG_MAP:
-            return
-        if data := children.config_map_changes(live, document):
-            metadata = document["metadata"]
-            patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
-            await self._patch(Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch, "")
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str

@@ -113,7 +113,6 @@ def _watch(
 
 def _configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False  # our events are explicit (`event_recorder`)
-    settings.peering.standalone = True
     # Do not watch CRDs: that needs cluster-wide rights. If ours is missing, the first list of
     # jobs fails.
     settings.scanning.disabled = True
@@ -121,7 +120,6 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = WATCH_INACTIVITY_TIMEOUT_S
     settings.watching.server_timeout = 600
     settings.process.ultimate_exiting_timeout = 20
-    settings.posting.reporting_component = MANAGER
     for kind, resource in RESOURCES.items():
         if kind is not Kind.DLION_JOB:
             settings.watching.label_selectors[resource] = JOB_LABEL
