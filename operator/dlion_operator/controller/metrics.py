@@ -174,8 +174,7 @@ class FederationMetrics(Collector):
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        node, service = self._node, self._node.service
-        labels = ["peer_site"]
+        node, labels = self._node, ["peer_site"]
 
         def of_sites(value: Callable[[SiteName], float | None]) -> list[_Sample]:
             values = {site: value(site) for site in node.clients}
@@ -217,6 +216,10 @@ class FederationMetrics(Collector):
             labels,
             of_sites(lambda site: node.clients[site].sent_bytes),
         )
+        yield from self._calls()
+
+    def _calls(self) -> Iterator[Metric]:
+        node, service = self._node, self._node.service
         yield _counter(
             "dlion_federation_refusals",
             "Refused streams of other sites' operators",
