@@ -137,11 +137,16 @@ class SiteOperator:
         )
 
         async def reconcile(name: ObjectName) -> float | None:
-            if self._has_work(name) and not leases.holds(name.namespace):
+            # Otherwise the job only has to be forgotten, and nothing is written.
+            pods = terminating_pods(self.store.of_job(Kind.POD, name))
+            if (self._is_ours(name) or pods) and not leases.holds(name.namespace):
                 return None  # a pass follows once the Lease is held
             return await reconciler.reconcile(name)
 
-        self._queue = WorkQueue(reconcile, self._is_known, self._metrics.reconciled)
+        def is_known(name: ObjectName) -> bool:
+            return self.store.get(Kind.DLION_JOB, name) is not None
+
+        self._queue = WorkQueue(reconcile, is_known, self._metrics.reconciled)
         self._parts.push_async_callback(self._queue.close)
         return reconciler
 
@@ -208,19 +213,12 @@ class SiteOperator:
             if name.namespace == namespace:
                 self.trigger(name)
 
-    def _has_work(self, name: ObjectName) -> bool:
-        """Whether a pass may write. Otherwise the job only has to be forgotten."""
-        return self._is_ours(name) or bool(terminating_pods(self.store.of_job(Kind.POD, name)))
-
     def _is_ours(self, name: ObjectName) -> bool:
         """Whether the job exists and no other controller manages it."""
         job = self.store.get(Kind.DLION_JOB, name)
         if job is None:
             return False
         return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
-
-    def _is_known(self, name: ObjectName) -> bool:
-        return self.store.get(Kind.DLION_JOB, name) is not None
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -142,7 +142,10 @@ class FederationService:
         rate_limiter = RateLimiter()
         while (message := await _next(context)) is not None:
             self._check(site, context)
-            _spend(rate_limiter, message)
+            cost = 1 + message.ByteSize() // BYTES_PER_UNIT
+            if not rate_limiter.try_acquire(cost, time.monotonic()):
+                text = "too many statements at once"
+                raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, text)
             statement = statement_of(message, site)
             for run in self._state.receive(stream, statement, time.monotonic()):
                 self._on_run_changed(run)
@@ -279,8 +282,3 @@ async def _next_chunk(context: Context) -> wire.LinkChunk | None:
     """Return the next chunk of a measurement; None: the stream has ended."""
     message: Any = await context.read()
     return None if message is grpc.aio.EOF else readable(message)
-
-
-def _spend(rate_limiter: RateLimiter, message: wire.Statement) -> None:
-    if not rate_limiter.try_acquire(1 + message.ByteSize() // BYTES_PER_UNIT, time.monotonic()):
-        raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, "too many statements at once")

@@ -43,7 +43,9 @@ class ClusterStore:
         self._gone.pop(uid, None)
         if known is not None:
             self._forget(kind, known)
-        slim = _slim(document)
+        # `managedFields`, which the operator does not read, are half of an object.
+        metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+        slim = {**document, "metadata": metadata}
         self._objects[kind][name] = slim
         self._of_job[kind, job_of(kind, document)][name] = slim
         return True
@@ -132,9 +134,3 @@ def as_number(resource_version: str) -> int:
 
 def _uid_of(document: Mapping[str, Any]) -> str:
     return str(document["metadata"].get("uid"))
-
-
-def _slim(document: Document) -> Document:
-    """Without `managedFields`, which the operator does not read and which are half of an object."""
-    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
-    return {**document, "metadata": metadata}

@@ -202,7 +202,8 @@ class AuthoritySecret:
         """
         if secret is None or not _is_ours(secret) or not _has_wrong_owners(secret, owners):
             return secret
-        patch = {"metadata": {"ownerReferences": [*_other_owners(secret), *owners] or None}}
+        others = [each for each in _references(secret) if each.get("kind") != _OWNER_KIND]
+        patch = {"metadata": {"ownerReferences": [*others, *owners] or None}}
         try:
             return await self._cluster.patch(Kind.SECRET, self._namespace, self._name, patch)
         except RequestRefusedError as error:
@@ -223,11 +224,6 @@ def _has_wrong_owners(document: Document, owners: list[Document]) -> bool:
     """Whether the Services that own it differ from `owners`."""
     now = [each.get("uid") for each in _references(document) if each.get("kind") == _OWNER_KIND]
     return now != [each["uid"] for each in owners]
-
-
-def _other_owners(document: Document) -> list[Document]:
-    """Return its owners that the operator did not set."""
-    return [each for each in _references(document) if each.get("kind") != _OWNER_KIND]
 
 
 def _references(document: Document) -> list[Document]:

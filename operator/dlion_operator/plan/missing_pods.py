@@ -37,7 +37,8 @@ def missing_pods(
     key: JobKey, jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
 ) -> list[MissingPod]:
     """Return the pods of that run that Kubernetes was asked for and that do not exist."""
-    views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id and _should_run(v)]
+    views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id]
+    views = [v for v in views if not v.suspended and v.ended_at is None]
     there = [p for p in map(PodView, pods) if p.labels.get(names.RUN_LABEL) == key.run_id]
     pods_missing = [
         (view.name, index)
@@ -52,10 +53,6 @@ def missing_pods(
     return pods_missing
 
 
-def _should_run(view: WorkerJobView) -> bool:
-    return not view.suspended and view.ended_at is None
-
-
 def _is_alive(keeper: PodView) -> bool:
     return not keeper.is_finished and keeper.deleted_at is None
 
@@ -68,10 +65,6 @@ def _present_indexes(view: WorkerJobView, pods: Iterable[PodView]) -> set[int]:
         and pod.phase != "Failed"
         and pod.labels.get(names.GROUP_LABEL) == view.group
     }
-
-
-def is_keeper_missing(key: JobKey, missing_s: Mapping[MissingPod, float]) -> bool:
-    return missing_s.get((names.keeper_name(key), 0), 0.0) >= _STUCK_AFTER_S
 
 
 def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
@@ -101,9 +94,9 @@ def _backoff_s(run: Run, group: str, index: int) -> float:
 
 
 def _keeper_creation_problems(run: Run, observed: Observed) -> Iterator[PodProblem]:
-    if not is_keeper_missing(run.job.key, observed.missing_s):
-        return
     name = names.keeper_name(run.job.key)
+    if observed.missing_s.get((name, 0), 0.0) < _STUCK_AFTER_S:
+        return
     refusal = condition(observed.keeper or {}, "ReplicaFailure")
     why = [str(refusal.get("message"))] if refusal.get("status") == "True" else []
     look = f"see `kubectl describe deployment {name}`"

@@ -343,7 +343,9 @@ class PodView:
         if code is None:
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
-        return f"{self.worker}: trainer ended with {describe_exit(code, self._last_lines())}"
+        # Output of its trainer and of the supervisor, which writes JSON.
+        lines = [line for line in self._termination_message().splitlines() if line.strip()]
+        return f"{self.worker}: trainer ended with {describe_exit(code, lines)}"
 
     @property
     def end_report(self) -> EndReport | None:
@@ -351,10 +353,6 @@ class PodView:
         if self.phase != "Succeeded":
             return None
         return EndReport.from_json(self._termination_message())
-
-    def _last_lines(self) -> list[str]:
-        """Output of its trainer and of the supervisor, which writes JSON."""
-        return [line for line in self._termination_message().splitlines() if line.strip()]
 
     def _termination_message(self) -> str:
         return str(self._trainer("terminated").get("message") or "")

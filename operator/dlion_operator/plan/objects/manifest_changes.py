@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from dlion_api import cluster_names as names
 from dlion_api.document import to_document
 from dlion_api.errors import Problem
 from dlion_api.spec import Job
@@ -19,6 +17,7 @@ from dlion_api.status import Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
@@ -95,13 +94,9 @@ def template_problem(run: Run, observed: Observed, settings: Settings) -> str:
 
 def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:
     messages = [str(error)]
-    if any(_run_of(job) == run_id for job in observed.jobs):
+    if any(WorkerJobView(job).run_id == run_id for job in observed.jobs):
         messages.insert(0, f"run {run_id} goes on; this operator cannot read the manifest")
     return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, join_messages(messages))
-
-
-def _run_of(document: Mapping[str, Any]) -> str:
-    return str((document["metadata"].get("labels") or {}).get(names.RUN_LABEL, ""))
 
 
 def ignored_fields_note(unknown: list[Problem]) -> str:
