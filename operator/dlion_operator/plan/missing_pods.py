@@ -12,7 +12,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
 from dlion_operator.model.job_view import WorkerJobView, condition
-from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView
+from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView, first_of
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
     STUCK_AFTER,
@@ -77,8 +77,7 @@ def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
             if name == view.name and since_s >= _STUCK_AFTER_S + _backoff_s(run, group, index)
         ]
         if late:
-            more = f" and {len(late) - MAX_LISTED_PODS} more" if len(late) > MAX_LISTED_PODS else ""
-            pods = f"pods for {', '.join(late[:MAX_LISTED_PODS])}{more}"
+            pods = f"pods for {first_of(late, MAX_LISTED_PODS)}"
             message = f"Job {view.name} creates no {pods}: see `kubectl describe job {view.name}`"
             problems.append(PodProblem(Reason.PODS_REFUSED, message))
     return [*problems, *_keeper_creation_problems(run, observed)]

@@ -27,6 +27,16 @@ SIGKILL_EXIT_CODE = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first of these names, and the number of the rest.
+
+    >>> first_of(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def describe_exit(code: int, lines: Sequence[str]) -> str:
     """Describe that exit code, with the last of these lines that is not the supervisor's JSON."""
     often = ""

@@ -22,7 +22,7 @@ from dlion_operator.model.settings import Settings
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.objects.garbage_collection import delete_run_objects
-from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.observed import Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_workers
@@ -103,11 +103,8 @@ def ignored_fields_note(unknown: list[Problem]) -> str:
     """Note on fields of a newer CRD, which this operator ignores. Empty: there are none."""
     if not unknown:
         return ""
-    paths = [problem.path for problem in unknown[:MAX_LISTED_FIELDS]]
-    more = (
-        f" and {len(unknown) - MAX_LISTED_FIELDS} more" if len(unknown) > MAX_LISTED_FIELDS else ""
-    )
+    paths = first_of([problem.path for problem in unknown], MAX_LISTED_FIELDS)
     return (
-        f"this operator does not know {', '.join(paths)}{more} and ignores it; the CRD is newer:"
+        f"this operator does not know {paths} and ignores it; the CRD is newer:"
         " upgrade the operator"
     )
