@@ -157,8 +157,7 @@ class FederationClient:
         if self._successor is None:
             if time.monotonic() >= self._renew_at_s:
                 newer = self._open_connection()
-                up = asyncio.wait_for(newer.channel.channel_ready(), CONNECT_TIMEOUT_S)
-                self._successor = newer, asyncio.create_task(up)
+                self._successor = newer, asyncio.create_task(_connected(newer.channel))
             return connection
         newer, connecting = self._successor
         if not connecting.done():
@@ -215,6 +214,12 @@ class FederationClient:
         except asyncio.InvalidStateError:  # it has ended meanwhile
             await _raise_end(stream)
         self.sent_bytes += message.ByteSize()
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Wait until the channel is connected. Raises: TimeoutError."""
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        await channel.channel_ready()
 
 
 async def _raise_end(stream: Stream) -> None:
