@@ -18,10 +18,9 @@ import pytest
 
 from dlion_api.cluster_names import INDEX_LABEL, TOKEN_AUDIENCE, group_job_name
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_operator.controller.site_operator import StoredPods
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Kind, SigningKeys
 from dlion_operator.kubernetes.store import ClusterStore
-from dlion_operator.pki.pod_tokens import PodRecord, PodTokens, SigningKeys, expected_labels
+from dlion_operator.pki.pod_tokens import PodTokens, expected_labels
 from fault_proxy import waited
 
 if TYPE_CHECKING:
@@ -37,12 +36,12 @@ class Cluster:
 
     kubectl: Kubectl
 
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        kubectl, store = replace(self.kubectl, namespace=namespace), ClusterStore()
+    def store(self) -> ClusterStore:
+        store = ClusterStore()
         for kind, plural in ((Kind.POD, "pods"), (Kind.JOB, "jobs")):
-            for each in kubectl.get(plural)["items"]:
+            for each in self.kubectl.get(plural)["items"]:
                 store.put(kind, each)
-        return StoredPods(store).find(namespace, name, uid)
+        return store
 
     async def read_keys(self) -> SigningKeys:
         jwks = self.kubectl.run("get", "--raw", "/openid/v1/jwks")
@@ -66,9 +65,10 @@ def test_a_token_of_the_api_server_is_its_pods(control_plane: Kubectl) -> None:
             )
         )
         kubectl.apply(pod("made-up", expected_labels(WORKER, job)))
-        tokens = PodTokens(cluster := Cluster(kubectl), cluster.read_keys)
+        cluster = Cluster(kubectl)
 
         def holds(token: str) -> bool:
+            tokens = PodTokens(cluster.store(), cluster.read_keys)
             return asyncio.run(tokens.verify(token, WORKER, job)) is not None
 
         assert holds(token(kubectl, TOKEN_AUDIENCE, mine))

@@ -80,7 +80,7 @@ def made_by_the_operator() -> dict[str, str]:
     found = {}
     for call in ast.walk(ast.parse(OPERATOR_METRICS.read_text())):
         made = re.fullmatch(
-            r"(Counter|Gauge|Histogram)(?:MetricFamily)?",
+            r"_?(Counter|Gauge|Histogram|counter|gauge)",
             getattr(getattr(call, "func", None), "id", ""),
         )
         if isinstance(call, ast.Call) and made is not None:

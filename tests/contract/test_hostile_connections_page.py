@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from dlion_api.protocol.refusals import PeerRefusal, RefusalReason
-from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
+from dlion_operator.federation.refusals import FederationRefusalReason as SiteRefusalReason
 from hostile_cases import CASES, table
 
 PAGE = (Path(__file__).parents[2] / "docs/several-sites.md").read_text(encoding="utf-8")

@@ -27,8 +27,8 @@ BESIDE = {
 
 def resource(kind: Kind) -> tuple[str, str]:
     """Group and plural, as rights name them."""
-    path, plural = kind.value
-    return ("" if path == "/api/v1" else path.split("/")[2], plural)
+    api_version, _, plural = kind.value
+    return (api_version.rpartition("/")[0], plural)
 
 
 def granted(wanted: set[str]) -> set[tuple[str, str]]:

@@ -26,8 +26,8 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import SiteName
 from dlion_operator.controller.health import serve_metrics
 from dlion_operator.federation import link_bandwidth
-from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.node import FederationNode
+from dlion_operator.federation.refusals import FederationRefusalReason
 from dlion_operator.pki.authority import CertificateAuthority
 from federated import FederatedSite, federated_sites
 from operator_process import free_ports
@@ -76,10 +76,10 @@ async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> 
             < link_bandwidth.MAX_MEASUREMENT_BYTES + link_bandwidth.CHUNK_BYTES
         )
         assert first.bytes_per_s == pytest.approx(first.bytes_count / first.seconds)
-        received = there.service.measurement_slot.received_bytes
+        received = there.service.measured_bytes
         assert received == first.bytes_count + link_bandwidth.CHUNK_BYTES
         assert await here.bandwidth(B) == first
-        assert there.service.measurement_slot.received_bytes == received
+        assert there.service.measured_bytes == received
         assert (await there.bandwidth(A)).bytes_per_s > 0
         with pytest.raises(LookupError):
             await here.bandwidth(C)
@@ -131,11 +131,9 @@ async def test_no_more_is_measured_than_the_link_carries(folder: Path) -> None:
 async def test_one_is_taken_at_a_time(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
-        with (
-            there.service.measurement_slot.acquire(),
-            pytest.raises(UnavailableError, match="another site is measuring now"),
-        ):
-            await here.bandwidth(B)
+        async with there.service.measuring:
+            with pytest.raises(UnavailableError, match="another site is measuring now"):
+                await here.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.TOO_MUCH: 1}
         assert (await here.bandwidth(B)).bytes_count > 0
 
@@ -160,19 +158,18 @@ async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
             with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
                 await here.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.MALFORMED: 1}
-        assert there.service.measurement_slot.received_bytes <= most + link_bandwidth.CHUNK_BYTES
-        with there.service.measurement_slot.acquire():
-            pass  # it is free again
+        assert there.service.measured_bytes <= most + link_bandwidth.CHUNK_BYTES
+        assert not there.service.measuring.locked(), "it is free again"
 
 
 @within
 async def test_another_authority_s_operator_is_refused(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
-        here.replace_authority(CertificateAuthority(A))
+        here.credentials.replace_authority(CertificateAuthority(A))
         with pytest.raises(UnavailableError):
             await here.bandwidth(B)
-        assert there.service.measurement_slot.received_bytes == 0
+        assert there.service.measured_bytes == 0
 
 
 @within
@@ -188,7 +185,7 @@ async def test_a_site_that_claims_another_name_is_refused(folder: Path) -> None:
             await here.bandwidth(B)
         assert there.service.refusals[FederationRefusalReason.BAD_CERTIFICATE] == 1
         assert there.service.refusals[FederationRefusalReason.WRONG_SITE] == 1
-        assert there.service.measurement_slot.received_bytes == 0
+        assert there.service.measured_bytes == 0
     finally:
         for site in (a, b):
             if site.node is not None:
@@ -213,7 +210,7 @@ async def test_an_operator_that_may_not_measure_says_so(folder: Path) -> None:
         try:
             code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
             assert (code, "federation.measureOnDemand" in told["message"]) == (404, True)
-            assert there.service.measurement_slot.received_bytes == 0
+            assert there.service.measured_bytes == 0
         finally:
             await runner.cleanup()
 

@@ -139,7 +139,7 @@ class Site:
         )
 
     def state(self, rank: int) -> MemberState | None:
-        member = self.coordinator.membership().member(Rank(rank))
+        member = self.coordinator._server.membership(self.job.key).member(Rank(rank))
         return member.state if member else None
 
 
@@ -238,7 +238,7 @@ def test_a_wrong_certificate_request_is_refused_for_good(site: Site) -> None:
     with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
         client.sign(b"no request")
     client.close()
-    assert site.coordinator.refusals() == {RefusalReason.MALFORMED: 1}
+    assert site.coordinator._server.service.refusals == {RefusalReason.MALFORMED: 1}
 
 
 def test_waiting_for_a_certificate_ends_when_asked(site: Site) -> None:
@@ -517,7 +517,7 @@ def test_a_hostile_call_is_refused_by_name(site: Site, name: str) -> None:
     assert raised.value.code() is status
     if status is not grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own: never reaches us
         reason = dict(raised.value.trailing_metadata())[REASON_KEY]
-        assert site.coordinator.refusals() == {RefusalReason(reason): 1}
+        assert site.coordinator._server.service.refusals == {RefusalReason(reason): 1}
 
 
 def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:

@@ -179,7 +179,7 @@ async def test_runs_are_apart(hub: Hub, stub: Any) -> None:
     streams = [hub.join(stub, each, each.workers()[0]) for each in (one, two)]
     for stream in streams:
         assert (await stream.read()).stop_reason == ""
-    hub.server.stop(one.key, "Interrupted")
+    hub.server.runs[one.key].stop("Interrupted")
     assert (await streams[0].read()).stop_reason == "Interrupted"
     reply = await hub.report(stub, two, two.workers()[0], text("of two"))
     assert reply.stop_reason == ""
@@ -208,7 +208,7 @@ async def test_a_run_that_is_not_open_is_to_be_asked_for_again(hub: Hub, stub: A
     hub.server.close(opened.key)
     assert await stream.read() is grpc.aio.EOF
     assert await refusal(hub.follow(stub, opened)) is RefusalReason.WRONG_RUN
-    assert hub.server.refusals() == {RefusalReason.WRONG_RUN: 2}
+    assert hub.server.service.refusals == {RefusalReason.WRONG_RUN: 2}
     assert not hub.records  # that its streams ended is no loss of a worker
     assert not hub.server.runs
 
@@ -270,7 +270,7 @@ async def test_a_keeper_follows_and_goes_on_where_it_was(hub: Hub, stub: Any) ->
     assert said(batch.records_json) == ["a", "b"]
     stream.cancel()
     await hub.report(stub, opened, worker, text("c"))
-    hub.server.take(opened.key, EventRecord(2.0, worker.rank, 0, "WorkerFailed", "d"))
+    hub.server.runs[opened.key].take(EventRecord(2.0, worker.rank, 0, "WorkerFailed", "d"))
     again = await hub.follow(stub, opened, first.epoch, taken=2).read()
     assert (again.first_sequence, said(again.records_json)) == (3, ["c", "d"])
     anew = await hub.follow(stub, opened, "another life", taken=2).read()
@@ -280,7 +280,7 @@ async def test_a_keeper_follows_and_goes_on_where_it_was(hub: Hub, stub: Any) ->
 @runs
 async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
     told: list[tuple[JobKey, str, str]] = []
-    hub.server.on_keeper_refused(lambda *words: told.append(words))
+    hub.server.on_keeper_refused = lambda *words: told.append(words)
     opened = job()
     hub.open(opened)
     token = hub.tokens.issue(KEEPER, opened.key)
@@ -298,7 +298,7 @@ async def test_a_keeper_says_whom_it_has_refused(hub: Hub, stub: Any) -> None:
         (opened.key, "NotItsOwn", "not its own"),
         (opened.key, "BadCertificate", "of no authority"),
     ]
-    assert hub.server.keeper_refusals() == {opened.key: {"NotItsOwn": 2, "BadCertificate": 1}}
+    assert hub.server.runs[opened.key].keeper_refusals == {"NotItsOwn": 2, "BadCertificate": 1}
     bad = wire.FollowRequest(token=token, run=str(opened.key), site=SITE, refusals={"Other": 1})
     assert await refusal(stub.Follow(bad)) is RefusalReason.MALFORMED
 
@@ -309,7 +309,7 @@ async def test_the_end_is_told_to_who_is_there_and_to_who_comes_late(hub: Hub, s
     hub.open(opened)
     stream = hub.follow(stub, opened)
     await stream.read()
-    hub.server.finish(opened.key, "maxSteps reached", succeeded=True)
+    hub.server.runs[opened.key].finish("maxSteps reached", succeeded=True)
     for follower in (stream, hub.follow(stub, opened)):
         end = await follower.read()
         assert (end.ended_reason, end.succeeded) == ("maxSteps reached", True)
@@ -325,7 +325,7 @@ async def test_a_site_has_one_follower_the_newest(hub: Hub, stub: Any) -> None:
     newer = hub.follow(stub, opened)
     await newer.read()
     assert await older.read() is grpc.aio.EOF
-    hub.server.take(opened.key, EventRecord(2.0, opened.workers()[0].rank, 0, "Tested", "on"))
+    hub.server.runs[opened.key].take(EventRecord(2.0, opened.workers()[0].rank, 0, "Tested", "on"))
     assert said((await newer.read()).records_json) == ["on"]
 
 
@@ -336,7 +336,7 @@ async def test_who_is_too_slow_finds_a_gap_and_the_newest(hub: Hub, stub: Any) -
     stream = hub.follow(stub, opened)
     await stream.read()
     for number in range(1, 101):  # nothing is sent meanwhile: this does not wait
-        hub.server.take(opened.key, EventRecord(2.0, Rank(0), 0, "Tested", str(number)))
+        hub.server.runs[opened.key].take(EventRecord(2.0, Rank(0), 0, "Tested", str(number)))
     batch = await stream.read()
     assert batch.first_sequence > 1
     assert said(batch.records_json) == [str(n) for n in range(batch.first_sequence, 101)]
@@ -360,17 +360,17 @@ async def test_more_workers_are_admitted_and_ranks_stay(hub: Hub, stub: Any) -> 
     opened = job(workers=2)
     hub.open(opened)
     first, second, last = opened.workers()
-    hub.server.expect(opened.key, (first, last))
+    hub.server.runs[opened.key].expect((first, last))
     watching = hub.join(stub, opened, last)
     assert (await watching.read()).expected_count == 2
     assert await refusal(hub.join(stub, opened, second)) is RefusalReason.UNKNOWN_WORKER
-    hub.server.expect(opened.key, opened.workers())
+    hub.server.runs[opened.key].expect(opened.workers())
     assert (await watching.read()).expected_count == 3
     newcomer = hub.join(stub, opened, second)
     assert len((await newcomer.read()).members) == 2
     await watching.read()
     # It goes again: nobody waits for it, and as long as it is there it may end in order.
-    hub.server.expect(opened.key, (first, last))
+    hub.server.runs[opened.key].expect((first, last))
     assert (await watching.read()).expected_count == 2
     await hub.report(stub, opened, second, text("farewell", rank=1))
     newcomer.cancel()

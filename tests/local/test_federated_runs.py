@@ -42,6 +42,7 @@ from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
+from dlion_operator.plan.decisions import OpenRun
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.site_runs import SiteRuns
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
@@ -116,7 +117,9 @@ class Operator:
         self.runs.federate(node)
 
     def open(self, job: Job, authority: NamedAuthority | None = None) -> None:
-        self.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0, authority=authority)
+        self.runs.open(
+            OpenRun(job, job.workers(), spec_hash=job.hash(), age_s=0.0, authority=authority)
+        )
 
     def view(self) -> RunView:
         view = self.runs.view(RUN)
@@ -464,7 +467,9 @@ async def test_who_failed_for_good_elsewhere_does_not_count(a: Operator, b: Oper
         await told(stream, 2)
     await b.evaluate(of_b, 0.1)
     await a.evaluate(of_a, 0.6)
-    b.runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0, failed=frozenset({of_b.rank}))
+    b.runs.open(
+        OpenRun(job, job.workers(), spec_hash=job.hash(), age_s=0.0, failed=frozenset({of_b.rank}))
+    )
     words = "targetAccuracy 0.5 reached: mean over 1 replicas 0.6000"
     await until(lambda: a.view().stop_reason == words)
 

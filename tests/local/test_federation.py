@@ -33,8 +33,8 @@ from dlion_operator.federation import client as dialling_module
 from dlion_operator.federation import node as node_module
 from dlion_operator.federation import outbound_reports as telling_module
 from dlion_operator.federation import service as service_module
-from dlion_operator.federation.events import FederationRefusalReason
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, greeting, to_wire
+from dlion_operator.federation.refusals import FederationRefusalReason
 from dlion_operator.federation.reports import (
     Heartbeat,
     RunRemoved,
@@ -218,7 +218,7 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
         await until(lambda: heard(a, B) and heard(b, A))
         # Its authority gets a new certificate, which the others take over later.
         b.authority = b.authority.renewed()
-        b.node.replace_authority(b.authority)
+        b.node.credentials.replace_authority(b.authority)
         b.bundle_file.write_bytes(b.authority.bundle_pem)
         await until(lambda: a.bundles[-1] == {B: b.authority.bundle_pem})
         b.said[JOB] = replace(b.said[JOB], figures=TrainingFigures(True, 2, 1.0))
@@ -262,7 +262,7 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
         assert a.node is not None
         assert b.node is not None
         dialler = a.node.clients[B]
-        a.node.replace_authority(
+        a.node.credentials.replace_authority(
             CertificateAuthority(A)
         )  # whose certificates plant B does not take
         for iteration in (7, 8):
@@ -272,7 +272,7 @@ async def test_a_stream_goes_on_while_its_successor_cannot_be_opened(folder: Pat
             assert dialler.connected
             await until(lambda before=failures: dialler.failures > before)
         assert b.node.service.streams == 1
-        a.node.replace_authority(a.authority)
+        a.node.credentials.replace_authority(a.authority)
         await until(lambda: b.node.service.streams == 2)
         a.said = {JOB: report(A, 0, iteration=9)}
         await until(lambda: heard(b, A).figures.iteration == 9)

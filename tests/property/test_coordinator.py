@@ -7,6 +7,8 @@ Left out: examples with their reasons (tests/unit/operator/coordinator).
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,23 +18,19 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_operator.coordinator.events import (
-    Accept,
+    CallRefusedError,
     EndStream,
-    Event,
+    Instruction,
     JoinRequested,
     PresentedToken,
     Publish,
-    RemoteMembersReported,
     ReportReceived,
-    StreamEnded,
-    WorkersChanged,
 )
 from dlion_operator.coordinator.messages import (
+    access_event,
     checked_size,
-    follow_event,
     join_event,
     report_event,
-    sign_event,
 )
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.pki.token_bindings import Bearer
@@ -47,7 +45,7 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
         if call == "sign":
             sign = wire.SignRequest.FromString(content)
             checked_size(sign)
-            sign_event(sign, bearer=Bearer("uid"))
+            access_event(sign, Bearer("uid"))
         elif call == "join":
             join = wire.JoinRequest.FromString(content)
             checked_size(join)
@@ -55,11 +53,11 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
         elif call == "follow":
             follow = wire.FollowRequest.FromString(content)
             checked_size(follow)
-            follow_event(follow, bearer=Bearer("uid"))
+            access_event(follow, Bearer("uid"))
         else:
             report = wire.ProgressReport.FromString(content)
             checked_size(report)
-            report_event(report, token_ok=True, now_s=0.0)
+            report_event(report, bearer=Bearer("uid"), now_s=0.0)
     except (ContractError, DecodeError):
         return
 
@@ -84,24 +82,29 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
     newest: dict[int, int] = {}
     expected = {0, 1, 2}
     for number, (what, rank, incarnation) in enumerate(steps):
-        event: Event
-        if what == "join":
-            event = joins(number, rank, incarnation)
-        elif what == "break":
-            stream = next((s for s, r in streams.items() if r == rank), -1)
-            streams.pop(stream, None)
-            event = StreamEnded(stream)
-        elif what == "scale":
-            expected ^= {rank}
-            event = WorkersChanged(tuple(WORKERS[each] for each in sorted(expected)))
-        else:
-            event = ReportReceived(
-                str(JOB), WORKERS[rank], True, incarnation, number + 1, (), True, 0.0
-            )
-        before = state.membership().version
-        instructions = state.handle(event)
+        before, is_accepted = state.membership().version, True
+        instructions: tuple[Instruction, ...] = ()
+        try:
+            if what == "join":
+                instructions = state.join(joins(number, rank, incarnation))
+            elif what == "break":
+                stream = next((s for s, r in streams.items() if r == rank), -1)
+                streams.pop(stream, None)
+                instructions = state.end_stream(stream)
+            elif what == "scale":
+                expected ^= {rank}
+                instructions = state.expect([WORKERS[each] for each in sorted(expected)])
+            else:
+                shown = PresentedToken(Bearer())
+                instructions = state.report(
+                    ReportReceived(
+                        str(JOB), WORKERS[rank], shown, incarnation, number + 1, (), True, 0.0
+                    )
+                )
+        except CallRefusedError:
+            is_accepted = False
         assert (state.membership().version > before) == (Publish() in instructions)
-        if what == "join" and Accept() in instructions:
+        if what == "join" and is_accepted:
             assert rank in expected
             streams[number] = rank
             assert incarnation >= newest.get(rank, 0)
@@ -140,16 +143,16 @@ def test_members_elsewhere_come_in_beside_ones_own(steps: list[tuple[str, int, i
     newest: dict[int, int] = {}
     for number, (what, rank, incarnation, word) in enumerate(steps):
         before = state.membership()
-        event: Event
+        instructions: tuple[Instruction, ...] = ()
         if what == "join":
-            event = joins(number, rank, incarnation)
+            with suppress(CallRefusedError):
+                instructions = state.join(joins(number, rank, incarnation))
         elif what == "told":
             member = Member(ELSEWHERE[rank], incarnation, MemberState(word), "h:1")
-            event = RemoteMembersReported((member,))
+            instructions = state.update_remote_members([member])
         else:
             expected ^= {ELSEWHERE[rank]}
-            event = WorkersChanged(tuple(sorted(expected)))
-        instructions = state.handle(event)
+            instructions = state.expect(sorted(expected))
         after = state.membership()
         assert (after.version > before.version) == (Publish() in instructions)
         for member in after.members:

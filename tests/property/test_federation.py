@@ -18,8 +18,7 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.drift import agree, differences
-from dlion_operator.federation.events import RefuseStream, StatementReceived, StreamOpened
-from dlion_operator.federation.messages import greeting_of, statement_of, to_wire
+from dlion_operator.federation.messages import sites_of, statement_of, to_wire
 from dlion_operator.federation.outbound_reports import OutboundReports
 from dlion_operator.federation.reports import (
     Heartbeat,
@@ -89,7 +88,7 @@ def test_any_bytes_become_a_statement_or_are_refused(content: bytes) -> None:
     try:
         message = wire.Statement.FromString(content)
         if message.HasField("greeting"):
-            greeting_of(message)
+            sites_of(message.greeting)
         else:
             statement_of(message, B)
     except (ContractError, DecodeError):
@@ -126,14 +125,13 @@ def test_the_other_end_knows_at_last_what_is_the_case(
     steps: list[tuple[str, JobKey, RunReport]],
 ) -> None:
     state, reports, stream, now_s = FederationState(A, [B]), OutboundReports(), 1, 0.0
-    state.handle(StreamOpened(stream, B, A, now_s))
+    state.open_stream(stream, B, A, now_s)
     truth: dict[JobKey, RunReport] = {}
     ever: dict[JobKey, set[WorkerIdentity]] = {run: set() for run in RUNS}
 
     def tell() -> None:
         for statement in reports.pending(truth, now_s):
-            instructions = state.handle(StatementReceived(stream, statement, now_s))
-            assert not any(isinstance(each, RefuseStream) for each in instructions)
+            state.receive(stream, statement, now_s)  # it would raise if it were refused
 
     for what, run, report in steps:
         now_s += 20.0
@@ -144,7 +142,7 @@ def test_the_other_end_knows_at_last_what_is_the_case(
             truth.pop(run, None)
         elif what == "restart":  # its operator starts anew, on a new stream
             reports, stream = OutboundReports(), stream + 1
-            state.handle(StreamOpened(stream, B, A, now_s))
+            state.open_stream(stream, B, A, now_s)
         tell()
     for run, report in truth.items():  # in the end everybody there is heard of
         truth[run] = replace(report, workers=replace(report.workers, settled=True))

@@ -18,6 +18,7 @@ from dlion_operator.federation.node import FederationNode
 from dlion_operator.model.settings import RemoteSite
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
+from dlion_operator.plan.decisions import OpenRun
 from dlion_operator.plan.observed import RunView
 from dlion_operator.served_runs.site_runs import SiteRuns
 from operator_process import free_ports
@@ -89,7 +90,7 @@ class OperatorThread:
 
     def calls(self) -> Mapping[str, int]:
         """Calls of workers and keepers so far, by name."""
-        return self._server.calls()
+        return dict(self._server.service.calls)
 
     def close(self) -> None:
         """As when its process is killed; may be called twice."""
@@ -113,7 +114,7 @@ class OperatorThread:
         self._parts.push_async_callback(node.close)
         await node.start(self._federation_address)
         self._runs.federate(node)
-        self._runs.open(job, job.workers(), spec_hash=job.hash(), age_s=0.0)
+        self._runs.open(OpenRun(job, job.workers(), spec_hash=job.hash(), age_s=0.0))
         return port
 
     def _do(self, what: Any) -> Any:

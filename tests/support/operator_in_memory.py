@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dlion_api.cluster_names import INDEX_LABEL, JOB_LABEL
@@ -23,11 +22,10 @@ from operator_world import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-    from dlion_api.spec import Job
+    from dlion_api.names import JobKey, SiteName
     from dlion_operator.model.settings import Settings
     from dlion_operator.pki.job_authority import NamedAuthority
-    from dlion_operator.plan.decisions import JobEvent
+    from dlion_operator.plan.decisions import JobEvent, OpenRun
     from dlion_operator.plan.objects.exposure import Addresses
 
 NAME = ObjectName("default", "digits")
@@ -115,12 +113,6 @@ class KeptObjects:
             raise ConflictError("changed meanwhile")
         self.objects.pop((kind, name), None)
 
-    async def signing_keys(self) -> bytes:
-        raise AssertionError("nobody asks here")
-
-    async def issuer(self) -> str:
-        raise AssertionError("nobody asks here")
-
 
 class NoWorkers:
     """A coordinator that nobody has joined; `seen` is what it says."""
@@ -136,20 +128,9 @@ class NoWorkers:
         self.known_by = "PEM"
         self.kept_bundles: Mapping[SiteName, bytes] = {}
 
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
-    ) -> None:
-        self.open_runs, self.addresses = [job.key], addresses
-        self.authority, self.kept_bundles = authority, kept_bundles
+    def open(self, action: OpenRun) -> None:
+        self.open_runs, self.addresses = [action.job.key], action.addresses
+        self.authority, self.kept_bundles = action.authority, action.kept_bundles
 
     def stop(self, run: JobKey, reason: str) -> None: ...
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...

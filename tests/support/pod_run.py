@@ -79,14 +79,14 @@ class PodRun:
 
     def calls(self) -> Mapping[str, int]:
         """Calls of workers and keepers to the coordinator of now, by name."""
-        return self._loop_server.calls()
+        return dict(self._loop_server.service.calls)
 
     def scale(self, ranks: Sequence[int]) -> None:
         """As the operator says it when a group's count has changed."""
         workers = [self.job.worker(Rank(rank)) for rank in ranks]
 
         async def say() -> None:
-            self._loop_server.expect(self.job.key, workers)
+            self._loop_server.runs[self.job.key].expect(workers)
 
         asyncio.run_coroutine_threadsafe(say(), self.coordinator._loop).result()
 
@@ -98,7 +98,7 @@ class PodRun:
         """As the operator says it when all workers have ended."""
 
         async def say() -> None:
-            self._loop_server.finish(self.job.key, reason, succeeded=succeeded)
+            self._loop_server.runs[self.job.key].finish(reason, succeeded=succeeded)
 
         asyncio.run_coroutine_threadsafe(say(), self.coordinator._loop).result()
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from dlion_api.cluster_names import MANAGER
 from dlion_api.errors import DLionError
-from dlion_operator.kubernetes.client import Document, KubernetesClient, RequestRefusedError
+from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient, RequestRefusedError
 from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.outcome.job_status import format_time
 
@@ -58,29 +58,24 @@ class EventRecorder:
         if last_s is not None and time.monotonic() - last_s < REPEAT_AFTER_S:
             return
         at = format_time(self._now())
-        document: Document = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{metadata['name']}.{secrets.token_hex(8)}",
-                "namespace": metadata["namespace"],
-            },
-            "involvedObject": {
+        name = {"name": metadata["name"], "namespace": metadata["namespace"]}
+        document = Kind.EVENT.document(
+            name | {"name": f"{metadata['name']}.{secrets.token_hex(8)}"},
+            involvedObject={
                 "apiVersion": about["apiVersion"],
                 "kind": about["kind"],
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
                 "uid": metadata["uid"],
-            },
-            "type": event.type,
-            "reason": event.reason,
-            "message": event.message[:MAX_MESSAGE_CHARACTERS],
-            "source": {"component": MANAGER},
-            "reportingComponent": MANAGER,
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": event.count,
-        }
+            }
+            | name,
+            type=event.type,
+            reason=event.reason,
+            message=event.message[:MAX_MESSAGE_CHARACTERS],
+            source={"component": MANAGER},
+            reportingComponent=MANAGER,
+            firstTimestamp=at,
+            lastTimestamp=at,
+            count=event.count,
+        )
         try:
             await self._cluster.create(document)
         except RequestRefusedError as error:

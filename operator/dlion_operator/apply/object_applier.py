@@ -22,7 +22,7 @@ from dlion_operator.kubernetes.client import (
 )
 from dlion_operator.kubernetes.failure_backoff import FailedObject, FailureBackoff, ObjectKey
 from dlion_operator.kubernetes.resync import WATCHED
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of, owner_uids
 from dlion_operator.plan.decisions import Action, Apply, Create, Delete, JobEvent, Patch
 
 _LOG = logging.getLogger(__name__)
@@ -83,13 +83,13 @@ class ObjectApplier:
             (kind, str(child["metadata"]["name"])): child
             for kind in LABELED_KINDS
             for child in self._store.of_job(kind, job)
-            if self._owner_uid in _owners(child)
+            if self._owner_uid in owner_uids(child)
         }
         for key, (uid, labels) in self._last_labels.items():
             kind, name = key
             live = there.get(key)
             try:
-                if live is None and self._applied.get(key, ("unknown", 0.0))[0] != "":
+                if live is None and self._last_digest(key) != "":
                     live = await self._cluster.get(kind, job.namespace, name)
                 is_same = live is not None and live["metadata"].get("uid") == uid
                 if live is not None and is_same and not live["metadata"].get("deletionTimestamp"):
@@ -125,9 +125,7 @@ class ObjectApplier:
 
         Raises: RefusedError, ConflictError, ServerError, except for exposing workers.
         """
-        starts_run = create and await self._dry_run_jobs(
-            [a for a in actions if isinstance(a, Create)]
-        )
+        starts_run = create and await self._dry_run_jobs(actions)
         events, exposing = [], []
         for action in actions:
             if isinstance(action, Apply) and action.exposes:
@@ -151,14 +149,13 @@ class ObjectApplier:
             case Apply(document) if create:
                 await self._apply(document)
             case Create(document) if create:
-                key = (Kind.of(document), document["metadata"]["name"])
-                was_there = self._applied.get(key, ("", 0.0))[0] != ""
+                was_there = bool(self._last_digest(_key(document)))
                 made = await self._create(document)
                 return _creation_event(document, was_there=was_there) if made else None
             case Patch(kind, name, patch, subresource):
                 await self._patch(kind, namespace, name, patch, subresource)
-            case Delete(kind, name, uid, grace_s):
-                await self._delete(kind, namespace, name, uid, grace_s)
+            case Delete():
+                await self._delete(action, namespace)
             case _:
                 pass
         return None
@@ -188,7 +185,7 @@ class ObjectApplier:
     ) -> RequestRefusedError | ConflictError | ServerError | None:
         """Apply that object, if it is due. Return the error, if any."""
         document = action.document
-        key, digest = (Kind.of(document), document["metadata"]["name"]), _digest(document)
+        key, digest = _key(document), _digest(document)
         if self._is_applied(document, digest):
             self._backoff.record_success(key)
             return None
@@ -201,8 +198,7 @@ class ObjectApplier:
             await self._apply_over(live, document, digest)
         except (RequestRefusedError, ConflictError, ServerError) as error:
             if exists is None:  # the lookup failed
-                was_there = self._applied.get(key, ("", 0.0))[0] != ""
-                exists = was_there or not isinstance(error, RequestRefusedError)
+                exists = bool(self._last_digest(key)) or not isinstance(error, RequestRefusedError)
             self._backoff.record_failure(key, digest, action.exposes, error, exists=exists)
             return error
         self._backoff.record_success(key)
@@ -217,16 +213,14 @@ class ObjectApplier:
         _LOG.warning("%s", message)
         return JobEvent("Refused", message, "Warning")
 
-    async def _dry_run_jobs(self, creates: list[Create]) -> bool:
+    async def _dry_run_jobs(self, actions: Sequence[Action]) -> bool:
         """Check new Jobs by a dry run. Return whether there are any.
 
         Raises: RefusedError, ConflictError, ServerError.
         """
         starts_run = False
-        for create in creates:
-            document = create.document
-            kind, name = Kind.of(document), document["metadata"]["name"]
-            is_new = kind is Kind.JOB and not self._is_recently_applied(kind, name)
+        for document in (each.document for each in actions if isinstance(each, Create)):
+            is_new = Kind.of(document) is Kind.JOB and not self._is_recently_applied(document)
             if is_new and await self._live(document) is None:
                 await self._cluster.create(document, dry_run=True)
                 starts_run = True
@@ -239,32 +233,33 @@ class ObjectApplier:
 
     def _is_applied(self, document: Document, digest: str) -> bool:
         """Whether the object is up to date, as far as is known without a request."""
-        kind, name = Kind.of(document), document["metadata"]["name"]
-        known, checked_s = self._applied.get((kind, name), ("", 0.0))
-        is_recent = self._monotonic_s() - checked_s < RECHECK_AFTER_S
-        return known == digest and is_recent and not self._is_missing_from_store(kind, document)
+        is_same = self._last_digest(_key(document)) == digest
+        return is_same and self._is_there(document)
 
     async def _apply_over(self, live: Document | None, document: Document, digest: str) -> None:
-        kind, name = Kind.of(document), document["metadata"]["name"]
         if live is not None:
             _check_owner(live, document)
         annotations = (live or {}).get("metadata", {}).get("annotations") or {}
         is_found = live is None or label_patch(live, identifying_labels(document)) is None
         if live is None or annotations.get(APPLIED_ANNOTATION) != digest or not is_found:
             live = await self._cluster.apply(_with_digest(document, digest))
-        if kind in WATCHED:
-            self._store.put(kind, live)
-        self._applied[kind, name] = (digest, self._monotonic_s())
+        self._record(live, document, digest)
 
-    def _is_missing_from_store(self, kind: Kind, document: Document) -> bool:
+    def _record(self, live: Document, document: Document, digest: str) -> None:
+        key = _key(document)
+        if key[0] in WATCHED:
+            self._store.put(key[0], live)
+        self._applied[key] = (digest, self._monotonic_s())
+
+    def _is_there(self, document: Document) -> bool:
+        """Whether the object was applied recently, and the watches have not lost it."""
+        kind = Kind.of(document)
         known = self._store.get(kind, name_of(document))
-        return kind in WATCHED and (known is None or self._owner_uid not in _owners(known))
+        is_kept = known is not None and self._owner_uid in owner_uids(known)
+        return self._is_recently_applied(document) and (is_kept or kind not in WATCHED)
 
     async def _create(self, document: Document) -> bool:
-        kind, name = Kind.of(document), document["metadata"]["name"]
-        if self._is_recently_applied(kind, name) and not self._is_missing_from_store(
-            kind, document
-        ):
+        if self._is_there(document):
             return False
         live = await self._live(document)
         made = live is None
@@ -272,28 +267,18 @@ class ObjectApplier:
             live = await self._cluster.create(document)
         else:
             _check_owner(live, document)
-            if (
-                kind in LABELED_KINDS
-                and label_patch(live, identifying_labels(document)) is not None
-            ):
-                await self._put_labels_back(kind, live, identifying_labels(document))
+            (kind, name), labels = _key(document), identifying_labels(document)
+            if kind in LABELED_KINDS and label_patch(live, labels) is not None:
+                await self._put_labels_back(kind, live, labels)
                 # The decision assumed that there is no such object.
                 what = f"{document['kind']} {name}"
                 raise ConflictError(f"{what} had lost its labels; reconciling the job again")
-            await self._update_config_map(live, document)
-        if kind in WATCHED:
-            self._store.put(kind, live)
-        self._applied[kind, name] = ("made", self._monotonic_s())
+            if kind is Kind.CONFIG_MAP and (data := children.config_map_changes(live, document)):
+                # What new pods need from the current operator.
+                patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
+                await self._patch(kind, document["metadata"]["namespace"], name, patch, "")
+        self._record(live, document, "made")
         return made
-
-    async def _update_config_map(self, live: Document, document: Document) -> None:
-        """Update what new pods need from the current operator."""
-        if Kind.of(document) is not Kind.CONFIG_MAP:
-            return
-        if data := children.config_map_changes(live, document):
-            metadata = document["metadata"]
-            patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
-            await self._patch(Kind.CONFIG_MAP, metadata["namespace"], metadata["name"], patch, "")
 
     async def _patch(
         self, kind: Kind, namespace: str, name: str, patch: Document, subresource: str
@@ -302,38 +287,44 @@ class ObjectApplier:
         if patched is not None:
             self._store.put(kind, patched)
 
-    async def _delete(
-        self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None
-    ) -> None:
+    async def _delete(self, action: Delete, namespace: str) -> None:
         """Delete by UID: a newer object of the same name stays."""
+        kind, name = action.kind, action.name
         if kind not in DELETED_BY_UID:
-            await self._delete_own(kind, namespace, name, uid)
+            await self._delete_own(kind, namespace, name, action.uid)
             return
         known = self._store.get(kind, ObjectName(namespace, name)) or {}
-        if grace_s is None and known.get("metadata", {}).get("deletionTimestamp"):
+        if action.grace_s is None and known.get("metadata", {}).get("deletionTimestamp"):
             return
-        await self._cluster.delete(kind, namespace, name, uid=uid, grace_s=grace_s)
+        await self._cluster.delete(kind, namespace, name, uid=action.uid, grace_s=action.grace_s)
 
     async def _delete_own(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Look the object up, and delete it if this job owns it. An empty `uid` matches any."""
-        known, _ = self._applied.get((kind, name), ("unknown", 0.0))
-        if known == "":
+        if self._last_digest((kind, name)) == "":
             return
         live = await self._cluster.get(kind, namespace, name)
         metadata = (live or {}).get("metadata", {})
         live_uid = str(metadata.get("uid", ""))
-        if live is None or self._owner_uid not in _owners(live) or uid not in ("", live_uid):
+        if live is None or self._owner_uid not in owner_uids(live) or uid not in ("", live_uid):
             self._applied[kind, name] = ("", self._monotonic_s())
         elif not metadata.get("deletionTimestamp"):
             await self._cluster.delete(kind, namespace, name, uid=live_uid)
 
-    def _is_recently_applied(self, kind: Kind, name: str) -> bool:
-        known, checked_s = self._applied.get((kind, name), ("", 0.0))
+    def _last_digest(self, key: ObjectKey) -> str | None:
+        """The hash of what was applied. Empty: the object is gone. None: not known."""
+        return self._applied.get(key, (None, 0.0))[0]
+
+    def _is_recently_applied(self, document: Document) -> bool:
+        known, checked_s = self._applied.get(_key(document), ("", 0.0))
         return bool(known) and self._monotonic_s() - checked_s < RECHECK_AFTER_S
 
     async def _live(self, document: Document) -> Document | None:
         metadata = document["metadata"]
         return await self._cluster.get(Kind.of(document), metadata["namespace"], metadata["name"])
+
+
+def _key(document: Document) -> ObjectKey:
+    return Kind.of(document), str(document["metadata"]["name"])
 
 
 def _is_prerequisite(action: Action) -> bool:
@@ -360,13 +351,9 @@ def _check_owner(live: Document, wanted: Document) -> None:
     what = f"{wanted['kind']} {wanted['metadata']['name']}"
     if live["metadata"].get("deletionTimestamp"):
         raise ConflictError(f"{what} of an earlier job is being deleted; it is recreated then")
-    if not _owners(live) & _owners(wanted):
+    if not owner_uids(live) & owner_uids(wanted):
         message = f"{what} already exists and has another owner: delete or rename it"
         raise RequestRefusedError(message, 403)
-
-
-def _owners(document: Document) -> set[str]:
-    return {str(each.get("uid")) for each in document["metadata"].get("ownerReferences") or ()}
 
 
 def _creation_event(document: Document, *, was_there: bool) -> JobEvent | None:

@@ -4,11 +4,14 @@ Includes merging a user's pod template. Not here: when objects are created
 (`dlion_operator.plan.decide`) and how they are applied (`dlion_operator.controller.reconcile`).
 """
 
-from dlion_operator.children.cert_manager import authority_certificate
-from dlion_operator.children.exposed_services import worker_service
-from dlion_operator.children.gateway_routes import worker_routes
+from dlion_operator.children.exposed_workers import worker_routes, worker_service
 from dlion_operator.children.keeper import keeper_objects
-from dlion_operator.children.run_objects import config_map, config_map_changes, headless_service
+from dlion_operator.children.run_objects import (
+    authority_certificate,
+    config_map,
+    config_map_changes,
+    headless_service,
+)
 from dlion_operator.children.worker_jobs import worker_job
 
 __all__ = [

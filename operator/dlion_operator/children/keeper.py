@@ -16,20 +16,19 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.settings import Settings
 
 
 def keeper_objects(job: Job, settings: Settings, owner: Mapping[str, Any]) -> list[Document]:
     """Return its volume claim (if the operator makes one), its Service and its Deployment."""
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(names.keeper_name(job.key), job, settings, owner),
-        "spec": {
+    service = Kind.SERVICE.document(
+        _metadata(names.keeper_name(job.key), job, settings, owner),
+        spec={
             "selector": _labels(job, settings),
             "ports": [{"name": "keeping", "port": names.KEEPER_PORT}],
         },
-    }
+    )
     objects = [service, _deployment(job, settings, owner)]
     return [_claim(job, settings, owner), *objects] if _makes_claim(settings) else objects
 
@@ -52,30 +51,23 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
         containers=[keeper],
         volumes=[_state(job, settings), {"name": "shared", "emptyDir": {}}, *volumes],
     )
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(names.keeper_name(job.key), job, settings, owner),
-        "spec": {
+    labels = inherited(job.metadata.labels) | _labels(job, settings)
+    return Kind.DEPLOYMENT.document(
+        _metadata(names.keeper_name(job.key), job, settings, owner),
+        spec={
             "replicas": 1,
             # Two pods must never write to the same claim.
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": _labels(job, settings)},
-            "template": {
-                "metadata": {"labels": inherited(job.metadata.labels) | _labels(job, settings)},
-                "spec": spec,
-            },
+            "template": {"metadata": {"labels": labels}, "spec": spec},
         },
-    }
+    )
 
 
 def _state(job: Job, settings: Settings) -> Document:
-    keeper = settings.keeper
-    if keeper.claim_name:
-        return {"name": "state", "persistentVolumeClaim": {"claimName": keeper.claim_name}}
-    if _makes_claim(settings):
-        claim = names.keeper_claim_name(job.key)
+    claim = names.keeper_claim_name(job.key) if _makes_claim(settings) else ""
+    if claim := settings.keeper.claim_name or claim:
         return {"name": "state", "persistentVolumeClaim": {"claimName": claim}}
     return {"name": "state", "emptyDir": {}}
 
@@ -94,12 +86,7 @@ def _claim(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
     metadata = _metadata(names.keeper_claim_name(job.key), job, settings, owner)
     # It outlives the run: the job's next run uses its own folder in it.
     metadata["labels"] = {k: v for k, v in metadata["labels"].items() if k != names.RUN_LABEL}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return Kind.CLAIM.document(metadata, spec=spec)
 
 
 def _metadata(name: str, job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:

@@ -1,4 +1,4 @@
-"""Objects that all pods of a run at a site share: their ConfigMap and headless Service."""
+"""Objects that all pods of a run at a site share: ConfigMap, headless Service, authority."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.names import GROUP
 from dlion_api.protocol.pod_config import PodConfig
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
+from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import Document, metadata_of
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.settings import Settings
+
+CERTIFICATE_DURATION = "2160h"
+"""90 days; cert-manager renews it with a third left. Workers' certificates last one day."""
 
 
 def config_map(
@@ -24,12 +30,10 @@ def config_map(
         coordinator_address=settings.coordinator.address,
         keeper_address=f"{names.keeper_name(key)}.{key.namespace}.svc:{names.KEEPER_PORT}",
     )
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata_of(names.run_name(key), job, owner, site=settings.site),
-        "data": {names.POD_CONFIG_KEY: config.to_json(), names.AUTHORITY_KEY: authority_pem},
-    }
+    return Kind.CONFIG_MAP.document(
+        metadata_of(names.run_name(key), job, owner, site=settings.site),
+        data={names.POD_CONFIG_KEY: config.to_json(), names.AUTHORITY_KEY: authority_pem},
+    )
 
 
 def config_map_changes(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Document | None:
@@ -76,19 +80,48 @@ def headless_service(job: Job, settings: Settings, owner: Mapping[str, Any]) -> 
 
     A worker becomes ready only after it has reached its peers.
     """
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata_of(names.run_name(job.key), job, owner, site=settings.site),
-        "spec": {
+    labels = names.run_labels(job.key, settings.site) | {names.COMPONENT_LABEL: names.WORKER}
+    return Kind.SERVICE.document(
+        metadata_of(names.run_name(job.key), job, owner, site=settings.site),
+        spec={
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": names.run_labels(job.key, settings.site)
-            | {names.COMPONENT_LABEL: names.WORKER},
+            "selector": labels,
             "ports": [
                 {"name": names.EXCHANGE, "port": names.EXCHANGE_PORT},
                 {"name": names.MEASURING, "port": names.MEASURING_PORT},
                 {"name": "metrics", "port": names.METRICS_PORT},
             ],
         },
+    )
+
+
+def authority_certificate(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:
+    """Return the Certificate from which cert-manager creates the Secret with the job's authority.
+
+    It is for all runs of the job at this site.
+    """
+    name = names.authority_name(job.key)
+    own_labels = {names.MANAGED_BY_LABEL: names.MANAGER, names.JOB_LABEL: job.key.name}
+    labels = inherited(job.metadata.labels) | own_labels
+    metadata = metadata_of(name, job, owner, site=settings.site)
+    del metadata["labels"][names.RUN_LABEL]
+    issuer = {
+        "group": "cert-manager.io",
+        "kind": job.spec.tls.issuer_kind,
+        "name": job.spec.tls.issuer_name,
     }
+    return Kind.CERTIFICATE.document(
+        metadata,
+        spec={
+            "isCA": True,
+            "commonName": f"{job.key.name} {GROUP}",
+            "subject": {"organizations": [f"dlion site {settings.site}"]},
+            "secretName": name,
+            "secretTemplate": {"labels": labels},
+            "duration": CERTIFICATE_DURATION,
+            "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+            "usages": ["cert sign", "crl sign"],
+            "issuerRef": issuer,
+        },
+    )

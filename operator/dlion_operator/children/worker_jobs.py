@@ -19,6 +19,7 @@ from dlion_operator.children.pods import (
     program_volume,
 )
 from dlion_operator.children.strategic_merge import merged
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
 
@@ -44,11 +45,9 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
         metadata["annotations"][RANKS_ANNOTATION] = BY_GROUP
     else:
         metadata["annotations"][names.ALL_WORKERS_ANNOTATION] = initial_group_sizes.to_json(job)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata,
-        "spec": {
+    return Kind.JOB.document(
+        metadata,
+        spec={
             "completionMode": "Indexed",
             "completions": group.workers,
             "parallelism": group.workers,
@@ -59,7 +58,7 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
             "suspend": bool(queue),
             "template": _template(job, group, settings, labels),
         },
-    }
+    )
 
 
 def _failure_rules() -> list[Document]:

@@ -7,7 +7,7 @@ state in annotations.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,16 @@ import kopf
 
 from dlion_api.cluster_names import JOB_LABEL, MANAGER
 from dlion_api.errors import DLionError
-from dlion_api.names import GROUP, VERSION
 from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.resync import WATCHED
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of, name_of
 
 REQUEST_TIMEOUT_S = 30.0
 WATCH_INACTIVITY_TIMEOUT_S = 70.0
 """A watch without an event or a bookmark for this long is opened again."""
 
-RESOURCES: Mapping[Kind, tuple[str, str, str]] = {
-    Kind.DLION_JOB: (GROUP, VERSION, "dlionjobs"),
-    Kind.JOB: ("batch", "v1", "jobs"),
-    Kind.POD: ("", "v1", "pods"),
-    Kind.SERVICE: ("", "v1", "services"),
-    Kind.DEPLOYMENT: ("apps", "v1", "deployments"),
-    Kind.CONFIG_MAP: ("", "v1", "configmaps"),
-}
-"""What is watched, in kopf's terms; children by our label."""
+RESOURCES = {kind: (*kind.value[0].rpartition("/")[::2], kind.value[2]) for kind in WATCHED}
+"""What is watched, in kopf's terms (group, version, plural); children by our label."""
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -120,7 +113,6 @@ def _watch(
 
 def _configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False  # our events are explicit (`event_recorder`)
-    settings.peering.standalone = True
     # Do not watch CRDs: that needs cluster-wide rights. If ours is missing, the first list of
     # jobs fails.
     settings.scanning.disabled = True
@@ -128,7 +120,6 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = WATCH_INACTIVITY_TIMEOUT_S
     settings.watching.server_timeout = 600
     settings.process.ultimate_exiting_timeout = 20
-    settings.posting.reporting_component = MANAGER
     for kind, resource in RESOURCES.items():
         if kind is not Kind.DLION_JOB:
             settings.watching.label_selectors[resource] = JOB_LABEL

@@ -17,6 +17,7 @@ from dlion_api.errors import DLionError
 from dlion_api.names import SiteName
 from dlion_operator.controller.metrics import OperatorMetrics
 from dlion_operator.federation.link_bandwidth import LinkBandwidth
+from dlion_operator.kubernetes.resync import Resync
 
 TICK_S = 1.0
 MAX_LOOP_LAG_S = 30.0
@@ -26,17 +27,9 @@ MAX_STALE_ROUNDS = 2
 class HealthMonitor:
     """The health of this process."""
 
-    def __init__(
-        self,
-        metrics: OperatorMetrics,
-        stale_rounds: Callable[[], int],
-        has_version_decreased: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`has_version_decreased`: whether resource versions have decreased since the start
-        (`resync`)."""
+    def __init__(self, metrics: OperatorMetrics, resync: Resync) -> None:
         self._metrics = metrics
-        self._stale_rounds = stale_rounds
-        self._has_version_decreased = has_version_decreased
+        self._resync = resync
         self._ticked_s = time.monotonic()
         self.ready = False
         """Whether the operator serves workers and knows every job."""
@@ -53,9 +46,9 @@ class HealthMonitor:
         """Why a restart would help. Empty: healthy."""
         if time.monotonic() - self._ticked_s > MAX_LOOP_LAG_S:
             return f"the event loop has been blocked for more than {MAX_LOOP_LAG_S:g} s"
-        if self._stale_rounds() >= MAX_STALE_ROUNDS:
-            return f"watches missed changes in {self._stale_rounds()} rounds in a row"
-        if self._has_version_decreased():
+        if (rounds := self._resync.stale_rounds) >= MAX_STALE_ROUNDS:
+            return f"watches missed changes in {rounds} rounds in a row"
+        if self._resync.has_version_decreased:
             return "resource versions of the API server went back: watches must be restarted"
         return ""
 

@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlion_api.names import JobKey, SiteName
+from dlion_api.names import SiteName
 from dlion_api.status import State
+from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.kubernetes.store import ClusterStore
@@ -41,7 +42,7 @@ class OperatorMetrics:
             ["code"],
             registry=self.registry,
         )
-        self._restores = Counter(
+        self.restores = Counter(
             "dlion_operator_restores",
             "Decreases of the API server's resource versions, as after a restore of etcd",
             registry=self.registry,
@@ -56,109 +57,114 @@ class OperatorMetrics:
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
-    def restored(self) -> None:
-        """Count a decrease of resource versions."""
-        self._restores.inc()
-
     def api_error(self, code: int) -> None:
         """Count an error response, or no response (0)."""
         self._api_errors.labels(str(code)).inc()
 
 
 class JobMetrics(Collector):
-    """Read on request: the jobs' statuses, refusals, the freshness of watches."""
+    """Read on request: the jobs' statuses, refusals, Leases, the freshness of watches."""
 
     def __init__(
         self,
         store: ClusterStore,
+        server: CoordinatorServer,
         *,
         site: SiteName,
-        refusals: Callable[[], Mapping[str, int]],
-        calls: Callable[[], Mapping[str, int]],
-        keeper_refusals: Callable[[], Mapping[JobKey, Mapping[str, int]]],
+        leases_held: Callable[[], Mapping[str, bool]],
         watch_age_s: Callable[[], float],
     ) -> None:
         self._store = store
+        self._server = server
         self._site = site
-        self._refusals = refusals
-        self._calls = calls
-        self._keeper_refusals = keeper_refusals
+        self._leases_held = leases_held
         self._watch_age_s = watch_age_s
 
     def collect(self) -> Iterator[Metric]:
-        age = GaugeMetricFamily(
+        service, runs = self._server.service, self._server.runs
+        yield _gauge(
             "dlion_operator_watch_age_seconds",
             "Time since the watches were last confirmed by a list",
+            [],
+            [([], self._watch_age_s())],
         )
-        age.add_metric([], self._watch_age_s())
-        yield age
-        refused = CounterMetricFamily(
-            "dlion_coordinator_refusals", "Refused calls of workers", labels=["reason"]
+        yield _counter(
+            "dlion_coordinator_refusals",
+            "Refused calls of workers",
+            ["reason"],
+            [([reason.value], count) for reason, count in service.refusals.items()],
         )
-        for reason, count in self._refusals().items():
-            refused.add_metric([reason], count)
-        yield refused
-        called = CounterMetricFamily(
-            "dlion_coordinator_calls", "Calls of workers and keepers", labels=["call"]
+        yield _counter(
+            "dlion_coordinator_calls",
+            "Calls of workers and keepers",
+            ["call"],
+            [([call], count) for call, count in service.calls.items()],
         )
-        for call, count in self._calls().items():
-            called.add_metric([call], count)
-        yield called
-        kept_off = CounterMetricFamily(
+        yield _counter(
             "dlion_keeper_refusals",
             "Callers that the site's keeper refused",
-            labels=["namespace", "job", "reason"],
+            ["namespace", "job", "reason"],
+            [
+                ([key.namespace, key.name, reason], count)
+                for key, run in runs.items()
+                for reason, count in run.keeper_refusals.items()
+            ],
         )
-        for run, refusals in self._keeper_refusals().items():
-            for reason, count in refusals.items():
-                kept_off.add_metric([run.namespace, run.name, reason], count)
-        yield kept_off
+        yield _gauge(
+            "dlion_lease_held",
+            "1 where this operator acts on jobs, 0 where another one does",
+            ["namespace"],
+            [([namespace], float(is_held)) for namespace, is_held in self._leases_held().items()],
+        )
         yield from self._jobs()
 
     def _jobs(self) -> Iterator[Metric]:
         labels = ["namespace", "job"]
-        state = GaugeMetricFamily(
-            "dlion_job_state", "1 for the job's current state", labels=[*labels, "state"]
+        statuses = [
+            (
+                [str(each["metadata"][key]) for key in ("namespace", "name")],
+                each.get("status") or {},
+            )
+            for each in self._store.all(Kind.DLION_JOB)
+        ]
+        here = [
+            (at, site)
+            for at, status in statuses
+            for site in status.get("sites") or ()
+            if site.get("name") == self._site
+        ]
+        progress = [
+            (at, (status.get("trainerStatus") or {}).get("progressPercentage"))
+            for at, status in statuses
+        ]
+        yield _gauge(
+            "dlion_job_state",
+            "1 for the job's current state",
+            [*labels, "state"],
+            [
+                ([*at, each.value], float(status.get("state") == each.value))
+                for at, status in statuses
+                for each in State
+            ],
         )
-        progress = GaugeMetricFamily(
-            "dlion_job_progress_ratio", "Fraction of the training that is done", labels=labels
+        yield _gauge(
+            "dlion_job_progress_ratio",
+            "Fraction of the training that is done",
+            labels,
+            [(at, percentage / 100) for at, percentage in progress if percentage is not None],
         )
-        ready = GaugeMetricFamily(
-            "dlion_job_ready_workers", "Training workers of this site", labels=labels
+        yield _gauge(
+            "dlion_job_ready_workers",
+            "Training workers of this site",
+            labels,
+            [(at, site.get("readyWorkers") or 0) for at, site in here],
         )
-        expected = GaugeMetricFamily(
-            "dlion_job_expected_workers", "Desired workers of this site", labels=labels
+        yield _gauge(
+            "dlion_job_expected_workers",
+            "Desired workers of this site",
+            labels,
+            [(at, site.get("workers") or 0) for at, site in here],
         )
-        for document in self._store.all(Kind.DLION_JOB):
-            metadata, status = document["metadata"], document.get("status") or {}
-            at = [str(metadata["namespace"]), str(metadata["name"])]
-            for each in State:
-                state.add_metric([*at, each.value], float(status.get("state") == each.value))
-            percentage = (status.get("trainerStatus") or {}).get("progressPercentage")
-            if percentage is not None:
-                progress.add_metric(at, percentage / 100)
-            for site in status.get("sites") or ():
-                if site.get("name") == self._site:
-                    ready.add_metric(at, site.get("readyWorkers") or 0)
-                    expected.add_metric(at, site.get("workers") or 0)
-        yield from (state, progress, ready, expected)
-
-
-class LeaseMetrics(Collector):
-    """In which namespaces this operator acts, read on request."""
-
-    def __init__(self, held: Callable[[], Mapping[str, bool]]) -> None:
-        self._held = held
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "dlion_lease_held",
-            "1 where this operator acts on jobs, 0 where another one does",
-            labels=["namespace"],
-        )
-        for namespace, is_held in self._held().items():
-            family.add_metric([namespace], float(is_held))
-        yield family
 
 
 class FederationMetrics(Collector):
@@ -168,62 +174,91 @@ class FederationMetrics(Collector):
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["peer_site"]
-        connected = GaugeMetricFamily(
-            "dlion_federation_connected", "1 where that site's operator is connected", labels=labels
+        node, labels = self._node, ["peer_site"]
+
+        def of_sites(value: Callable[[SiteName], float | None]) -> list[_Sample]:
+            values = {site: value(site) for site in node.clients}
+            return [([site], figure) for site, figure in values.items() if figure is not None]
+
+        yield _gauge(
+            "dlion_federation_connected",
+            "1 where that site's operator is connected",
+            labels,
+            of_sites(lambda site: float(node.clients[site].connected)),
         )
-        age = GaugeMetricFamily(
+        yield _gauge(
             "dlion_federation_heartbeat_age_seconds",
             "Time since the last message of that site's operator",
-            labels=labels,
+            labels,
+            of_sites(lambda site: node.reachability(site).heartbeat_age_s),
         )
-        bundle = GaugeMetricFamily(
-            "dlion_federation_bundle_valid", "1 where that site's bundle is valid", labels=labels
+        yield _gauge(
+            "dlion_federation_bundle_valid",
+            "1 where that site's bundle is valid",
+            labels,
+            of_sites(lambda site: float(node.is_bundle_valid(site))),
         )
-        round_trip = GaugeMetricFamily(
+        yield _gauge(
             "dlion_federation_round_trip_seconds",
             "Round-trip time at the start of the latest stream to that site",
-            labels=labels,
+            labels,
+            of_sites(lambda site: node.clients[site].round_trip_s),
         )
-        failures = CounterMetricFamily(
+        yield _counter(
             "dlion_federation_dial_failures",
             "Failed connection attempts to that site's operator, and broken streams",
-            labels=labels,
+            labels,
+            of_sites(lambda site: node.clients[site].failures),
         )
-        sent = CounterMetricFamily(
-            "dlion_federation_sent_bytes", "Bytes sent to that site's operator", labels=labels
+        yield _counter(
+            "dlion_federation_sent_bytes",
+            "Bytes sent to that site's operator",
+            labels,
+            of_sites(lambda site: node.clients[site].sent_bytes),
         )
-        for site, client in self._node.clients.items():
-            connected.add_metric([site], float(client.connected))
-            bundle.add_metric([site], float(self._node.is_bundle_valid(site)))
-            failures.add_metric([site], client.failures)
-            sent.add_metric([site], client.sent_bytes)
-            reachability = self._node.reachability(site)
-            if reachability.heartbeat_age_s is not None:
-                age.add_metric([site], reachability.heartbeat_age_s)
-            if client.round_trip_s is not None:
-                round_trip.add_metric([site], client.round_trip_s)
-        yield from (connected, age, bundle, round_trip, failures, sent)
         yield from self._calls()
 
     def _calls(self) -> Iterator[Metric]:
-        refused = CounterMetricFamily(
+        node, service = self._node, self._node.service
+        yield _counter(
             "dlion_federation_refusals",
             "Refused streams of other sites' operators",
-            labels=["reason"],
+            ["reason"],
+            [([reason.value], count) for reason, count in service.refusals.items()],
         )
-        for reason, count in self._node.service.refusals.items():
-            refused.add_metric([reason.value], count)
-        handshakes = CounterMetricFamily(
-            "dlion_federation_handshakes", "TLS handshakes started by other sites"
+        yield _counter(
+            "dlion_federation_handshakes",
+            "TLS handshakes started by other sites",
+            [],
+            [([], node.credentials.handshakes)],
         )
-        handshakes.add_metric([], self._node.credentials.handshakes)
-        streams = CounterMetricFamily(
-            "dlion_federation_streams", "Streams opened by other sites after a TLS handshake"
+        yield _counter(
+            "dlion_federation_streams",
+            "Streams opened by other sites after a TLS handshake",
+            [],
+            [([], service.streams)],
         )
-        streams.add_metric([], self._node.service.streams)
-        measured = CounterMetricFamily(
-            "dlion_federation_measured_bytes", "Bytes received from other sites to measure links"
+        yield _counter(
+            "dlion_federation_measured_bytes",
+            "Bytes received from other sites to measure links",
+            [],
+            [([], service.measured_bytes)],
         )
-        measured.add_metric([], self._node.service.measurement_slot.received_bytes)
-        yield from (refused, handshakes, streams, measured)
+
+
+_Sample = tuple[list[str], float]
+"""Values of the labels, and of the metric."""
+
+
+def _gauge(name: str, text: str, labels: list[str], samples: list[_Sample]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for at, value in samples:
+        family.add_metric(at, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: list[str], samples: list[_Sample]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for at, value in samples:
+        family.add_metric(at, value)
+    return family

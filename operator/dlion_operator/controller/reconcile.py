@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Protocol
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
-from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.spec import Job
+from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.apply.object_applier import ObjectApplier
 from dlion_operator.apply.status_patch import is_telemetry, merge_patch
@@ -30,10 +27,10 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, owner_uids
 from dlion_operator.model.durations import DurationTracker
+from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
-from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.pki.named_secret import NamedSecret
 from dlion_operator.plan.decide import REQUEUE_S, decide, is_unmanaged
 from dlion_operator.plan.decisions import (
@@ -46,20 +43,16 @@ from dlion_operator.plan.decisions import (
 )
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import NodeStates
-from dlion_operator.plan.objects.exposure import Addresses
 from dlion_operator.plan.objects.garbage_collection import (
     node_name,
-    overdue_pods,
+    overdue_nodes,
     pods_on_ready_nodes,
     release_pods,
     terminating_pods,
 )
-from dlion_operator.plan.observed import (
-    EMPTY_RUN_VIEW,
-    Observed,
-    RunView,
-)
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed
 from dlion_operator.plan.startup_delays import unready_keepers
+from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,59 +61,13 @@ FAILING_AFTER_S = 60.0
 """Errors that last this long are reported in the job's status."""
 
 
-class ServedRuns(Protocol):
-    """The coordinator, as the reconciler needs it."""
-
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Mapping[SiteName, bytes] = MappingProxyType({}),
-    ) -> None:
-        """Serve that run with these workers, and close other runs of the same job.
-
-        The arguments are as in `OpenRun`.
-        """
-        ...
-
-    def stop(self, run: JobKey, reason: str) -> None: ...
-
-    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
-
-    def close(self, namespace: str, name: str) -> None:
-        """Stop serving any run of that job."""
-        ...
-
-    def view(self, run: JobKey) -> RunView | None:
-        """Return what is known of the run, or None if it is not served."""
-        ...
-
-    def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
-        """What other ones of these sites report of a run that is not served here."""
-        ...
-
-    def events(self, run: JobKey) -> tuple[JobEvent, ...]:
-        """Return and remove the events of its workers that are due."""
-        ...
-
-    def authority_pem(self) -> str:
-        """The certificate by which workers trust the coordinator."""
-        ...
-
-
 class Reconciler:
     def __init__(
         self,
         *,
         cluster: KubernetesClient,
         store: ClusterStore,
-        runs: ServedRuns,
+        runs: SiteRuns,
         settings: Settings,
         events: EventRecorder,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -173,12 +120,12 @@ class Reconciler:
             state.last_error = ""
             decision = decide(self._observed(document, state), self._settings)
         requeue_s = await self._write_status(decision, document, state)
-        await self._post_events(self._runs.events(_key(document)), document, state)
+        await self._post_events(self._runs.events(job_key(document)), document, state)
         if state.unposted_events:
-            requeue_s = REQUEUE_S if requeue_s is None else min(requeue_s, REQUEUE_S)
+            requeue_s = _sooner(requeue_s, REQUEUE_S)
         if state.rejection.rejected is not None:
             retry_s = max(0.0, state.rejection.retry_at_s - self._monotonic_s())
-            return retry_s if requeue_s is None else min(requeue_s, retry_s)
+            return _sooner(requeue_s, retry_s)
         return requeue_s
 
     async def _release_pods(self, name: ObjectName) -> float | None:
@@ -189,9 +136,7 @@ class Reconciler:
             return None
         applier = ObjectApplier(self._cluster, self._store, self._monotonic_s)
         terminating_s = self._terminating_s(name, pods)
-        nodes = await self._nodes.of(
-            {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-        )
+        nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
         actions = tuple(release_pods(pods, terminating_s, self._now(), nodes))
         await applier.execute(actions, name.namespace, create=False)
         return REQUEUE_S
@@ -200,8 +145,7 @@ class Reconciler:
         """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""
         pods = terminating_pods(self._store.of_job(Kind.POD, name))
         terminating_s = self._terminating_s(name, pods)
-        nodes = {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-        state.nodes = await self._nodes.of(nodes)
+        state.nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
         blocked_pods = {
             pod.name: node_name(pod)
             for pod in pods_on_ready_nodes(pods, terminating_s, state.nodes)
@@ -215,8 +159,8 @@ class Reconciler:
         state.blocked_pods = frozenset(blocked_pods)
 
     def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
-        sightings = self._terminating.setdefault(name, DurationTracker())
-        return sightings.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+        tracker = self._terminating.setdefault(name, DurationTracker())
+        return tracker.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
 
     def _state_of(self, name: ObjectName, document: Document) -> ReconcileState:
         uid = str(document["metadata"]["uid"])
@@ -257,23 +201,19 @@ class Reconciler:
     def _observed(self, document: Document, state: ReconcileState) -> Observed:
         metadata = document["metadata"]
         name = ObjectName(metadata["namespace"], metadata["name"])
-        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in _owner_uids(job)]
-        key = _key(document)
+        jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in owner_uids(job)]
+        key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
         going = terminating_pods(all_pods)
         job_uids = {job["metadata"].get("uid") for job in jobs}
-        pods = [pod for pod in all_pods if job_uids & set(_owner_uids(pod)) or _is_keeper(pod)]
-        services = [
-            each
-            for each in self._store.of_job(Kind.SERVICE, name)
-            if state.uid in _owner_uids(each)
-        ]
+        pods = [pod for pod in all_pods if job_uids & owner_uids(pod) or _is_keeper(pod)]
+        services = self._store.of_job(Kind.SERVICE, name)
         return Observed(
             document=document,
             jobs=jobs,
             pods=pods,
-            services=services,
+            services=[each for each in services if state.uid in owner_uids(each)],
             now=self._now(),
             authority_pem=self._runs.authority_pem(),
             run=run,
@@ -295,21 +235,12 @@ class Reconciler:
     ) -> None:
         """Carry out a decision. `create` is False directly after a rejection: then no objects are
         created."""
-        key = _key(document)
+        key = job_key(document)
         # Serve training workers even if the API server rejects their objects.
         for action in decision.actions:
             match action:
-                case OpenRun(job, workers):
-                    self._runs.open(
-                        job,
-                        workers,
-                        spec_hash=action.spec_hash,
-                        age_s=action.age_s,
-                        failed=action.failed,
-                        addresses=action.addresses,
-                        authority=action.authority,
-                        kept_bundles=action.kept_bundles,
-                    )
+                case OpenRun():
+                    self._runs.open(action)
                 case StopRun(reason):
                     self._runs.stop(key, reason)
                 case FinishRun(reason, succeeded):
@@ -332,11 +263,7 @@ class Reconciler:
             return decision.requeue_after_s
         wait_s = state.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
         if is_telemetry(document.get("status") or {}, patch) and wait_s > 0:
-            return (
-                wait_s
-                if decision.requeue_after_s is None
-                else min(wait_s, decision.requeue_after_s)
-            )
+            return _sooner(decision.requeue_after_s, wait_s)
         metadata = document["metadata"]
         written = await self._cluster.patch(
             Kind.DLION_JOB,
@@ -360,9 +287,8 @@ class Reconciler:
         )
 
 
-def _key(document: Document) -> JobKey:
-    metadata, spec = document["metadata"], document.get("spec") or {}
-    return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+def _sooner(requeue_s: float | None, other_s: float) -> float:
+    return other_s if requeue_s is None else min(requeue_s, other_s)
 
 
 def _sites(document: Document) -> list[SiteName]:
@@ -375,8 +301,3 @@ def _sites(document: Document) -> list[SiteName]:
 def _is_keeper(pod: Document) -> bool:
     """A keeper's pod belongs to a ReplicaSet, which is not watched."""
     return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == KEEPER
-
-
-def _owner_uids(document: Document) -> list[str]:
-    references = document["metadata"].get("ownerReferences") or ()
-    return [str(reference.get("uid")) for reference in references]

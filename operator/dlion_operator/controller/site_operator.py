@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import DLionError
-from dlion_api.names import SiteName
 from dlion_operator.apply.event_recorder import EventRecorder
 from dlion_operator.controller.health import HealthMonitor, serve_health, serve_metrics
 from dlion_operator.controller.metrics import (
     FederationMetrics,
     JobMetrics,
-    LeaseMetrics,
     OperatorMetrics,
 )
 from dlion_operator.controller.reconcile import Reconciler
@@ -26,49 +24,20 @@ from dlion_operator.controller.work_queue import WorkQueue
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.api import KubernetesApi, connect
-from dlion_operator.kubernetes.client import Document, Kind
+from dlion_operator.kubernetes.client import Kind
 from dlion_operator.kubernetes.lease import Leases
 from dlion_operator.kubernetes.leased_cluster import LeasedCluster
 from dlion_operator.kubernetes.resync import Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_operator.pki.authority_secret import load_authority, maintain_authority, publish_bundle
-from dlion_operator.pki.pod_tokens import PodOwner, PodRecord, PodTokens, SigningKeys
+from dlion_operator.pki.authority_secret import AuthoritySecret
+from dlion_operator.pki.pod_tokens import PodTokens
 from dlion_operator.plan.decide import MANAGED_BY
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 _LOG = logging.getLogger(__name__)
-
-
-class StoredPods:
-    """The watched pods, for verifying pod tokens."""
-
-    def __init__(self, store: ClusterStore) -> None:
-        self._store = store
-
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        """Return that pod, or None if it does not exist or has ended."""
-        pod = self._store.get(Kind.POD, ObjectName(namespace, name))
-        if pod is None or pod["metadata"].get("uid") != uid:
-            return None
-        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            return None
-        return PodRecord(pod["metadata"].get("labels") or {}, self._owner(pod))
-
-    def _owner(self, pod: Document) -> PodOwner | None:
-        """Its controller, or None. A Job must match by UID; ReplicaSets are not watched."""
-        references = pod["metadata"].get("ownerReferences") or ()
-        controller = next((each for each in references if each.get("controller")), None)
-        if controller is None:
-            return None
-        owner = PodOwner(str(controller.get("kind")), str(controller.get("name")))
-        if owner.kind == "Job":
-            job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
-            if job is None or job["metadata"].get("uid") != controller.get("uid"):
-                return None
-        return owner
 
 
 class SiteOperator:
@@ -110,16 +79,14 @@ class SiteOperator:
             self._metrics.api_error,
         )
         self._parts.push_async_callback(cluster.close)
-        authority = await load_authority(cluster, settings, self._namespace)
-        await publish_bundle(cluster, settings, self._namespace, authority)
+        secret = AuthoritySecret(cluster, settings, self._namespace)
+        authority = await secret.load()
+        await secret.publish(authority)
         server = CoordinatorServer(f"[::]:{settings.coordinator.port}", authority)
         await server.start()
         self._parts.push_async_callback(server.shut_down)
 
-        async def keys() -> SigningKeys:
-            return SigningKeys(await cluster.signing_keys(), await cluster.issuer())
-
-        tokens = PodTokens(StoredPods(self.store), keys, now=cluster.now)
+        tokens = PodTokens(self.store, cluster.signing_keys, now=cluster.now)
         runs = SiteRuns(server, authority=authority, tokens=tokens, trigger=self.trigger)
         leases = Leases(
             cluster,
@@ -132,7 +99,7 @@ class SiteOperator:
         reconciler = self._reconcile(cluster, runs, leases)
 
         def restored() -> None:
-            self._metrics.restored()
+            self._metrics.restores.inc()
             reconciler.reset()
 
         resync = Resync(cluster, self.store, settings.namespaces, self.trigger, restored)
@@ -142,13 +109,19 @@ class SiteOperator:
         def replace_authority(successor: CertificateAuthority) -> None:
             runs.replace_authority(successor)
             if node is not None:
-                node.replace_authority(successor)
+                node.credentials.replace_authority(successor)
 
-        renewing = maintain_authority(
-            cluster, settings, self._namespace, authority, replace_authority
+        renewing = secret.maintain(authority, replace_authority)
+        self._metrics.registry.register(
+            JobMetrics(
+                self.store,
+                server,
+                site=authority.site,
+                leases_held=leases.held,
+                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
+            )
         )
-        self._metrics.registry.register(LeaseMetrics(leases.held))
-        await self._serve(runs, resync, node, (resync.run(), renewing, leases.run()))
+        await self._serve(resync, node, (resync.run(), renewing, leases.run()))
         _LOG.info("site %s: serving workers on port %d", settings.site, settings.coordinator.port)
 
     def _reconcile(self, cluster: KubernetesApi, runs: SiteRuns, leases: Leases) -> Reconciler:
@@ -164,11 +137,16 @@ class SiteOperator:
         )
 
         async def reconcile(name: ObjectName) -> float | None:
-            if self._has_work(name) and not leases.holds(name.namespace):
+            # Otherwise the job only has to be forgotten, and nothing is written.
+            pods = terminating_pods(self.store.of_job(Kind.POD, name))
+            if (self._is_ours(name) or pods) and not leases.holds(name.namespace):
                 return None  # a pass follows once the Lease is held
             return await reconciler.reconcile(name)
 
-        self._queue = WorkQueue(reconcile, self._is_known, self._metrics.reconciled)
+        def is_known(name: ObjectName) -> bool:
+            return self.store.get(Kind.DLION_JOB, name) is not None
+
+        self._queue = WorkQueue(reconcile, is_known, self._metrics.reconciled)
         self._parts.push_async_callback(self._queue.close)
         return reconciler
 
@@ -202,27 +180,14 @@ class SiteOperator:
 
     async def _serve(
         self,
-        runs: SiteRuns,
         resync: Resync,
         node: FederationNode | None,
         tasks: Sequence[Coroutine[Any, Any, None]],
     ) -> None:
-        self._metrics.registry.register(
-            JobMetrics(
-                self.store,
-                site=SiteName(self._settings.site),
-                refusals=runs.refusals,
-                calls=runs.calls,
-                keeper_refusals=runs.keeper_refusals,
-                watch_age_s=lambda: time.monotonic() - resync.confirmed_s,
-            )
-        )
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
         measure = node.bandwidth if node is not None and may_measure else None
-        health = HealthMonitor(
-            self._metrics, lambda: resync.stale_rounds, lambda: resync.has_version_decreased
-        )
+        health = HealthMonitor(self._metrics, resync)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
             await serve_health(health, self._settings.health_port),
@@ -248,19 +213,12 @@ class SiteOperator:
             if name.namespace == namespace:
                 self.trigger(name)
 
-    def _has_work(self, name: ObjectName) -> bool:
-        """Whether a pass may write. Otherwise the job only has to be forgotten."""
-        return self._is_ours(name) or bool(terminating_pods(self.store.of_job(Kind.POD, name)))
-
     def _is_ours(self, name: ObjectName) -> bool:
         """Whether the job exists and no other controller manages it."""
         job = self.store.get(Kind.DLION_JOB, name)
         if job is None:
             return False
         return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
-
-    def _is_known(self, name: ObjectName) -> bool:
-        return self.store.get(Kind.DLION_JOB, name) is not None
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,11 +1,10 @@
-"""Events that the coordinator's state machine handles, and the instructions it returns."""
+"""What the coordinator's state machine handles, and the instructions it returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from dlion_api.names import KeeperIdentity, WorkerIdentity
-from dlion_api.protocol.membership import Member
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_operator.pki.token_bindings import Bearer, Proof
@@ -21,32 +20,14 @@ class PresentedToken:
 
 
 @dataclass(frozen=True)
-class CertificateRequested:
-    """A caller requests a certificate for a worker or a site's keeper."""
+class AccessRequested:
+    """A caller requests a certificate, or a keeper the stream of the run's records."""
 
     run: str
     worker: WorkerIdentity | KeeperIdentity
-    role: str
+    use: str
+    """The role of the certificate, or `FOLLOWING`."""
     presented: PresentedToken
-
-    @property
-    def token_ok(self) -> bool:
-        """Whether the token is valid."""
-        return self.presented.bearer is not None
-
-
-@dataclass(frozen=True)
-class RecordsRequested:
-    """A keeper requests the stream of the run's records."""
-
-    run: str
-    worker: KeeperIdentity
-    presented: PresentedToken
-
-    @property
-    def token_ok(self) -> bool:
-        """Whether the token is valid."""
-        return self.presented.bearer is not None
 
 
 @dataclass(frozen=True)
@@ -63,18 +44,6 @@ class JoinRequested:
     spec_hash: str
     known_version: int
 
-    @property
-    def token_ok(self) -> bool:
-        """Whether the token is valid."""
-        return self.presented.bearer is not None
-
-
-@dataclass(frozen=True)
-class StreamEnded:
-    """A join stream ended, from either side."""
-
-    stream: int
-
 
 @dataclass(frozen=True)
 class ReportReceived:
@@ -82,7 +51,7 @@ class ReportReceived:
 
     run: str
     worker: WorkerIdentity
-    token_ok: bool
+    presented: PresentedToken
     incarnation: int
     sequence: int
     records: tuple[ProgressRecord, ...]
@@ -90,51 +59,16 @@ class ReportReceived:
     now_s: float
 
 
-@dataclass(frozen=True)
-class WorkersChanged:
-    """The manifest's workers changed; the remaining ones keep their ranks."""
+class CallRefusedError(Exception):
+    """A call is refused. `service` catches this and returns the reason to the caller."""
 
-    workers: tuple[WorkerIdentity, ...]
-
-
-@dataclass(frozen=True)
-class RemoteMembersReported:
-    """Some or all members that joined at other sites' coordinators."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True)
-class StopRequested:
-    """The process that runs this coordinator ends the run."""
-
-    reason: str
-
-
-Event = (
-    CertificateRequested
-    | RecordsRequested
-    | JoinRequested
-    | StreamEnded
-    | ReportReceived
-    | WorkersChanged
-    | RemoteMembersReported
-    | StopRequested
-)
-
-
-@dataclass(frozen=True)
-class RefuseCall:
-    """Refuse the call with this reason."""
-
-    reason: RefusalReason
-    message: str
-    known_incarnation: int | None = None
-
-
-@dataclass(frozen=True)
-class Accept:
-    """Proceed with the call: sign, keep the stream or answer the report."""
+    def __init__(
+        self, reason: RefusalReason, message: str, known_incarnation: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.known_incarnation = known_incarnation
 
 
 @dataclass(frozen=True)
@@ -156,4 +90,4 @@ class Deliver:
     records: tuple[ProgressRecord, ...]
 
 
-Instruction = RefuseCall | Accept | EndStream | Publish | Deliver
+Instruction = EndStream | Publish | Deliver

@@ -56,11 +56,6 @@ class RecordFeed:
         self._bytes = 0
         self._next = 1
 
-    @property
-    def next_sequence(self) -> int:
-        """Sequence number of the next record."""
-        return self._next
-
     def put(self, texts: Iterable[str]) -> None:
         """Append records; drop the oldest beyond the limit."""
         for text in texts:

@@ -20,19 +20,18 @@ from dlion_api.protocol.refusals import (
     MAX_PROOF_BYTES,
     MAX_RECORDS_PER_REPORT,
     MAX_REPORT_BYTES,
-    MAX_TEXT_BYTES,
     MAX_TOKEN_BYTES,
     PeerRefusal,
 )
 from dlion_api.protocol.trust import FOLLOWING, JOINING, proof_statement
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
-    CertificateRequested,
+    AccessRequested,
     JoinRequested,
     PresentedToken,
-    RecordsRequested,
     ReportReceived,
 )
+from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
 from dlion_operator.pki.token_bindings import Proof
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ ProvedRequest = (
 def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Proof:
     """Return the verified proof of a size-checked request; empty if it carries none.
 
-    Raises:
-        ContractError: The key cannot be read or has not signed this request.
+    Raises: ContractError if its key cannot be read or has not signed this request.
     """
     if not request.HasField("proof"):
         return Proof()
@@ -73,8 +71,11 @@ def checked_proof(request: ProvedRequest, use: str, csr_pem: bytes = b"") -> Pro
     return Proof(key.public_bytes(*form), proof.count)
 
 
-MAX_COUNTER = 2**53
-"""Of incarnations, versions and sequence numbers; exact in JSON, too."""
+_COUNTERS = ("incarnation", "known_version", "sequence")
+_TEXTS = (
+    "run", "site", "epoch", "refused_words", "exchange_address", "measuring_address", "spec_hash"
+)  # fmt: skip
+"""Fields of requests, besides the token and a worker's."""
 KEEPER_ROLE = "keeper"
 ROLES = ("trainer", "sidecar", KEEPER_ROLE)
 
@@ -87,24 +88,26 @@ Request = WorkerRequest | coordination_pb2.FollowRequest
 def checked_size(request: Request) -> None:
     """Check that all fields of a request are within bounds, before its token is verified.
 
-    Raises:
-        ContractError: A field is too long or has an unknown value.
+    Raises: ContractError if a field is too long or has an unknown value.
     """
-    _short("token", request.token, MAX_TOKEN_BYTES)
-    _short("run", request.run)
+    check_length("token", request.token, MAX_TOKEN_BYTES)
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in filter(fields.__contains__, _TEXTS):
+        check_length(name, getattr(request, name))
+    for name in filter(fields.__contains__, _COUNTERS):
+        _counter(name, getattr(request, name))
+    if not isinstance(request, coordination_pb2.ProgressReport):
+        longest = max(len(request.proof.key_der), len(request.proof.signature))
+        if longest > MAX_PROOF_BYTES:
+            raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
     if isinstance(request, coordination_pb2.FollowRequest):
-        _short("site", request.site)
-        _short("epoch", request.epoch)
         _checked_refusals(request)
-        _checked_proof_size(request.proof)
         return
-    _short("worker.site", request.worker.site)
-    _short("worker.group", request.worker.group)
+    check_length("worker.site", request.worker.site)
+    check_length("worker.group", request.worker.group)
     if isinstance(request, coordination_pb2.SignRequest):
         _checked_sign(request)
-    elif isinstance(request, coordination_pb2.JoinRequest):
-        _checked_join(request)
-    else:
+    elif isinstance(request, coordination_pb2.ProgressReport):
         _checked_report(request)
 
 
@@ -123,20 +126,16 @@ def worker_of(request: WorkerRequest) -> WorkerIdentity:
     return WorkerIdentity(Rank(worker.rank), SiteName(worker.site), worker.group, worker.index)
 
 
-def sign_event(
-    request: coordination_pb2.SignRequest, *, bearer: Bearer | None
-) -> CertificateRequested:
+def access_event(
+    request: coordination_pb2.SignRequest | coordination_pb2.FollowRequest, bearer: Bearer | None
+) -> AccessRequested:
     """Convert a size-checked request. Raises as `_presented_token` does."""
-    presented = _presented_token(bearer, request, request.role, request.csr_pem)
-    return CertificateRequested(request.run, caller_of(request), request.role, presented)
-
-
-def follow_event(
-    request: coordination_pb2.FollowRequest, *, bearer: Bearer | None
-) -> RecordsRequested:
-    """Convert a size-checked request. Raises as `_presented_token` does."""
-    presented = _presented_token(bearer, request, FOLLOWING)
-    return RecordsRequested(request.run, KeeperIdentity(SiteName(request.site)), presented)
+    if isinstance(request, coordination_pb2.FollowRequest):
+        use, csr_pem = FOLLOWING, b""
+    else:
+        use, csr_pem = request.role, request.csr_pem
+    presented = _presented_token(bearer, request, use, csr_pem)
+    return AccessRequested(request.run, caller_of(request), use, presented)
 
 
 def join_event(
@@ -159,31 +158,26 @@ def join_event(
 def _presented_token(
     bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b""
 ) -> PresentedToken:
-    """Return token and proof; the proof is verified only if the token is valid.
-
-    Raises:
-        ContractError: The proof is invalid.
-    """
+    """Return token and proof, which must be valid (ContractError) if the token is."""
     return PresentedToken(
         bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem)
     )
 
 
 def report_event(
-    request: coordination_pb2.ProgressReport, *, token_ok: bool, now_s: float
+    request: coordination_pb2.ProgressReport, *, bearer: Bearer | None, now_s: float
 ) -> ReportReceived:
     """Convert a size-checked request; its records are parsed only if the token is valid.
 
-    Raises:
-        ContractError: A record violates the protocol.
+    Raises: ContractError if a record violates the protocol.
     """
     return ReportReceived(
         run=request.run,
         worker=worker_of(request),
-        token_ok=token_ok,
+        presented=PresentedToken(bearer),
         incarnation=request.incarnation,
         sequence=request.sequence,
-        records=tuple(record_from_json(text) for text in request.records_json) if token_ok else (),
+        records=tuple(map(record_from_json, request.records_json)) if bearer else (),
         finished=request.finished,
         now_s=now_s,
     )
@@ -222,7 +216,6 @@ def membership_update(
 
 
 def _checked_refusals(request: coordination_pb2.FollowRequest) -> None:
-    _short("refused_words", request.refused_words)
     for kind, count in request.refusals.items():
         if kind not in set(PeerRefusal):
             raise ContractError(f"refusals: {kind!r:.80}; allowed: {', '.join(PeerRefusal)}")
@@ -234,7 +227,6 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         raise ContractError(f"role {request.role!r:.80}; allowed: {', '.join(ROLES)}")
     if len(request.csr_pem) > MAX_CSR_BYTES:
         raise ContractError(f"CSR of {len(request.csr_pem)} bytes; allowed: {MAX_CSR_BYTES}")
-    _checked_proof_size(request.proof)
     worker = request.worker
     if request.role == KEEPER_ROLE and (worker.rank or worker.group or worker.index):
         raise ContractError(
@@ -243,24 +235,7 @@ def _checked_sign(request: coordination_pb2.SignRequest) -> None:
         )
 
 
-def _checked_join(request: coordination_pb2.JoinRequest) -> None:
-    _short("exchange_address", request.exchange_address)
-    _short("measuring_address", request.measuring_address)
-    _short("spec_hash", request.spec_hash)
-    _counter("incarnation", request.incarnation)
-    _counter("known_version", request.known_version)
-    _checked_proof_size(request.proof)
-
-
-def _checked_proof_size(proof: coordination_pb2.PodProof) -> None:
-    longest = max(len(proof.key_der), len(proof.signature))
-    if longest > MAX_PROOF_BYTES:
-        raise ContractError(f"proof of {longest} bytes; allowed: {MAX_PROOF_BYTES}")
-
-
 def _checked_report(request: coordination_pb2.ProgressReport) -> None:
-    _counter("incarnation", request.incarnation)
-    _counter("sequence", request.sequence)
     texts = request.records_json
     if len(texts) > MAX_RECORDS_PER_REPORT or request.ByteSize() > MAX_REPORT_BYTES:
         raise ContractError(
@@ -278,11 +253,6 @@ def followed_records(epoch: str, batch: RecordBatch) -> coordination_pb2.Followe
         ended_reason=batch.end.reason if batch.end else "",
         succeeded=batch.end is not None and batch.end.succeeded,
     )
-
-
-def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
-    if len(text.encode()) > limit:
-        raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
 
 
 def _counter(name: str, value: int) -> None:

@@ -19,31 +19,27 @@ from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.reasons import EventReason
 from dlion_api.wire import coordination_pb2
 from dlion_operator.coordinator.events import (
+    CallRefusedError,
     Deliver,
     EndStream,
     Instruction,
     Publish,
-    RefuseCall,
-    RemoteMembersReported,
-    StopRequested,
-    StreamEnded,
-    WorkersChanged,
 )
 from dlion_operator.coordinator.feed import RecordBatch, RecordFeed, RunEnd
 from dlion_operator.coordinator.messages import (
     Request,
+    access_event,
     caller_of,
-    follow_event,
     followed_records,
     join_event,
     membership_update,
     report_event,
-    sign_event,
 )
-from dlion_operator.pki.job_authority import CannotSignError
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.job_authority import CannotSignError, JobAuthority
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
     from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
     from dlion_api.protocol.progress import ProgressRecord
@@ -51,22 +47,8 @@ if TYPE_CHECKING:
     from dlion_operator.pki.token_bindings import Bearer
 
 
-class Signer(Protocol):
-    """A site's certificate authority for one run (`dlion_operator.pki`)."""
-
-    @property
-    def site(self) -> SiteName:
-        """The site whose workers it signs for."""
-        ...
-
-    @property
-    def bundle_pem(self) -> bytes:
-        """Certificates that these workers are verified with; empty: unknown now."""
-        ...
-
-    def sign(self, csr_pem: bytes, worker: WorkerIdentity | KeeperIdentity, job: JobKey) -> bytes:
-        """Return a certificate chain (PEM). Raises: CannotSignError, ContractError."""
-        ...
+Signer = CertificateAuthority | JobAuthority
+"""A site's certificate authority for one run."""
 
 
 class TokenVerifier(Protocol):
@@ -77,14 +59,6 @@ class TokenVerifier(Protocol):
     ) -> Bearer | None:
         """Return the token's bearer if it belongs to that worker or keeper of that run."""
         ...
-
-
-class CallRefusedError(Exception):
-    """A call is refused. `service` catches this and returns the reason to the caller."""
-
-    def __init__(self, refusal: RefuseCall) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class ServedRun:
@@ -131,15 +105,15 @@ class ServedRun:
 
     def stop(self, reason: str) -> None:
         """Ask every worker to end the run, including those that join later."""
-        self._carry_out(self.state.handle(StopRequested(reason)))
+        self._carry_out(self.state.stop(reason))
 
     def expect(self, workers: Sequence[WorkerIdentity]) -> None:
         """Set the workers that the manifest expects."""
-        self._carry_out(self.state.handle(WorkersChanged(tuple(workers))))
+        self._carry_out(self.state.expect(workers))
 
     def update_remote_members(self, members: Sequence[Member]) -> None:
         """Update the members that joined at other sites."""
-        self._carry_out(self.state.handle(RemoteMembersReported(tuple(members))))
+        self._carry_out(self.state.update_remote_members(members))
 
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
         """Set other sites' bundles and send them to joined workers."""
@@ -169,13 +143,13 @@ class ServedRun:
 
     async def sign(self, request: coordination_pb2.SignRequest) -> coordination_pb2.SignResponse:
         """Issue a certificate for a worker or keeper with a valid token."""
-        event = sign_event(request, bearer=await self._bearer(request))
-        self._answer(self.state.handle(event))
+        event = access_event(request, await self._bearer(request))
+        self.state.admit(event)
         authority = self._authority(event.worker.site)
         try:
             chain = authority.sign(request.csr_pem, event.worker, self.state.job)
         except CannotSignError as error:
-            raise CallRefusedError(RefuseCall(RefusalReason.NO_AUTHORITY, str(error))) from error
+            raise CallRefusedError(RefusalReason.NO_AUTHORITY, str(error)) from error
         return coordination_pb2.SignResponse(
             certificate_chain_pem=chain, site_bundles_pem=self._all_bundles()
         )
@@ -188,7 +162,7 @@ class ServedRun:
         event = join_event(request, stream=stream, bearer=await self._bearer(request))
         signal = self._join_signals[stream] = asyncio.Event()
         try:
-            self._answer(self.state.handle(event))
+            self._carry_out(self.state.join(event))
             known: Mapping[str, bytes] = {}
             while stream not in self._replaced and not self._closing:
                 signal.clear()
@@ -200,7 +174,7 @@ class ServedRun:
             del self._join_signals[stream]
             self._replaced.discard(stream)
             before = self.state.membership()
-            self._carry_out(self.state.handle(StreamEnded(stream)))
+            self._carry_out(self.state.end_stream(stream))
             if not self._closing:
                 self._report_lost(before, self.state.membership())
 
@@ -208,17 +182,17 @@ class ServedRun:
         self, request: coordination_pb2.ProgressReport
     ) -> coordination_pb2.ReportReply:
         """Take progress; the answer carries the stop reason, if any."""
-        token_ok = await self._bearer(request) is not None
-        event = report_event(request, token_ok=token_ok, now_s=time.monotonic())
-        self._answer(self.state.handle(event), [_one_line(text) for text in request.records_json])
+        bearer = await self._bearer(request)
+        event = report_event(request, bearer=bearer, now_s=time.monotonic())
+        self._carry_out(self.state.report(event), map(_one_line, request.records_json))
         return coordination_pb2.ReportReply(stop_reason=self.state.stop_reason)
 
     async def follow(
         self, request: coordination_pb2.FollowRequest
     ) -> AsyncGenerator[coordination_pb2.FollowedRecords, None]:
         """Stream records from the follower's position on, and finally how the run ended."""
-        event = follow_event(request, bearer=await self._bearer(request))
-        self._answer(self.state.handle(event))
+        event = access_event(request, await self._bearer(request))
+        self.state.admit(event)
         self._report_keeper_refusals(request)
         stream = next(self._numbers)
         self._replace_follower(event.worker.site, stream)
@@ -264,18 +238,8 @@ class ServedRun:
             self._replaced.add(earlier)
             self._follow_signals[earlier].set()
 
-    def _answer(self, instructions: tuple[Instruction, ...], texts: Sequence[str] = ()) -> None:
-        """Carry out the instructions. `texts` are the report's records as JSON.
-
-        Raises:
-            CallRefusedError: The call is refused.
-        """
-        for instruction in instructions:
-            if isinstance(instruction, RefuseCall):
-                raise CallRefusedError(instruction)
-        self._carry_out(instructions, texts)
-
-    def _carry_out(self, instructions: tuple[Instruction, ...], texts: Sequence[str] = ()) -> None:
+    def _carry_out(self, instructions: tuple[Instruction, ...], texts: Iterable[str] = ()) -> None:
+        """Carry out the instructions. `texts` are the report's records as JSON."""
         for instruction in instructions:
             match instruction:
                 case EndStream(stream):
@@ -287,7 +251,7 @@ class ServedRun:
                 case Deliver(records):
                     self._deliver(records, texts)
 
-    def _deliver(self, records: Sequence[ProgressRecord], texts: Sequence[str]) -> None:
+    def _deliver(self, records: Sequence[ProgressRecord], texts: Iterable[str]) -> None:
         self._feed.put(texts)
         self._wake(self._follow_signals)
         for record in records:

@@ -14,40 +14,32 @@ import grpc
 from cryptography import x509
 
 from dlion_api.errors import UnavailableError
-from dlion_api.protocol.refusals import MAX_REPORT_BYTES, RefusalReason
+from dlion_api.protocol.refusals import MAX_REPORT_BYTES
 from dlion_api.protocol.trust import renewal_after
 from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
+from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dlion_api.names import JobKey, SiteName, WorkerIdentity
-    from dlion_api.protocol.membership import Member, Membership
+    from dlion_api.protocol.membership import Membership
     from dlion_api.protocol.progress import ProgressRecord
     from dlion_api.spec import Job
-    from dlion_operator.coordinator.events import RefuseCall
     from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS = (
+    *SERVER_OPTIONS,
     # Above the protocol's limit, so that a report just over it is refused with a reason.
     ("grpc.max_receive_message_length", 2 * MAX_REPORT_BYTES),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # Detects a worker whose node or link failed silently within 15 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # A machine that was paused sends late pings close together, which is not abuse.
-    ("grpc.http2.max_ping_strikes", 0),
-    # A second process on the same port must fail instead of sharing it.
-    ("grpc.so_reuseport", 0),
 )
 
 
@@ -61,30 +53,29 @@ class CoordinatorServer:
         """`authority` signs the server's own certificate; None: no TLS. Opens no port yet."""
         self._listen_address = listen_address
         self._certificate = ServerCertificate(authority) if authority else None
-        self._service = CoordinationService()
-        self._runs: dict[JobKey, ServedRun] = {}
+        self.service = CoordinationService()
+        self.runs: dict[JobKey, ServedRun] = {}
+        """The open runs."""
         self._bundles: Mapping[SiteName, bytes] = {}
         self._server: grpc.aio.Server | None = None
-        self._on_keeper_refused: Callable[[JobKey, str, str], None] = lambda *_: None
+        self.on_keeper_refused: Callable[[JobKey, str, str], None] = lambda *_: None
+        """Called with each reason for new refusals by a keeper, and the last message.
+
+        Runs in the event loop: it must neither block nor raise.
+        """
 
     @property
     def authority_pem(self) -> bytes:
         """CA bundle that workers verify this server with; empty without TLS."""
         return self._certificate.authority.bundle_pem if self._certificate else b""
 
-    @property
-    def runs(self) -> Collection[JobKey]:
-        """The open runs."""
-        return self._runs.keys()
-
     async def start(self) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
-        server.add_generic_rpc_handlers((self._service.handler(),))
+        server.add_generic_rpc_handlers((self.service.handler(),))
         try:
             port = self._open_port(server)
         except RuntimeError as error:
@@ -113,19 +104,18 @@ class CoordinatorServer:
         Args:
             authorities: One for each site that this server signs for; empty: no TLS.
             on_record: Called in the event loop; it must neither block nor raise.
-            bundles: The run's own CA bundles, which `set_run_trust` changes. None: those
+            bundles: The run's own CA bundles, which `ServedRun.trust` changes. None: those
                 of all runs.
             workers: The expected workers, if fewer than the manifest's.
             spec_hash: The manifest's hash, if another release began the run.
             start_time_monotonic_s: When the run began; None: now.
             feed_limit_bytes: Memory for records that followers have not read.
 
-        Raises:
-            ValueError: The run is already open.
+        Raises: ValueError if the run is already open.
         """
-        if job.key in self._runs:
+        if job.key in self.runs:
             raise ValueError(f"run {job.key} is open; close it first")
-        self._runs[job.key] = self._service.runs[str(job.key)] = ServedRun(
+        self.runs[job.key] = self.service.runs[str(job.key)] = ServedRun(
             CoordinatorState(
                 job.key, job.workers() if workers is None else workers, spec_hash or job.hash()
             ),
@@ -135,103 +125,38 @@ class CoordinatorServer:
             has_own_trust=bundles is not None,
             tokens=tokens,
             on_record=on_record,
-            on_keeper_refused=lambda *refusal: self._on_keeper_refused(*refusal),
+            on_keeper_refused=lambda *refusal: self.on_keeper_refused(*refusal),
             start_time_monotonic_s=(
                 time.monotonic() if start_time_monotonic_s is None else start_time_monotonic_s
             ),
         )
 
-    def expect(self, run: JobKey, workers: Sequence[WorkerIdentity]) -> None:
-        """Set the expected workers; ranks stay. Removed workers may still finish.
-
-        Raises:
-            KeyError: The run is not open.
-        """
-        self._runs[run].expect(workers)
-
-    def update_remote_members(self, run: JobKey, members: Sequence[Member]) -> None:
-        """Add or update members that joined at other sites.
-
-        Raises:
-            KeyError: The run is not open.
-        """
-        self._runs[run].update_remote_members(members)
-
     def trust(self, bundles: Mapping[SiteName, bytes]) -> None:
         """Set the CA bundles of the sites, except for runs with their own bundles."""
         self._bundles = dict(bundles)
-        for run in self._runs.values():
+        for run in self.runs.values():
             if not run.has_own_trust:
                 run.trust(bundles)
 
-    def set_run_trust(
-        self, run: JobKey, authority: Signer, bundles: Mapping[SiteName, bytes]
-    ) -> None:
-        """Replace the authority and bundles of a run that was opened with its own.
-
-        Raises:
-            KeyError: The run is not open.
-        """
-        self._runs[run].replace_authority(authority)
-        self._runs[run].trust(bundles)
-
-    def take(self, run: JobKey, record: ProgressRecord) -> None:
-        """Add a record of the operator to the workers' records."""
-        self._runs[run].take(record)
-
-    def stop(self, run: JobKey, reason: str) -> None:
-        """Ask every worker to end the run, through its stream and in each reply."""
-        self._runs[run].stop(reason)
-
-    def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
-        """Report the end of the run to its followers, including later ones until `close`."""
-        self._runs[run].finish(reason, succeeded=succeeded)
-
     def close(self, run: JobKey) -> None:
         """Stop serving a run; its calls are refused as for an unknown run."""
-        del self._service.runs[str(run)]
-        self._runs.pop(run).close()
+        del self.service.runs[str(run)]
+        self.runs.pop(run).close()
 
     def membership(self, run: JobKey) -> Membership:
-        return self._runs[run].state.membership()
-
-    def refusals(self) -> Mapping[RefusalReason, int]:
-        """Return refused calls by reason since the start, over all runs."""
-        return dict(self._service.refusals)
-
-    def calls(self) -> Mapping[str, int]:
-        """Return calls by name since the start, over all runs."""
-        return dict(self._service.calls)
-
-    def on_refused(self, callback: Callable[[str, RefuseCall], None]) -> None:
-        """Call `callback` with each refusal and the run that the caller named, if any.
-
-        It runs in the event loop: it must neither block nor raise.
-        """
-        self._service.on_refused = callback
-
-    def on_keeper_refused(self, callback: Callable[[JobKey, str, str], None]) -> None:
-        """Call `callback` with each reason for new refusals by a keeper and the last message.
-
-        It runs in the event loop: it must neither block nor raise.
-        """
-        self._on_keeper_refused = callback
-
-    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
-        """Return the refusals by this site's keeper since it started, for each open run."""
-        return {key: run.keeper_refusals for key, run in self._runs.items()}
+        return self.runs[run].state.membership()
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
         """Use `authority` for its site's workers and for this server's certificate."""
         if self._certificate is not None and self._certificate.authority.site == authority.site:
             self._certificate.replace_authority(authority)
-        for run in self._runs.values():
+        for run in self.runs.values():
             if not run.has_own_trust:
                 run.replace_authority(authority)
 
     async def shut_down(self) -> None:
         """Close the port and every stream immediately."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             run.close()
         if self._server is not None:
             await self._server.stop(grace=None)
@@ -241,7 +166,7 @@ class CoordinatorServer:
         if self._certificate is None:
             return server.add_insecure_port(self._listen_address)
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificate.current(),
+            self._certificate.configuration,
             self._certificate.renewed,  # type: ignore[arg-type]  # gRPC takes None as "unchanged"
             require_client_authentication=False,
         )
@@ -254,11 +179,7 @@ class ServerCertificate:
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority = authority
         self._renew_at = datetime.now(UTC)
-        self._configuration = self._make()
-
-    def current(self) -> grpc.ServerCertificateConfiguration:
-        """Return what the server presents now."""
-        return self._configuration
+        self.configuration = self._make()
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
         """Use a certificate by `authority` from the next handshake on."""
@@ -269,8 +190,8 @@ class ServerCertificate:
         """Return a new certificate if due, else None. gRPC calls this at each handshake."""
         if datetime.now(UTC) < self._renew_at:
             return None
-        self._configuration = self._make()
-        return self._configuration
+        self.configuration = self._make()
+        return self.configuration
 
     def _make(self) -> grpc.ServerCertificateConfiguration:
         now = datetime.now(UTC)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -16,15 +17,13 @@ from google.protobuf.message import DecodeError
 from dlion_api.errors import ContractError
 from dlion_api.protocol.refusals import KNOWN_INCARNATION_KEY, REASON_KEY, RefusalReason
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import RefuseCall
+from dlion_operator.coordinator.events import CallRefusedError
 from dlion_operator.coordinator.messages import Request, checked_size
-from dlion_operator.coordinator.served_run import CallRefusedError
+from dlion_operator.coordinator.served_run import ServedRun
 from dlion_operator.kubernetes.wire_parsing import parser, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from dlion_operator.coordinator.served_run import ServedRun
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class CoordinationService:
         """Refused calls by reason, over all runs."""
         self.calls: Counter[str] = Counter()
         """Calls by name, including refused ones. A reconnecting caller joins or follows again."""
-        self.on_refused: Callable[[str, RefuseCall], None] = lambda _run, _refusal: None
+        self.on_refused: Callable[[str, CallRefusedError], None] = lambda _run, _refusal: None
         """Called with each refusal and the run that the caller named (empty: unreadable).
 
         Runs in the event loop: it must neither block nor raise.
@@ -72,113 +71,74 @@ class CoordinationService:
         wire = coordination_pb2
         methods = {
             "Sign": grpc.unary_unary_rpc_method_handler(
-                self.sign,
+                partial(self._answer, "Sign", ServedRun.sign),
                 request_deserializer=parser(wire.SignRequest),
                 response_serializer=wire.SignResponse.SerializeToString,
             ),
             "Join": grpc.unary_stream_rpc_method_handler(
-                self.join,
+                partial(self._stream, "Join", ServedRun.join),
                 request_deserializer=parser(wire.JoinRequest),
                 response_serializer=wire.MembershipUpdate.SerializeToString,
             ),
             "Report": grpc.unary_unary_rpc_method_handler(
-                self.report,
+                partial(self._answer, "Report", ServedRun.report),
                 request_deserializer=parser(wire.ProgressReport),
                 response_serializer=wire.ReportReply.SerializeToString,
             ),
             "Follow": grpc.unary_stream_rpc_method_handler(
-                self.follow,
+                partial(self._stream, "Follow", ServedRun.follow),
                 request_deserializer=parser(wire.FollowRequest),
                 response_serializer=wire.FollowedRecords.SerializeToString,
             ),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def sign(
-        self, request: coordination_pb2.SignRequest | DecodeError, context: Context
-    ) -> coordination_pb2.SignResponse:
-        """Issue a certificate."""
-        self.calls["Sign"] += 1
-        return await self._call_or_refuse(self._sign, request, context)
-
-    async def report(
-        self, request: coordination_pb2.ProgressReport | DecodeError, context: Context
-    ) -> coordination_pb2.ReportReply:
-        """Take a progress report."""
-        self.calls["Report"] += 1
-        return await self._call_or_refuse(self._report, request, context)
-
-    async def join(
-        self, request: coordination_pb2.JoinRequest | DecodeError, context: Context
-    ) -> None:
-        """Stream memberships."""
-        self.calls["Join"] += 1
-
-        async def stream(request: coordination_pb2.JoinRequest) -> None:
-            async with aclosing(self._run(request).join(request)) as updates:
-                async for update in updates:
-                    await context.write(update)
-
-        await self._call_or_refuse(stream, request, context)
-
-    async def follow(
-        self, request: coordination_pb2.FollowRequest | DecodeError, context: Context
-    ) -> None:
-        """Stream records as fast as the follower reads them."""
-        self.calls["Follow"] += 1
-
-        async def stream(request: coordination_pb2.FollowRequest) -> None:
-            async with aclosing(self._run(request).follow(request)) as batches:
-                async for batch in batches:
-                    await context.write(batch)
-
-        await self._call_or_refuse(stream, request, context)
-
-    async def _sign(self, request: coordination_pb2.SignRequest) -> coordination_pb2.SignResponse:
-        return await self._run(request).sign(request)
-
-    async def _report(
-        self, request: coordination_pb2.ProgressReport
-    ) -> coordination_pb2.ReportReply:
-        return await self._run(request).report(request)
-
-    async def _call_or_refuse(
+    async def _stream(
         self,
-        call: Callable[[_RequestOfCall], Awaitable[_Answer]],
+        name: str,
+        call: Callable[[ServedRun, _RequestOfCall], AsyncGenerator[Any, None]],
+        request: _RequestOfCall | DecodeError,
+        context: Context,
+    ) -> None:
+        """Answer with a stream of messages, as fast as the caller reads them."""
+
+        async def stream(run: ServedRun, request: _RequestOfCall) -> None:
+            async with aclosing(call(run, request)) as messages:
+                async for message in messages:
+                    await context.write(message)
+
+        await self._answer(name, stream, request, context)
+
+    async def _answer(
+        self,
+        name: str,
+        call: Callable[[ServedRun, _RequestOfCall], Awaitable[_Answer]],
         request: _RequestOfCall | DecodeError,
         context: Context,
     ) -> _Answer:
         """Check the request, make the call and return its answer; abort if it is refused."""
+        self.calls[name] += 1
         try:
             checked = readable(request)
             checked_size(checked)
-            return await call(checked)
+            return await call(self._run(checked), checked)
         except ContractError as error:
-            refusal = RefuseCall(RefusalReason.MALFORMED, str(error))
+            refusal = CallRefusedError(RefusalReason.MALFORMED, str(error))
         except CallRefusedError as error:
-            refusal = error.refusal
-        named = "" if isinstance(request, DecodeError) else request.run
-        await self._refuse(named, refusal, context)
-        raise AssertionError("a refusal raises")
-
-    async def _refuse(self, run: str, refusal: RefuseCall, context: Context) -> NoReturn:
+            refusal = error
         self.refusals[refusal.reason] += 1
-        self.on_refused(run, refusal)
-        await _abort(refusal, context)
+        self.on_refused("" if isinstance(request, DecodeError) else request.run, refusal)
+        _LOG.info("refused, %s: %s", refusal.reason, refusal.message)
+        metadata = [(REASON_KEY, str(refusal.reason))]
+        if refusal.known_incarnation is not None:
+            metadata.append((KNOWN_INCARNATION_KEY, str(refusal.known_incarnation)))
+        await context.abort(STATUS[refusal.reason], refusal.message, tuple(metadata))
+        raise AssertionError("abort raises")
 
     def _run(self, request: Request) -> ServedRun:
         run = self.runs.get(request.run)
         if run is None:
             # Not more detail: the caller has not presented a valid token.
             message = f"run {request.run!r:.200} is not served here, or not yet"
-            raise CallRefusedError(RefuseCall(RefusalReason.WRONG_RUN, message))
+            raise CallRefusedError(RefusalReason.WRONG_RUN, message)
         return run
-
-
-async def _abort(refusal: RefuseCall, context: Context) -> NoReturn:
-    _LOG.info("refused, %s: %s", refusal.reason, refusal.message)
-    metadata = [(REASON_KEY, str(refusal.reason))]
-    if refusal.known_incarnation is not None:
-        metadata.append((KNOWN_INCARNATION_KEY, str(refusal.known_incarnation)))
-    await context.abort(STATUS[refusal.reason], refusal.message, tuple(metadata))
-    raise AssertionError("abort raises")

@@ -1,4 +1,4 @@
-"""The coordinator as a state machine without I/O: events in, instructions out.
+"""The coordinator as a state machine without I/O: calls in, instructions out.
 
 Owns admission, incarnations, the versioned membership and the order of reports. It has no clock,
 threads or gRPC. `messages` parses messages, and the gRPC service verifies tokens.
@@ -13,23 +13,16 @@ from dlion_api.names import KeeperIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
-from dlion_api.protocol.trust import FOLLOWING, JOINING
+from dlion_api.protocol.trust import JOINING
 from dlion_operator.coordinator.events import (
-    Accept,
-    CertificateRequested,
+    AccessRequested,
+    CallRefusedError,
     Deliver,
     EndStream,
-    Event,
     Instruction,
     JoinRequested,
     Publish,
-    RecordsRequested,
-    RefuseCall,
-    RemoteMembersReported,
     ReportReceived,
-    StopRequested,
-    StreamEnded,
-    WorkersChanged,
 )
 from dlion_operator.model.rate_limiter import RateLimiter
 from dlion_operator.pki.token_bindings import TokenBindings
@@ -38,10 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlion_api.names import JobKey, Rank, WorkerIdentity
-
-
-_GONE = MemberState.FINISHED
-"""State of a worker that the manifest no longer has: as a finished one, no peer waits for it."""
 
 
 @dataclass
@@ -84,34 +73,17 @@ class CoordinatorState:
         members = tuple(self._workers[rank].member for rank in sorted(self._workers))
         return Membership(self._version, self.job, len(self._expected), members)
 
-    def handle(self, event: Event) -> tuple[Instruction, ...]:
-        """Return the instructions that the event leads to, in order."""
-        match event:
-            case CertificateRequested():
-                replayed = self._unknown_caller(event) or self._replayed(event, event.role)
-                return (replayed or Accept(),)
-            case RecordsRequested():
-                return (
-                    self._unknown_caller(event) or self._replayed(event, FOLLOWING) or Accept(),
-                )
-            case JoinRequested():
-                return self._join(event)
-            case StreamEnded():
-                return self._stream_ended(event)
-            case ReportReceived():
-                return self._report(event)
-            case WorkersChanged():
-                return self._workers_changed(event)
-            case RemoteMembersReported():
-                return self._remote_members_reported(event)
-            case StopRequested():
-                return self._stop(event)
+    def admit(self, event: AccessRequested) -> None:
+        """Check a caller. Raises: CallRefusedError, as do all methods that take an event."""
+        self._check_caller(event)
+        self._check_replay(event, event.use)
 
-    def _join(self, event: JoinRequested) -> tuple[Instruction, ...]:
-        refusal = self._unknown_caller(event) or self._replayed(event, JOINING)
-        refusal = refusal or self._wrong_spec(event) or self._outdated_caller(event)
-        if refusal:
-            return (refusal,)
+    def join(self, event: JoinRequested) -> tuple[Instruction, ...]:
+        """Admit a worker. Return what follows, in order."""
+        self._check_caller(event)
+        self._check_replay(event, JOINING)
+        self._check_spec(event)
+        self._check_incarnation(event)
         rank = event.worker.rank
         earlier = self._workers.get(rank)
         member = Member(
@@ -129,11 +101,9 @@ class CoordinatorState:
             changed = True
             replaced = earlier.stream if earlier else None
             self._workers[rank] = _TrackedWorker(member, event.stream)
-        if earlier is not None:
-            self._workers[
-                rank
-            ].rate_limiter = earlier.rate_limiter  # joining again does not reset it
-        instructions: list[Instruction] = [Accept()]
+        if earlier is not None:  # joining again does not reset it
+            self._workers[rank].rate_limiter = earlier.rate_limiter
+        instructions: list[Instruction] = []
         if replaced is not None:
             instructions.append(EndStream(replaced))
         if changed or event.known_version > self._version:
@@ -141,42 +111,39 @@ class CoordinatorState:
             instructions.append(Publish())
         return tuple(instructions)
 
-    def _stream_ended(self, event: StreamEnded) -> tuple[Instruction, ...]:
+    def end_stream(self, stream: int) -> tuple[Instruction, ...]:
+        """Take the end of a join stream, from either side."""
         for worker in self._workers.values():
-            if worker.stream == event.stream:
+            if worker.stream == stream:
                 worker.stream = None
                 if worker.member.state is MemberState.READY:
                     return (self._change_state(worker, self._state_when_gone(worker)),)
         return ()  # refused or replaced earlier
 
-    def _report(self, event: ReportReceived) -> tuple[Instruction, ...]:
-        refusal = (
-            self._unknown_caller(event)
-            or self._outdated_caller(event)
-            or self._foreign_record(event)
-        )
-        if refusal:
-            return (refusal,)
+    def report(self, event: ReportReceived) -> tuple[Instruction, ...]:
+        """Take a worker's progress."""
+        self._check_caller(event)
+        self._check_incarnation(event)
+        self._check_records(event)
         worker = self._workers.get(event.worker.rank)
         if worker is None or worker.member.incarnation != event.incarnation:
             message = f"{event.worker.name}: join with this incarnation first"
-            return (RefuseCall(RefusalReason.NOT_JOINED, message),)
+            raise CallRefusedError(RefusalReason.NOT_JOINED, message)
         if event.sequence <= worker.last_sequence:
-            return (Accept(),)  # a repeat, because the answer was lost
+            return ()  # a repeat, because the answer was lost
         if not worker.rate_limiter.try_acquire(len(event.records), event.now_s):
             message = f"{event.worker.name}: too many records at once; send them later"
-            return (RefuseCall(RefusalReason.TOO_MUCH, message),)
+            raise CallRefusedError(RefusalReason.TOO_MUCH, message)
         worker.last_sequence = event.sequence
-        instructions: list[Instruction] = [Accept()]
-        if event.records:
-            instructions.append(Deliver(event.records))
+        instructions: list[Instruction] = [Deliver(event.records)] if event.records else []
         if event.finished:
             worker.has_ended = True
             instructions.append(self._change_state(worker, MemberState.FINISHED))
         return tuple(instructions)
 
-    def _workers_changed(self, event: WorkersChanged) -> tuple[Instruction, ...]:
-        expected = {worker.rank: worker for worker in event.workers}
+    def expect(self, workers: Sequence[WorkerIdentity]) -> tuple[Instruction, ...]:
+        """Set the manifest's workers; the remaining ones keep their ranks."""
+        expected = {worker.rank: worker for worker in workers}
         if expected == self._expected:
             return ()
         self._expected = expected
@@ -187,9 +154,10 @@ class CoordinatorState:
         self._version += 1
         return (Publish(),)
 
-    def _remote_members_reported(self, event: RemoteMembersReported) -> tuple[Instruction, ...]:
+    def update_remote_members(self, members: Sequence[Member]) -> tuple[Instruction, ...]:
+        """Update some or all members that joined at other sites' coordinators."""
         changed = False
-        for member in event.members:
+        for member in members:
             rank = member.identity.rank
             known = self._workers.get(rank)
             if known is not None and not (known.is_remote and _follows(member, known.member)):
@@ -204,16 +172,18 @@ class CoordinatorState:
         return (Publish(),)
 
     def _state_when_gone(self, worker: _TrackedWorker) -> MemberState:
-        """Return LOST if the manifest still has the worker, else FINISHED."""
-        return MemberState.LOST if self._is_expected(worker.member.identity) else _GONE
+        """Return LOST if the manifest still has the worker, else FINISHED: no peer waits for it."""
+        is_expected = self._is_expected(worker.member.identity)
+        return MemberState.LOST if is_expected else MemberState.FINISHED
 
     def _is_expected(self, worker: WorkerIdentity) -> bool:
         return self._expected.get(worker.rank) == worker
 
-    def _stop(self, event: StopRequested) -> tuple[Instruction, ...]:
+    def stop(self, reason: str) -> tuple[Instruction, ...]:
+        """End the run; the first reason counts."""
         if self.stop_reason:
-            return ()  # the first reason counts
-        self.stop_reason = event.reason
+            return ()
+        self.stop_reason = reason
         return (Publish(),)
 
     def _change_state(self, worker: _TrackedWorker, state: MemberState) -> Publish:
@@ -221,74 +191,68 @@ class CoordinatorState:
         self._version += 1
         return Publish()
 
-    def _unknown_caller(
-        self, event: CertificateRequested | RecordsRequested | JoinRequested | ReportReceived
-    ) -> RefuseCall | None:
+    def _check_caller(self, event: AccessRequested | JoinRequested | ReportReceived) -> None:
         """Refuse a caller that is neither a worker of this run nor one of its keepers."""
         caller = event.worker
         if event.run != str(self.job):
             message = f"run {event.run!r:.200} is not served here; this is {self.job}"
-            return RefuseCall(RefusalReason.WRONG_RUN, message)
+            raise CallRefusedError(RefusalReason.WRONG_RUN, message)
         if isinstance(caller, KeeperIdentity):
             if all(worker.site != caller.site for worker in self._expected.values()):
                 message = f"site {caller.site!r:.200}: not in the manifest here"
-                return RefuseCall(RefusalReason.UNKNOWN_WORKER, message)
+                raise CallRefusedError(RefusalReason.UNKNOWN_WORKER, message)
         elif not self._is_expected(caller) and not (
             isinstance(event, ReportReceived) and self._has_joined(caller)
         ):
             message = f"rank {caller.rank}, {caller.name:.200}: not in the manifest here"
-            return RefuseCall(RefusalReason.UNKNOWN_WORKER, message)
-        if not event.token_ok:
+            raise CallRefusedError(RefusalReason.UNKNOWN_WORKER, message)
+        if event.presented.bearer is None:
             message = f"{caller.name}: the token is not its own"
-            return RefuseCall(RefusalReason.BAD_TOKEN, message)
-        return None
+            raise CallRefusedError(RefusalReason.BAD_TOKEN, message)
 
-    def _replayed(
-        self, event: CertificateRequested | JoinRequested | RecordsRequested, use: str
-    ) -> RefuseCall | None:
+    def _check_replay(self, event: AccessRequested | JoinRequested, use: str) -> None:
         """Refuse a token that another pod presents, or a repeated request."""
         caller, presented = event.worker, event.presented
         if presented.bearer is None or self._bindings.admit(
             caller, use, presented.bearer, presented.proof
         ):
-            return None
+            return
         message = (
             f"{caller.name}: not signed by the key that its pod first used ({use}), or a repeated"
             " request. If the pod has lost that key, delete the pod: its successor uses a new key"
         )
-        return RefuseCall(RefusalReason.REPLAYED_TOKEN, message)
+        raise CallRefusedError(RefusalReason.REPLAYED_TOKEN, message)
 
     def _has_joined(self, worker: WorkerIdentity) -> bool:
         """Whether that worker has joined. It may finish even after its removal."""
         known = self._workers.get(worker.rank)
         return known is not None and known.member.identity == worker
 
-    def _wrong_spec(self, event: JoinRequested) -> RefuseCall | None:
+    def _check_spec(self, event: JoinRequested) -> None:
         if event.spec_hash == self._spec_hash:
-            return None
+            return
         message = (
             f"{event.worker.name}: its manifest (hash {event.spec_hash!r:.80}) is not the one here"
             f" ({self._spec_hash}); apply the same manifest at every site"
         )
-        return RefuseCall(RefusalReason.SPEC_DIFFERS, message)
+        raise CallRefusedError(RefusalReason.SPEC_DIFFERS, message)
 
-    def _outdated_caller(self, event: JoinRequested | ReportReceived) -> RefuseCall | None:
+    def _check_incarnation(self, event: JoinRequested | ReportReceived) -> None:
         """Refuse an incarnation that has finished or that a newer one has replaced."""
         worker = self._workers.get(event.worker.rank)
         if worker is None:
-            return None
+            return
         known = worker.member.incarnation
         if event.incarnation < known:
             message = f"{event.worker.name}: incarnation {event.incarnation}, {known} is known"
-            return RefuseCall(RefusalReason.OLD_INCARNATION, message, known)
+            raise CallRefusedError(RefusalReason.OLD_INCARNATION, message, known)
         ended = event.incarnation == known and worker.member.state is MemberState.FINISHED
         repeated = isinstance(event, ReportReceived) and event.sequence <= worker.last_sequence
         if ended and not repeated:
             message = f"{event.worker.name}: incarnation {known} has finished"
-            return RefuseCall(RefusalReason.FINISHED, message)
-        return None
+            raise CallRefusedError(RefusalReason.FINISHED, message)
 
-    def _foreign_record(self, event: ReportReceived) -> RefuseCall | None:
+    def _check_records(self, event: ReportReceived) -> None:
         """Refuse records of another worker or of another incarnation."""
         for record in event.records:
             if record.rank != event.worker.rank or _incarnation(record, event) != event.incarnation:
@@ -296,8 +260,7 @@ class CoordinatorState:
                     f"{event.worker.name}: a {type(record).__name__} of rank {record.rank},"
                     f" incarnation {_incarnation(record, event)}; allowed: its own"
                 )
-                return RefuseCall(RefusalReason.MALFORMED, message)
-        return None
+                raise CallRefusedError(RefusalReason.MALFORMED, message)
 
 
 def _follows(member: Member, known: Member) -> bool:

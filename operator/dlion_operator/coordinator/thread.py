@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
     from dlion_api.names import JobKey
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.protocol.refusals import RefusalReason
     from dlion_operator.coordinator.server import CoordinatorServer
 
 
@@ -40,22 +35,14 @@ class CoordinatorThread:
     def start(self) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result()
 
     def stop(self, reason: str) -> None:
         """Ask every worker to end the run; return immediately."""
-        self._loop.call_soon_threadsafe(self._server.stop, self._job, reason)
-
-    def membership(self) -> Membership:
-        return asyncio.run_coroutine_threadsafe(self._membership(), self._loop).result()
-
-    def refusals(self) -> Mapping[RefusalReason, int]:
-        """Return the number of refused calls by reason since the start."""
-        return self._server.refusals()
+        self._loop.call_soon_threadsafe(self._server.runs[self._job].stop, reason)
 
     def close(self) -> None:
         """Close port, streams, loop and thread. Idempotent."""
@@ -66,20 +53,6 @@ class CoordinatorThread:
         if not self._loop.is_closed():
             self._loop.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-
-    async def _membership(self) -> Membership:
-        return self._server.membership(self._job)

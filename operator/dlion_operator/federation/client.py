@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, OperatorIdentity, SiteName
+from dlion_api.names import JobKey, SiteName
 from dlion_api.wire import federation_pb2 as wire
 from dlion_api.wire import federation_pb2_grpc
 from dlion_operator.federation.credentials import Credentials
@@ -38,10 +38,7 @@ GREETING_TIMEOUT_S = 5.0
 MAX_WAIT_S = 5.0
 """Between two attempts: bounds the delay after a link recovers."""
 
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.enable_http_proxy", 0),
-    # Without it, channels share a connection; each needs a handshake with current credentials.
-    ("grpc.use_local_subchannel_pool", 1),
+_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -67,9 +64,6 @@ class _SiteConnection:
     stream: Stream = field(init=False)
     """Starts with the greeting."""
     outbound: OutboundReports = field(default_factory=OutboundReports)
-
-    async def close(self) -> None:
-        await self.channel.close()
 
 
 class FederationClient:
@@ -149,18 +143,13 @@ class FederationClient:
                 if self._credentials.version != connection.version:
                     connection = await self._replace_connection(connection)
         finally:
-            await connection.close()
+            await connection.channel.close()
             await self._close_successor()
 
     def _open_connection(self) -> _SiteConnection:
         """Return a connection with the current credentials, not up yet. Raises: ContractError."""
-        options = (
-            *_OPTIONS,
-            ("grpc.ssl_target_name_override", OperatorIdentity(self.site).dns_name),
-        )
         version, bundle = self._credentials.version, self._credentials.bundle(self.site)
-        channel_credentials = self._credentials.channel(self.site)
-        channel = grpc.aio.secure_channel(self._address, channel_credentials, options=options)
+        channel = self._credentials.channel(self.site, self._address, _OPTIONS)
         return _SiteConnection(channel, version, bundle)
 
     async def _replace_connection(self, connection: _SiteConnection) -> _SiteConnection:
@@ -185,7 +174,7 @@ class FederationClient:
             _LOG.warning("site %s: no new connection, the old one stays: %s", self.site, text)
             return connection
         self._successor = None
-        await connection.close()
+        await connection.channel.close()
         return newer
 
     async def _close_successor(self) -> None:
@@ -194,7 +183,7 @@ class FederationClient:
             connection, connecting = successor
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
-            await connection.close()
+            await connection.channel.close()
 
     async def _greet(
         self, connection: _SiteConnection, *, within_s: float = ANSWER_TIMEOUT_S

@@ -7,7 +7,7 @@ again with the claimed site's bundle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -68,26 +68,32 @@ class Credentials:
         """Return the bundle that the site is trusted by; None: it is not trusted."""
         return self._bundles.get(site)
 
-    def channel(self, site: SiteName) -> grpc.ChannelCredentials:
-        """Return credentials for a channel to that site's operator only.
+    def channel(
+        self, site: SiteName, address: str, options: Sequence[tuple[str, int]]
+    ) -> grpc.aio.Channel:
+        """Return a channel to that site's operator only, not up yet.
 
-        Raises:
-            ContractError: The site has no bundle.
+        Raises: ContractError if the site has no bundle.
         """
         bundle = self._bundles.get(site)
         if bundle is None:
             raise ContractError(f"no bundle of site {site}")
-        return grpc.ssl_channel_credentials(
-            bundle, self._own.key_pem, self._own.certificate_chain_pem
+        own = self._own
+        credentials = grpc.ssl_channel_credentials(bundle, own.key_pem, own.certificate_chain_pem)
+        common = (
+            ("grpc.enable_http_proxy", 0),
+            # Without it, channels share a connection; each needs a handshake with these.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.ssl_target_name_override", OperatorIdentity(site).dns_name),
         )
+        return grpc.aio.secure_channel(address, credentials, options=(*common, *options))
 
     def check(
         self, certificate_pem: bytes | None, site: SiteName, *, now: datetime | None = None
     ) -> None:
         """Verify that the certificate is valid and identifies that site's operator.
 
-        Raises:
-            ContractError: It does not, or there is none.
+        Raises: ContractError if it does not, or there is none.
         """
         operator, bundle = OperatorIdentity(site), self._bundles.get(site)
         if bundle is None:
@@ -116,8 +122,7 @@ class Credentials:
     ) -> SiteName:
         """Return the site whose operator the certificate identifies, once verified.
 
-        Raises:
-            ContractError: It identifies no known operator, or there is none.
+        Raises: ContractError if it identifies no known operator, or there is none.
         """
         uris = _uris(certificate_pem)
         for site in self._bundles:

@@ -7,16 +7,15 @@ on request (`dlion preflight --bandwidth`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import OperatorIdentity, SiteName
+from dlion_api.names import SiteName
 from dlion_api.wire import federation_pb2 as wire
 from dlion_api.wire import federation_pb2_grpc
 from dlion_operator.federation.credentials import Credentials
@@ -29,12 +28,6 @@ MEASUREMENT_TIMEOUT_S = 30.0
 """Includes bytes in flight on a slow link, and the answer."""
 MIN_MEASUREMENT_INTERVAL_S = 10.0
 """A request sooner than this gets the last result, so that links are rarely saturated."""
-
-_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
 
 
 @dataclass(frozen=True)
@@ -61,11 +54,7 @@ class ChunkTimer:
     timed_bytes: int = 0
 
     def take(self, size_bytes: int, now_s: float) -> None:
-        """Count a received chunk.
-
-        Raises:
-            ContractError: The measurement exceeds its limit.
-        """
+        """Count a received chunk. Raises: ContractError if the measurement exceeds its limit."""
         self.total_bytes += size_bytes
         if self.total_bytes > MAX_MEASUREMENT_BYTES + CHUNK_BYTES:
             raise ContractError(f"a measurement of more than {MAX_MEASUREMENT_BYTES} bytes")
@@ -113,66 +102,27 @@ class BandwidthMeter:
             return bandwidth
 
     async def _measured(self, site: SiteName, address: str) -> LinkBandwidth:
-        name = OperatorIdentity(site).dns_name
-        options = (*_OPTIONS, ("grpc.ssl_target_name_override", name))
-        channel_credentials = self._credentials.channel(site)
+        made = self._credentials.channel(site, address, [("grpc.enable_retries", 0)])
         try:
-            async with (
-                asyncio.timeout(MEASUREMENT_TIMEOUT_S),
-                grpc.aio.secure_channel(address, channel_credentials, options=options) as channel,
-            ):
+            async with asyncio.timeout(MEASUREMENT_TIMEOUT_S), made as channel:
                 stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-                sent = _Sent(self._own, site)
-                result: wire.LinkTiming = await stub.Measure(sent.chunks())
+                sent = list[int]()
+                result: wire.LinkTiming = await stub.Measure(self._chunks(site, sent))
         except grpc.aio.AioRpcError as error:
             raise _refusal(site, error) from error
         except TimeoutError as error:
             raise UnavailableError(f"site {site} has not answered in time") from error
-        return _checked(site, result, sent.total_bytes)
+        return _checked(site, result, sum(sent))
 
-
-class _Sent:
-    """Yields one measurement's chunks and counts their bytes."""
-
-    def __init__(self, own: SiteName, site: SiteName) -> None:
-        self._first = wire.LinkChunk(site=own, to_site=site, payload=os.urandom(CHUNK_BYTES))
-        self.total_bytes = 0
-
-    async def chunks(self) -> AsyncIterator[wire.LinkChunk]:
-        # The payload is random, so that nothing on the path compresses it.
-        began_s = time.monotonic()
-        chunk = self._first
-        while (
-            self.total_bytes < MAX_MEASUREMENT_BYTES
-            and time.monotonic() - began_s < SEND_DURATION_S
-        ):
-            self.total_bytes += CHUNK_BYTES
+    async def _chunks(self, site: SiteName, sent: list[int]) -> AsyncIterator[wire.LinkChunk]:
+        """Yield one measurement's chunks and append their bytes to `sent`."""
+        # Random, so that nothing on the path compresses it.
+        payload, began_s = os.urandom(CHUNK_BYTES), time.monotonic()
+        chunk = wire.LinkChunk(site=self._own, to_site=site, payload=payload)
+        while sum(sent) < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
+            sent.append(CHUNK_BYTES)
             yield chunk
-            chunk = wire.LinkChunk(payload=self._first.payload)
-
-
-class MeasurementSlot:
-    """Limits the receiver to one measurement at a time."""
-
-    def __init__(self) -> None:
-        self._busy = False
-        self.received_bytes = 0
-        """Over all measurements so far."""
-
-    @contextlib.contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Hold the only slot.
-
-        Raises:
-            UnavailableError: Another measurement holds it.
-        """
-        if self._busy:
-            raise UnavailableError("another site is measuring now; retry later")
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
+            chunk = wire.LinkChunk(payload=payload)
 
 
 def _checked(site: SiteName, result: wire.LinkTiming, sent_bytes: int) -> LinkBandwidth:

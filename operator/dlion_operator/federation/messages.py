@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import DNS_LABEL, JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
-from dlion_api.protocol.refusals import MAX_TEXT_BYTES
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
     INT32_MAX,
@@ -38,11 +37,11 @@ from dlion_operator.federation.reports import (
     Statement,
     TrainingFigures,
 )
+from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
 from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
 """The largest site, 8 groups of 999 workers with the longest addresses, needs less."""
-MAX_COUNTER = 2**53
 MAX_RANK = 2**31 - 1
 HASH_BYTES = 32
 NAMESPACE_LENGTH = 63
@@ -58,32 +57,16 @@ def greeting(own: SiteName, to_site: SiteName) -> wire.Statement:
     return wire.Statement(greeting=wire.Greeting(site=own, to_site=to_site))
 
 
-def greeting_of(message: wire.Statement) -> tuple[SiteName, SiteName]:
+def sites_of(message: wire.Greeting | wire.LinkChunk) -> tuple[SiteName, SiteName]:
     """Return the claimed site of the caller and the site that it meant to reach.
 
-    Raises:
-        ContractError: The message is no greeting.
+    Raises: ContractError if a site's name is invalid.
     """
-    if message.WhichOneof("what") != "greeting":
-        raise ContractError(f"a stream begins with a greeting, not {message.WhichOneof('what')}")
-    return _site(message.greeting.site), _site(message.greeting.to_site)
-
-
-def claims_of(chunk: wire.LinkChunk) -> tuple[SiteName, SiteName]:
-    """Return the claimed site of the caller and its target, from the first chunk.
-
-    Raises:
-        ContractError: A site's name is invalid.
-    """
-    return _site(chunk.site), _site(chunk.to_site)
+    return _site(message.site), _site(message.to_site)
 
 
 def statement_of(message: wire.Statement, site: SiteName) -> Statement:
-    """Parse a statement of that site.
-
-    Raises:
-        ContractError: A field is out of bounds or unknown.
-    """
+    """Parse a statement of that site. Raises: ContractError if a field is out of bounds."""
     match message.WhichOneof("what"):
         case "run":
             return _run_reported(message.run, site)
@@ -125,7 +108,7 @@ def _spec(spec: wire.RunSpec) -> SpecFingerprint:
     if len(spec.fields) > MAX_FIELDS:
         raise ContractError(f"{len(spec.fields)} fields; allowed: {MAX_FIELDS}")
     for path, value in spec.fields.items():
-        _short("path of a field", path, MAX_PATH_BYTES)
+        check_length("path of a field", path, MAX_PATH_BYTES)
         if not path.isprintable() or len(value) != FIELD_HASH_BYTES:
             raise ContractError(f"field {path!r:.80}: not a printable path and a hash")
     fields, defaults = dict(spec.fields), frozenset(spec.defaults)
@@ -138,20 +121,21 @@ def _spec(spec: wire.RunSpec) -> SpecFingerprint:
 
 
 def _workers(workers: wire.RunWorkers, site: SiteName) -> ReportedWorkers:
-    for name, count in (("wanted", len(workers.wanted)), ("members", len(workers.members))):
-        if count > MAX_WORKERS:
+    for name in ("wanted", "members", "left"):
+        if (count := len(getattr(workers, name))) > MAX_WORKERS:
             raise ContractError(f"{name}: {count} workers; allowed: {MAX_WORKERS}")
     wanted = tuple(_identity(place, site) for place in workers.wanted)
     members = tuple(_member(member, site) for member in workers.members)
     _unique("wanted", wanted)
     _unique("members", [member.identity for member in members])
     accuracies = {
-        Rank(member.place.rank): _fraction(member.accuracy)
+        Rank(member.place.rank): member.accuracy
         for member in workers.members
         if member.HasField("accuracy")
     }
-    if len(workers.left) > MAX_WORKERS:
-        raise ContractError(f"left: {len(workers.left)} workers; allowed: {MAX_WORKERS}")
+    for value in accuracies.values():
+        if not 0.0 <= value <= 1.0:  # nor NaN
+            raise ContractError(f"accuracy {value}; allowed: 0 to 1")
     left = frozenset(map(_rank, workers.left))
     return ReportedWorkers(wanted, members, workers.settled, accuracies, left)
 
@@ -178,8 +162,8 @@ def _member(member: wire.SiteMember, site: SiteName) -> Member:
         raise ContractError(f"{identity.name}: state {member.state!r:.80}")
     if member.incarnation > MAX_COUNTER:
         raise ContractError(f"{identity.name}: incarnation {member.incarnation}")
-    _short("exchange_address", member.exchange_address)
-    _short("measuring_address", member.measuring_address)
+    check_length("exchange_address", member.exchange_address)
+    check_length("measuring_address", member.measuring_address)
     return Member(
         identity,
         member.incarnation,
@@ -218,12 +202,6 @@ def _bundle(content: bytes) -> bytes:
     return content
 
 
-def _fraction(value: float) -> float:
-    if not 0.0 <= value <= 1.0:  # nor NaN
-        raise ContractError(f"accuracy {value}; allowed: 0 to 1")
-    return value
-
-
 def _unique(name: str, workers: Iterable[WorkerIdentity]) -> None:
     workers = tuple(workers)
     places = {(worker.group, worker.index) for worker in workers}
@@ -244,44 +222,30 @@ def _site(name: str) -> SiteName:
     return SiteName(name)
 
 
-def _short(name: str, text: str, limit: int = MAX_TEXT_BYTES) -> None:
-    if len(text.encode()) > limit:
-        raise ContractError(f"{name} of {len(text)} characters; allowed: {limit} bytes")
-
-
 # ---- outgoing ---------------------------------------------------------------------------------
 
 
 def _report(reported: RunReported) -> wire.RunReport:
-    report = wire.RunReport(run=str(reported.run))
-    if reported.spec is not None:
-        report.spec.CopyFrom(_wire_spec(reported.spec))
-    if reported.workers is not None:
-        report.workers.CopyFrom(_wire_workers(reported.workers))
-    if reported.figures is not None:
-        figures = reported.figures
-        report.figures.CopyFrom(
-            wire.RunFigures(
-                training=figures.training,
-                iteration=figures.iteration,
-                samples_per_s=figures.samples_per_s,
-                links=[
-                    wire.LinksTo(
-                        site=each.site,
-                        connected=each.connected,
-                        expected=each.expected,
-                        bytes_per_s=each.bytes_per_s,
-                    )
-                    for each in figures.links
-                ],
-            )
-        )
-    if reported.bundle_pem is not None:
-        report.bundle_pem = reported.bundle_pem
-    return report
+    """Convert a report. Protobuf leaves out a field that is None."""
+    return wire.RunReport(
+        run=str(reported.run),
+        spec=_wire_spec(reported.spec),
+        workers=_wire_workers(reported.workers),
+        figures=_wire_figures(reported.figures),
+        bundle_pem=reported.bundle_pem,
+    )
 
 
-def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
+def _wire_figures(figures: TrainingFigures | None) -> wire.RunFigures | None:
+    if figures is None:
+        return None
+    links = [wire.LinksTo(**vars(each)) for each in figures.links]  # of the same fields
+    return wire.RunFigures(**vars(figures) | {"links": links})
+
+
+def _wire_spec(spec: SpecFingerprint | None) -> wire.RunSpec | None:
+    if spec is None:
+        return None
     return wire.RunSpec(
         spec_hash=bytes.fromhex(spec.spec_hash),
         fields=dict(spec.fields),
@@ -289,7 +253,9 @@ def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
     )
 
 
-def _wire_workers(workers: ReportedWorkers) -> wire.RunWorkers:
+def _wire_workers(workers: ReportedWorkers | None) -> wire.RunWorkers | None:
+    if workers is None:
+        return None
     return wire.RunWorkers(
         wanted=[_place(worker) for worker in workers.wanted],
         members=[_wire_member(member, workers.accuracies) for member in workers.members],

@@ -72,8 +72,7 @@ class FederationNode:
     async def start(self, listen_address: str) -> int:
         """Open the port, start the clients and return the port's number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         self._reload()
         port = await self.service.start(listen_address)
@@ -91,10 +90,6 @@ class FederationNode:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.service.shut_down()
-
-    def replace_authority(self, authority: CertificateAuthority) -> None:
-        """Use `authority` to sign this operator's certificates."""
-        self.credentials.replace_authority(authority)
 
     def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
         """Return the last report of that run from each site that has it."""

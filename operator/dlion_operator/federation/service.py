@@ -22,27 +22,11 @@ from dlion_api.names import JobKey, SiteName
 from dlion_api.protocol.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.events import (
-    Event,
-    FederationRefusalReason,
-    RefuseStream,
-    RunChanged,
-    StatementReceived,
-    StreamOpened,
-)
-from dlion_operator.federation.link_bandwidth import (
-    MEASUREMENT_TIMEOUT_S,
-    ChunkTimer,
-    MeasurementSlot,
-)
-from dlion_operator.federation.messages import (
-    MAX_STATEMENT_BYTES,
-    claims_of,
-    greeting_of,
-    statement_of,
-)
+from dlion_operator.federation.link_bandwidth import MEASUREMENT_TIMEOUT_S, ChunkTimer
+from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, sites_of, statement_of
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState
-from dlion_operator.kubernetes.wire_parsing import parser, readable
+from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS, parser, readable
 from dlion_operator.model.rate_limiter import RateLimiter
 
 _LOG = logging.getLogger(__name__)
@@ -56,16 +40,10 @@ oldest."""
 BYTES_PER_UNIT = 1024
 """A statement costs one unit of the rate limit, plus one for each of this many bytes."""
 
-_OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS = (
+    *SERVER_OPTIONS,
     # Above the protocol's limit, so that a statement just over it is refused with a reason.
     ("grpc.max_receive_message_length", MAX_STATEMENT_BYTES + 64 * 1024),
-    ("grpc.max_metadata_size", 16 * 1024),
-    # Detects an operator whose node or link failed silently within 15 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),
 )
 
 STATUS: Mapping[FederationRefusalReason, grpc.StatusCode] = {
@@ -78,14 +56,6 @@ STATUS: Mapping[FederationRefusalReason, grpc.StatusCode] = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _StreamRefusedError(Exception):
-    """The stream is refused."""
-
-    def __init__(self, refusal: RefuseStream) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class FederationService:
@@ -102,7 +72,7 @@ class FederationService:
         self._own = own
         self._state = state
         self._credentials = credentials
-        self._on_news = on_run_changed
+        self._on_run_changed = on_run_changed
         self._numbers = itertools.count(1)
         self._under_way: dict[SiteName, list[asyncio.Task[Any]]] = {}
         """Streams of each authenticated site, the oldest first."""
@@ -111,28 +81,31 @@ class FederationService:
         self.refusals: Counter[FederationRefusalReason] = Counter()
         self.streams = 0
         """Streams opened so far; each passed TLS."""
-        self.measurement_slot = MeasurementSlot()
-        self.on_refused: Callable[[RefuseStream], None] = lambda _: None
+        self.measuring = asyncio.Lock()
+        """Limits this receiver to one measurement at a time."""
+        self.measured_bytes = 0
+        """Received in all measurements so far."""
+        self.on_refused: Callable[[StreamRefusedError], None] = lambda _: None
         """Called with each refusal in the event loop: it must neither block nor raise."""
 
     async def start(self, listen_address: str) -> int:
         """Open the port and return its number.
 
-        Raises:
-            UnavailableError: The server cannot listen on the address.
+        Raises: UnavailableError if the server cannot listen on the address.
         """
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_STREAMS)
-        method = grpc.stream_stream_rpc_method_handler(
-            self._tell,
-            request_deserializer=parser(wire.Statement),
-            response_serializer=wire.Welcome.SerializeToString,
-        )
-        measure = grpc.stream_unary_rpc_method_handler(
-            self._measure,
-            request_deserializer=parser(wire.LinkChunk),
-            response_serializer=wire.LinkTiming.SerializeToString,
-        )
-        methods = {"Tell": method, "Measure": measure}
+        methods = {
+            "Tell": grpc.stream_stream_rpc_method_handler(
+                self._tell,
+                request_deserializer=parser(wire.Statement),
+                response_serializer=wire.Welcome.SerializeToString,
+            ),
+            "Measure": grpc.stream_unary_rpc_method_handler(
+                self._measure,
+                request_deserializer=parser(wire.LinkChunk),
+                response_serializer=wire.LinkTiming.SerializeToString,
+            ),
+        }
         handler = grpc.method_handlers_generic_handler(SERVICE, methods)
         server.add_generic_rpc_handlers((handler,))
         try:
@@ -159,10 +132,8 @@ class FederationService:
         try:
             with self._stream_slot(self._caller(context)):
                 await self._listen(stream, context)
-        except ContractError as error:
-            await self._refuse(RefuseStream(FederationRefusalReason.MALFORMED, str(error)), context)
-        except _StreamRefusedError as error:
-            await self._refuse(error.refusal, context)
+        except (ContractError, StreamRefusedError) as error:
+            await self._refuse(error, context)
         finally:
             self._state.forget(stream)
 
@@ -171,27 +142,27 @@ class FederationService:
         rate_limiter = RateLimiter()
         while (message := await _next(context)) is not None:
             self._check(site, context)
-            _spend(rate_limiter, message)
-            self._handle(StatementReceived(stream, statement_of(message, site), time.monotonic()))
+            cost = 1 + message.ByteSize() // BYTES_PER_UNIT
+            if not rate_limiter.try_acquire(cost, time.monotonic()):
+                text = "too many statements at once"
+                raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, text)
+            statement = statement_of(message, site)
+            for run in self._state.receive(stream, statement, time.monotonic()):
+                self._on_run_changed(run)
 
     def _caller(self, context: Context) -> SiteName:
         """Return the calling operator's site, by its certificate, before any message is read.
 
         The same authority signs workers' certificates, which are less trusted.
         """
-        try:
+        with _bad_certificates_refused():
             return self._credentials.operator_of(_certificate(context))
-        except ContractError as error:
-            raise _StreamRefusedError(
-                RefuseStream(FederationRefusalReason.BAD_CERTIFICATE, str(error))
-            ) from error
 
     @contextlib.contextmanager
     def _stream_slot(self, site: SiteName) -> Iterator[None]:
         """Register this task's stream with that site.
 
-        Raises:
-            _StreamRefusedError: Newer streams of the site have displaced it.
+        Raises: StreamRefusedError if newer streams of the site have displaced it.
         """
         task, under_way = asyncio.current_task(), self._under_way.setdefault(site, [])
         assert task is not None
@@ -206,9 +177,7 @@ class FederationService:
                 raise
             task.uncancel()
             text = f"more than {MAX_STREAMS_OF_SITE} streams of site {site}; the newest count"
-            raise _StreamRefusedError(
-                RefuseStream(FederationRefusalReason.REPLACED, text)
-            ) from None
+            raise StreamRefusedError(FederationRefusalReason.REPLACED, text) from None
         finally:
             self._displaced.discard(task)
             if task in under_way:
@@ -219,9 +188,12 @@ class FederationService:
         message = await _next(context)
         if message is None:
             raise ContractError("a stream without a greeting")
-        site, to_site = greeting_of(message)
+        if message.WhichOneof("what") != "greeting":
+            text = f"a stream begins with a greeting, not {message.WhichOneof('what')}"
+            raise ContractError(text)
+        site, to_site = sites_of(message.greeting)
         self._check(site, context)
-        self._handle(StreamOpened(stream, site, to_site, time.monotonic()))
+        self._state.open_stream(stream, site, to_site, time.monotonic())
         await context.write(wire.Welcome(site=self._own))
         return site
 
@@ -230,52 +202,43 @@ class FederationService:
         try:
             async with asyncio.timeout(MEASUREMENT_TIMEOUT_S):
                 return await self._timed(context)
-        except ContractError as error:
-            await self._refuse(RefuseStream(FederationRefusalReason.MALFORMED, str(error)), context)
         except TimeoutError:
             text = f"a measurement of more than {MEASUREMENT_TIMEOUT_S:g} s"
-            await self._refuse(RefuseStream(FederationRefusalReason.SILENT, text), context)
-        except UnavailableError as error:
-            await self._refuse(RefuseStream(FederationRefusalReason.TOO_MUCH, str(error)), context)
-        except _StreamRefusedError as error:
-            await self._refuse(error.refusal, context)
+            await self._refuse(StreamRefusedError(FederationRefusalReason.SILENT, text), context)
+        except (ContractError, StreamRefusedError) as error:
+            await self._refuse(error, context)
 
     async def _timed(self, context: Context) -> wire.LinkTiming:
         self._caller(context)
+        if self.measuring.locked():
+            text = "another site is measuring now; retry later"
+            raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, text)
         arrivals = ChunkTimer()
-        with self.measurement_slot.acquire():
+        async with self.measuring:
             chunk = await _next_chunk(context)
             if chunk is None:
                 raise ContractError("a measurement without a chunk")
-            site, to_site = claims_of(chunk)
+            site, to_site = sites_of(chunk)
             self._check(site, context)
             if to_site != self._own:
                 text = f"this is the operator of site {self._own}, not of {to_site}"
-                raise _StreamRefusedError(RefuseStream(FederationRefusalReason.WRONG_SITE, text))
+                raise StreamRefusedError(FederationRefusalReason.WRONG_SITE, text)
             while chunk is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
-                self.measurement_slot.received_bytes += len(chunk.payload)
+                self.measured_bytes += len(chunk.payload)
                 chunk = await _next_chunk(context)
         return arrivals.result()
 
     def _check(self, site: SiteName, context: Context) -> None:
         """Verify the caller at every statement: its certificate may expire, its bundle change."""
-        try:
+        with _bad_certificates_refused():
             self._credentials.check(_certificate(context), site)
-        except ContractError as error:
-            raise _StreamRefusedError(
-                RefuseStream(FederationRefusalReason.BAD_CERTIFICATE, str(error))
-            ) from error
 
-    def _handle(self, event: Event) -> None:
-        for instruction in self._state.handle(event):
-            match instruction:
-                case RefuseStream():
-                    raise _StreamRefusedError(instruction)
-                case RunChanged(run):
-                    self._on_news(run)
-
-    async def _refuse(self, refusal: RefuseStream, context: Context) -> NoReturn:
+    async def _refuse(
+        self, refusal: ContractError | StreamRefusedError, context: Context
+    ) -> NoReturn:
+        if isinstance(refusal, ContractError):
+            refusal = StreamRefusedError(FederationRefusalReason.MALFORMED, str(refusal))
         self.refusals[refusal.reason] += 1
         self.on_refused(refusal)
         _LOG.warning(
@@ -284,6 +247,14 @@ class FederationService:
         metadata = ((REASON_KEY, str(refusal.reason)),)
         await context.abort(STATUS[refusal.reason], refusal.message, metadata)
         raise AssertionError("abort raises")
+
+
+@contextlib.contextmanager
+def _bad_certificates_refused() -> Iterator[None]:
+    try:
+        yield
+    except ContractError as error:
+        raise StreamRefusedError(FederationRefusalReason.BAD_CERTIFICATE, str(error)) from error
 
 
 def _certificate(context: Context) -> bytes | None:
@@ -298,7 +269,7 @@ async def _next(context: Context) -> wire.Statement | None:
             message: Any = await context.read()
     except TimeoutError:
         text = f"nothing for {SILENT_AFTER_S:g} s, not even a heartbeat"
-        raise _StreamRefusedError(RefuseStream(FederationRefusalReason.SILENT, text)) from None
+        raise StreamRefusedError(FederationRefusalReason.SILENT, text) from None
     if message is grpc.aio.EOF:
         return None
     statement: wire.Statement = readable(message)
@@ -310,14 +281,4 @@ async def _next(context: Context) -> wire.Statement | None:
 async def _next_chunk(context: Context) -> wire.LinkChunk | None:
     """Return the next chunk of a measurement; None: the stream has ended."""
     message: Any = await context.read()
-    if message is grpc.aio.EOF:
-        return None
-    chunk: wire.LinkChunk = readable(message)
-    return chunk
-
-
-def _spend(rate_limiter: RateLimiter, message: wire.Statement) -> None:
-    if not rate_limiter.try_acquire(1 + message.ByteSize() // BYTES_PER_UNIT, time.monotonic()):
-        raise _StreamRefusedError(
-            RefuseStream(FederationRefusalReason.TOO_MUCH, "too many statements at once")
-        )
+    return None if message is grpc.aio.EOF else readable(message)

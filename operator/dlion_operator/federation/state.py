@@ -1,4 +1,4 @@
-"""What other sites reported last, as a state machine without I/O: events in, instructions out.
+"""What other sites reported last, as a state machine without I/O.
 
 Owns which stream of a site is current and which reports of a silent or restarted site stay. A
 report stays until the site changes it, so that training continues with the last known membership.
@@ -10,19 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from dlion_api.names import JobKey, Rank, SiteName
 from dlion_api.protocol.membership import Member, MemberState
-from dlion_operator.federation.events import (
-    Event,
-    FederationRefusalReason,
-    Instruction,
-    RefuseStream,
-    RunChanged,
-    StatementReceived,
-    StreamOpened,
-)
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.reports import (
     MAX_WORKERS,
     Heartbeat,
@@ -30,45 +21,32 @@ from dlion_operator.federation.reports import (
     RunRemoved,
     RunReport,
     RunReported,
-    SpecFingerprint,
+    Statement,
     TrainingFigures,
 )
 
-REPORT_BYTES: Final = 4096
-FIELD_BYTES: Final = 128
-DEFAULT_BYTES: Final = 96
-EXPECTED_WORKER_BYTES: Final = 256
-MEMBER_BYTES: Final = 384
-ACCURACY_BYTES: Final = 128
-LEFT_BYTES: Final = 96
-LINKS_BYTES: Final = 288
-"""Bytes for one of each, without its strings. A test compares them with Python's real sizes."""
-
 
 def memory_bytes(report: RunReport) -> int:
-    """Return the memory of that report in bytes: at least its real size, less than twice that."""
-    bundle = sys.getsizeof(report.bundle_pem)
-    links = LINKS_BYTES * len(report.figures.links)
-    return REPORT_BYTES + _of_spec(report.spec) + _of_workers(report.workers) + bundle + links
+    """Return the memory of that report in bytes: at least its real size, less than twice that.
 
-
-def _of_spec(spec: SpecFingerprint) -> int:
-    paths = sum(map(sys.getsizeof, spec.fields))
-    return paths + FIELD_BYTES * len(spec.fields) + DEFAULT_BYTES * len(spec.defaults)
-
-
-def _of_workers(workers: ReportedWorkers) -> int:
-    addresses = sum(
-        sys.getsizeof(member.exchange_address) + sys.getsizeof(member.measuring_address)
-        for member in workers.members
+    Besides its strings it counts bytes for one of each part. A test compares the sum with Python's
+    real sizes.
+    """
+    spec, workers = report.spec, report.workers
+    addresses = (
+        text for each in workers.members for text in (each.exchange_address, each.measuring_address)
     )
-    return (
-        addresses
-        + EXPECTED_WORKER_BYTES * len(workers.wanted)
-        + MEMBER_BYTES * len(workers.members)
-        + ACCURACY_BYTES * len(workers.accuracies)
-        + LEFT_BYTES * len(workers.left)
+    parts = (
+        (128, spec.fields),
+        (96, spec.defaults),
+        (256, workers.wanted),
+        (384, workers.members),
+        (128, workers.accuracies),
+        (96, workers.left),
+        (288, report.figures.links),
     )
+    strings = sum(map(sys.getsizeof, (report.bundle_pem, *spec.fields, *addresses)))
+    return 4096 + strings + sum(one_bytes * len(each) for one_bytes, each in parts)
 
 
 SILENT_AFTER_S = 15.0
@@ -113,14 +91,6 @@ class FederationState:
         self._sites = {site: _Site() for site in others}
         self._sites_of_streams: dict[int, SiteName] = {}
 
-    def handle(self, event: Event) -> tuple[Instruction, ...]:
-        """Return the instructions that the event leads to, in order."""
-        match event:
-            case StreamOpened():
-                return self._stream_opened(event)
-            case StatementReceived():
-                return self._statement_received(event)
-
     def forget(self, stream: int) -> None:
         """Remove an ended stream; its reports stay."""
         site = self._sites_of_streams.pop(stream, None)
@@ -142,51 +112,53 @@ class FederationState:
             site: known.reports[run] for site, known in self._sites.items() if run in known.reports
         }
 
-    def _stream_opened(self, event: StreamOpened) -> tuple[Instruction, ...]:
-        if event.to_site != self._own:
-            message = f"this is site {self._own}, not {event.to_site!r:.80}; see its address there"
-            return (RefuseStream(FederationRefusalReason.WRONG_SITE, message),)
-        site = self._sites[event.site]
+    def open_stream(self, stream: int, name: SiteName, to_site: SiteName, now_s: float) -> None:
+        """Take a new stream of a site with a verified certificate, which meant to reach `to_site`.
+
+        `service` numbers the streams. Times are monotonic. Raises: StreamRefusedError.
+        """
+        if to_site != self._own:
+            message = f"this is site {self._own}, not {to_site!r:.80}; see its address there"
+            raise StreamRefusedError(FederationRefusalReason.WRONG_SITE, message)
+        site = self._sites[name]
         if site.stream is not None:
             del self._sites_of_streams[site.stream]  # only the newest stream counts
-        self._sites_of_streams[event.stream] = event.site
-        site.stream, site.opened_s, site.heard_s = event.stream, event.now_s, event.now_s
-        return ()
+        self._sites_of_streams[stream] = name
+        site.stream, site.opened_s, site.heard_s = stream, now_s, now_s
 
-    def _statement_received(self, event: StatementReceived) -> tuple[Instruction, ...]:
-        name = self._sites_of_streams.get(event.stream)
+    def receive(self, stream: int, statement: Statement, now_s: float) -> tuple[JobKey, ...]:
+        """Take a statement. Return the runs of which the site's report has changed.
+
+        Raises: StreamRefusedError.
+        """
+        name = self._sites_of_streams.get(stream)
         if name is None:
-            return (
-                RefuseStream(
-                    FederationRefusalReason.REPLACED, "a newer stream has taken this one's place"
-                ),
-            )
+            message = "a newer stream has taken this one's place"
+            raise StreamRefusedError(FederationRefusalReason.REPLACED, message)
         site = self._sites[name]
-        site.heard_s = event.now_s
-        instructions: tuple[Instruction, ...] = ()
-        match event.statement:
-            case RunReported() as reported:
-                instructions = self._run_reported(site, reported, event.stream)
+        site.heard_s = now_s
+        changed: tuple[JobKey, ...] = ()
+        match statement:
+            case RunReported():
+                changed = self._run_reported(site, statement, stream)
             case RunRemoved(run):
-                instructions = self._runs_removed(site, [run])
+                changed = self._runs_removed(site, [run])
             case Heartbeat():
                 pass
-        if event.now_s - site.opened_s < GONE_AFTER_S:
-            return instructions
-        unnamed = [run for run in site.reports if site.named[run] != event.stream]
-        return instructions + self._runs_removed(site, unnamed)
+        if now_s - site.opened_s < GONE_AFTER_S:
+            return changed
+        unnamed = [run for run in site.reports if site.named[run] != stream]
+        return changed + self._runs_removed(site, unnamed)
 
-    def _run_reported(
-        self, site: _Site, reported: RunReported, stream: int
-    ) -> tuple[Instruction, ...]:
+    def _run_reported(self, site: _Site, reported: RunReported, stream: int) -> tuple[JobKey, ...]:
         before = site.reports.get(reported.run)
         if before is None or site.named[reported.run] != stream:
             if reported.spec is None or reported.workers is None:
                 message = f"run {reported.run}: the first report on a stream must be complete"
-                return (RefuseStream(FederationRefusalReason.MALFORMED, message),)
+                raise StreamRefusedError(FederationRefusalReason.MALFORMED, message)
             if before is None and len(site.reports) >= MAX_RUNS:
                 message = f"more than {MAX_RUNS} runs; end some"
-                return (RefuseStream(FederationRefusalReason.TOO_MUCH, message),)
+                raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, message)
         report = _joined(before, reported)
         if report == before:
             site.named[reported.run] = stream
@@ -199,19 +171,17 @@ class FederationState:
             others = sum(each for run, each in site.memory_bytes.items() if run != reported.run)
             if others + size > MAX_KEPT_BYTES:
                 message = f"runs that take more than {MAX_KEPT_BYTES} bytes here; end some"
-                return (RefuseStream(FederationRefusalReason.TOO_MUCH, message),)
+                raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, message)
             site.memory_bytes[reported.run] = size
         site.reports[reported.run] = report
         site.named[reported.run] = stream
-        return (RunChanged(reported.run),)
+        return (reported.run,)
 
-    def _runs_removed(self, site: _Site, runs: Collection[JobKey]) -> tuple[Instruction, ...]:
-        changes = []
-        for run in runs:
-            if site.reports.pop(run, None) is not None:
-                del site.named[run], site.memory_bytes[run]
-                changes.append(RunChanged(run))
-        return tuple(changes)
+    def _runs_removed(self, site: _Site, runs: Collection[JobKey]) -> tuple[JobKey, ...]:
+        known = tuple(run for run in runs if run in site.reports)
+        for run in known:
+            del site.reports[run], site.named[run], site.memory_bytes[run]
+        return known
 
 
 def _joined(before: RunReport | None, reported: RunReported) -> RunReport:

@@ -25,6 +25,7 @@ from dlion_operator.kubernetes.client import (
     Listing,
     RequestRefusedError,
     ServerError,
+    SigningKeys,
 )
 
 _WHOLE_SECONDS = timedelta(seconds=1)
@@ -162,11 +163,10 @@ class KubernetesApi:
             options["gracePeriodSeconds"] = grace_s
         await self._send("DELETE", _path(kind, namespace, name), options, absent_ok=True)
 
-    async def signing_keys(self) -> bytes:
-        return json.dumps(await self._request("GET", "/openid/v1/jwks")).encode()
-
-    async def issuer(self) -> str:
-        return str((await self._request("GET", "/.well-known/openid-configuration"))["issuer"])
+    async def signing_keys(self) -> SigningKeys:
+        jwks = await self._request("GET", "/openid/v1/jwks")
+        issuer = (await self._request("GET", "/.well-known/openid-configuration"))["issuer"]
+        return SigningKeys(json.dumps(jwks).encode(), str(issuer))
 
     async def _request(self, method: str, path: str, *args: Any, **keywords: Any) -> Document:
         document = await self._send(method, path, *args, **keywords)
@@ -217,7 +217,8 @@ class KubernetesApi:
 
 
 def _path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    root, plural = kind.value
+    api_version, _, plural = kind.value
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     scope = "" if not namespace else f"/namespaces/{quote(namespace, safe='')}"
     suffix = "".join(f"/{quote(part, safe='')}" for part in (name, subresource) if part)
     return f"{root}{scope}/{plural}{suffix}"

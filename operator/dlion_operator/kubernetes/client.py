@@ -1,6 +1,6 @@
 """Protocol of the Kubernetes API client that the operator needs, and its errors.
 
-`kubernetes_api` implements it. Documents are plain mappings in the API's form.
+`api` implements it. Documents are plain mappings in the API's form.
 """
 
 from __future__ import annotations
@@ -11,49 +11,37 @@ from enum import Enum
 from typing import Any, Protocol
 
 from dlion_api.errors import DLionError, UnavailableError
+from dlion_api.names import API_VERSION, KIND
 
 Document = dict[str, Any]
 
 
 class Kind(Enum):
-    """The kinds of objects that the operator uses: API path and plural."""
+    """The kinds of objects that the operator uses: API version, kind and plural."""
 
-    DLION_JOB = ("/apis/dlion.dev/v1alpha1", "dlionjobs")
-    JOB = ("/apis/batch/v1", "jobs")
-    POD = ("/api/v1", "pods")
-    SERVICE = ("/api/v1", "services")
-    CONFIG_MAP = ("/api/v1", "configmaps")
-    CLAIM = ("/api/v1", "persistentvolumeclaims")
-    DEPLOYMENT = ("/apis/apps/v1", "deployments")
-    SECRET = ("/api/v1", "secrets")
-    NODE = ("/api/v1", "nodes")
-    LEASE = ("/apis/coordination.k8s.io/v1", "leases")
-    CERTIFICATE = ("/apis/cert-manager.io/v1", "certificates")
-    EVENT = ("/api/v1", "events")
-    TLS_ROUTE = ("/apis/gateway.networking.k8s.io/v1", "tlsroutes")
-    INGRESS_ROUTE_TCP = ("/apis/traefik.io/v1alpha1", "ingressroutetcps")
+    DLION_JOB = (API_VERSION, KIND, "dlionjobs")
+    JOB = ("batch/v1", "Job", "jobs")
+    POD = ("v1", "Pod", "pods")
+    SERVICE = ("v1", "Service", "services")
+    CONFIG_MAP = ("v1", "ConfigMap", "configmaps")
+    CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+    DEPLOYMENT = ("apps/v1", "Deployment", "deployments")
+    SECRET = ("v1", "Secret", "secrets")
+    NODE = ("v1", "Node", "nodes")
+    LEASE = ("coordination.k8s.io/v1", "Lease", "leases")
+    CERTIFICATE = ("cert-manager.io/v1", "Certificate", "certificates")
+    EVENT = ("v1", "Event", "events")
+    TLS_ROUTE = ("gateway.networking.k8s.io/v1", "TLSRoute", "tlsroutes")
+    INGRESS_ROUTE_TCP = ("traefik.io/v1alpha1", "IngressRouteTCP", "ingressroutetcps")
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Kind:
-        return _BY_NAME[str(document["kind"])]
+        return next(each for each in cls if each.value[1] == document["kind"])
 
-
-_BY_NAME = {
-    "DLionJob": Kind.DLION_JOB,
-    "Job": Kind.JOB,
-    "Pod": Kind.POD,
-    "Service": Kind.SERVICE,
-    "ConfigMap": Kind.CONFIG_MAP,
-    "PersistentVolumeClaim": Kind.CLAIM,
-    "Deployment": Kind.DEPLOYMENT,
-    "Secret": Kind.SECRET,
-    "Node": Kind.NODE,
-    "Lease": Kind.LEASE,
-    "Certificate": Kind.CERTIFICATE,
-    "Event": Kind.EVENT,
-    "TLSRoute": Kind.TLS_ROUTE,
-    "IngressRouteTCP": Kind.INGRESS_ROUTE_TCP,
-}
+    def document(self, metadata: Mapping[str, Any], **parts: Any) -> Document:
+        """Return an object of this kind with these other top-level fields."""
+        api_version, kind, _ = self.value
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
 
 
 class RequestRefusedError(DLionError):
@@ -78,6 +66,14 @@ class Listing:
 
     items: Sequence[Document]
     resource_version: str
+
+
+@dataclass(frozen=True)
+class SigningKeys:
+    """The public keys (JWKS) and the issuer of the cluster's service account tokens."""
+
+    jwks: bytes
+    issuer: str
 
 
 class KubernetesClient(Protocol):
@@ -119,12 +115,4 @@ class KubernetesClient(Protocol):
 
         With `uid` or `resource_version`: ConflictError if the object's differs.
         """
-        ...
-
-    async def signing_keys(self) -> bytes:
-        """Return the public keys of service account tokens (JWKS)."""
-        ...
-
-    async def issuer(self) -> str:
-        """Return the issuer of the cluster's service account tokens."""
         ...

@@ -239,30 +239,20 @@ class Leases:
 
     def _takeover_spec(self, lease: Document, holder: str) -> Document:
         transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0)
-        at = self._written_now()
-        spec: Document = {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": DURATION_S,
-            "renewTime": at,
-        }
-        if holder != self._identity:
-            spec |= {"acquireTime": at, "leaseTransitions": transitions + 1}
-        return spec
+        if holder == self._identity:
+            return self._holder_spec()
+        new = {"acquireTime": self._written_now(), "leaseTransitions": transitions + 1}
+        return self._holder_spec() | new
 
     def _lease(self, namespace: str) -> Document:
+        labels = {MANAGED_BY_LABEL: MANAGER}
+        metadata = {"name": LEASE_NAME, "namespace": namespace, "labels": labels}
+        spec = self._holder_spec() | {"acquireTime": self._written_now(), "leaseTransitions": 0}
+        return Kind.LEASE.document(metadata, spec=spec)
+
+    def _holder_spec(self) -> Document:
         return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {
-                "name": LEASE_NAME,
-                "namespace": namespace,
-                "labels": {MANAGED_BY_LABEL: MANAGER},
-            },
-            "spec": {
-                "holderIdentity": self._identity,
-                "leaseDurationSeconds": DURATION_S,
-                "acquireTime": self._written_now(),
-                "renewTime": self._written_now(),
-                "leaseTransitions": 0,
-            },
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_S,
+            "renewTime": self._written_now(),
         }

@@ -58,9 +58,3 @@ class LeasedCluster:
         await self._cluster.delete(
             kind, namespace, name, uid=uid, resource_version=resource_version, grace_s=grace_s
         )
-
-    async def signing_keys(self) -> bytes:
-        return await self._cluster.signing_keys()
-
-    async def issuer(self) -> str:
-        return await self._cluster.issuer()

@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 
 from dlion_api.cluster_names import JOB_LABEL
 from dlion_api.errors import DLionError
-from dlion_api.names import API_VERSION
-from dlion_api.names import KIND as DLION_KIND
 from dlion_operator.kubernetes.client import Document, Kind, KubernetesClient, Listing
 from dlion_operator.kubernetes.store import (
     ClusterStore,
@@ -39,14 +37,6 @@ SETTLE_S = 5.0
 WATCHED = (
     Kind.DLION_JOB, Kind.JOB, Kind.POD, Kind.SERVICE, Kind.DEPLOYMENT, Kind.CONFIG_MAP
 )  # fmt: skip
-_TYPES = {
-    Kind.DLION_JOB: (API_VERSION, DLION_KIND),
-    Kind.JOB: ("batch/v1", "Job"),
-    Kind.POD: ("v1", "Pod"),
-    Kind.SERVICE: ("v1", "Service"),
-    Kind.DEPLOYMENT: ("apps/v1", "Deployment"),
-    Kind.CONFIG_MAP: ("v1", "ConfigMap"),
-}
 
 
 class Resync:
@@ -136,7 +126,7 @@ class Resync:
             listing: Listing = await self._cluster.list(kind, namespace, selector=selector)
             if at := as_number(listing.resource_version):
                 self._listed_at[kind, namespace] = at
-            api_version, name = _TYPES[kind]
+            api_version, name, _ = kind.value
             items += [{**item, "apiVersion": api_version, "kind": name} for item in listing.items]
         return items
 

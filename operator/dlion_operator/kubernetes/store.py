@@ -43,7 +43,9 @@ class ClusterStore:
         self._gone.pop(uid, None)
         if known is not None:
             self._forget(kind, known)
-        slim = _slim(document)
+        # `managedFields`, which the operator does not read, are half of an object.
+        metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+        slim = {**document, "metadata": metadata}
         self._objects[kind][name] = slim
         self._of_job[kind, job_of(kind, document)][name] = slim
         return True
@@ -108,6 +110,11 @@ def job_of(kind: Kind, document: Mapping[str, Any]) -> ObjectName:
     return ObjectName(namespace, str(labels.get(JOB_LABEL, "")))
 
 
+def owner_uids(document: Mapping[str, Any]) -> set[str]:
+    references = document["metadata"].get("ownerReferences") or ()
+    return {str(reference.get("uid")) for reference in references}
+
+
 def is_newer(document: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     """Whether the document is a later version than the known one, or another object."""
     if _uid_of(document) != _uid_of(known):
@@ -127,9 +134,3 @@ def as_number(resource_version: str) -> int:
 
 def _uid_of(document: Mapping[str, Any]) -> str:
     return str(document["metadata"].get("uid"))
-
-
-def _slim(document: Document) -> Document:
-    """Without `managedFields`, which the operator does not read and which are half of an object."""
-    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
-    return {**document, "metadata": metadata}

@@ -30,7 +30,11 @@ def from_json(text: str) -> GroupSizes:
     try:
         counts: GroupSizes = json.loads(text)
         return {
-            site: {group: count for group, count in groups.items() if _is_size(count)}
+            site: {
+                group: count
+                for group, count in groups.items()
+                if type(count) is int and 0 < count <= MAX_WORKERS_PER_GROUP
+            }
             for site, groups in counts.items()
         }
     except (ValueError, AttributeError, RecursionError):
@@ -50,11 +54,3 @@ def with_group_sizes(job: Job, counts: GroupSizes) -> Job:
         for site in job.spec.sites
     )
     return replace(job, spec=replace(job.spec, sites=sites))
-
-
-def _is_size(value: object) -> bool:
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 0 < value <= MAX_WORKERS_PER_GROUP
-    )

@@ -1,4 +1,4 @@
-"""A view of one Indexed Job, and parsers for Kubernetes' times and index lists. Pure."""
+"""A view of one Indexed Job, and parsers of conditions, times and index lists. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dlion_api import cluster_names as names
+from dlion_api.names import JobKey
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 
 Document = Mapping[str, Any]
@@ -93,13 +94,8 @@ class WorkerJobView:
         """
         if self.is_scaled_to_zero:
             return None
-        conditions = self._status.get("conditions") or ()
-        halted = any(c.get("type") == "Suspended" and c.get("status") == "True" for c in conditions)
-        if (
-            self.suspended
-            or halted
-            or (started := parse_time(self._status.get("startTime"))) is None
-        ):
+        halted = self.suspended or is_true(self.document, "Suspended")
+        if halted or (started := parse_time(self._status.get("startTime"))) is None:
             return None
         # The controller's clock may be behind the API server's.
         return max(started, self.created_at) if self.created_at else started
@@ -107,19 +103,38 @@ class WorkerJobView:
     @property
     def ended_at(self) -> datetime | None:
         """When it ended. None: it has not."""
-        for condition in self._status.get("conditions") or ():
-            is_end = condition.get("type") in ("Complete", "Failed")
-            if is_end and condition.get("status") == "True":
-                return parse_time(condition.get("lastTransitionTime"))
+        for type_ in ("Complete", "Failed"):
+            if is_true(self.document, type_):
+                return parse_time(condition(self.document, type_).get("lastTransitionTime"))
         return None
 
     @property
     def failure(self) -> str:
         """Why the Job as a whole failed, as Kubernetes reports it. Empty: it did not."""
-        for condition in self._status.get("conditions") or ():
-            if condition.get("type") == "Failed" and condition.get("status") == "True":
-                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
-        return ""
+        return condition_text(self.document, "Failed")
+
+
+def job_key(document: Document) -> JobKey:
+    """The run that a DLionJob requests, whose manifest may be invalid otherwise."""
+    metadata, spec = document["metadata"], document.get("spec") or {}
+    return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+
+
+def condition(document: Document, type_: str) -> Document:
+    """The condition of that type in an object's status. Empty: it has none."""
+    conditions = (document.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == type_), {})
+
+
+def is_true(document: Document, type_: str) -> bool:
+    return condition(document, type_).get("status") == "True"
+
+
+def condition_text(document: Document, type_: str) -> str:
+    """Reason and message of that condition. Empty: it is not True."""
+    found = condition(document, type_)
+    text = f"{found.get('reason', '')}: {found.get('message', '')}"
+    return text if found.get("status") == "True" else ""
 
 
 def expand_indexes(indexes: str) -> Iterator[int]:

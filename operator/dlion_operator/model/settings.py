@@ -23,16 +23,25 @@ from dlion_api.spec.sites import Resources
 MAX_FILE_BYTES = 1024 * 1024
 
 
+def _port(description: str, default: int) -> Any:
+    return setting(description, default=default, minimum=1, maximum=65535)
+
+
+def _required(description: str) -> Any:
+    return setting(description, min_length=1, max_length=512)
+
+
+def _name(description: str) -> Any:
+    """The name of an object, which may be empty."""
+    return setting(description, default="", max_length=253)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Images:
     """What the pods of a job run."""
 
-    worker: str = setting(
-        "image of trainers and keepers where a job names none (trainer.image).",
-        min_length=1,
-        max_length=512,
-    )
-    sidecar: str = setting("image of sidecars.", min_length=1, max_length=512)
+    worker: str = _required("image of trainers and keepers where a job names none (trainer.image).")
+    sidecar: str = _required("image of sidecars.")
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = setting(
         "when the node fetches an image.", default="IfNotPresent"
     )
@@ -43,14 +52,8 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSettings:
-    port: int = setting(
-        "port that it listens on.", default=COORDINATOR_PORT, minimum=1, maximum=65535
-    )
-    address: str = setting(
-        "host:port by which this site's pods reach it (the chart's Service).",
-        min_length=1,
-        max_length=512,
-    )
+    port: int = _port("port that it listens on.", COORDINATOR_PORT)
+    address: str = _required("host:port by which this site's pods reach it (the chart's Service).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +66,8 @@ class KeeperSettings:
         default="",
         max_length=64,
     )
-    storage_class_name: str = setting(
-        "storage class of that claim; empty: the cluster's default.", default="", max_length=253
-    )
-    claim_name: str = setting(
-        "an existing claim in the job's namespace, used instead of a new one.",
-        default="",
-        max_length=253,
-    )
+    storage_class_name: str = _name("storage class of that claim; empty: the cluster's default.")
+    claim_name: str = _name("an existing claim in the job's namespace, used instead of a new one.")
     resources: Resources = setting("resources of the keeper's container.", default=Resources())
 
 
@@ -86,20 +83,16 @@ class LoadBalancer:
     annotations: Mapping[str, str] = setting(
         "their annotations, as load balancers require.", default={}, max_items=64
     )
-    class_name: str = setting(
-        "their load balancer class; empty: the cluster's default.", default="", max_length=253
-    )
+    class_name: str = _name("their load balancer class; empty: the cluster's default.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayListenerSettings:
     """The listener of a Gateway (Gateway API) that passes TLS through."""
 
-    name: str = setting("name of the Gateway; empty: there is none.", default="", max_length=253)
+    name: str = _name("name of the Gateway; empty: there is none.")
     namespace: str = setting("its namespace; empty: that of each job.", default="", max_length=63)
-    section_name: str = setting(
-        "its listener; empty: all suitable ones.", default="", max_length=253
-    )
+    section_name: str = _name("its listener; empty: all suitable ones.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +135,8 @@ class AuthoritySettings:
         min_length=1,
         max_length=253,
     )
-    owner_service: str = setting(
-        "Service in the operator's namespace that owns it; empty: it stays until a user"
-        " deletes it.",
-        default="",
-        max_length=253,
+    owner_service: str = _name(
+        "Service in the operator's namespace that owns it; empty: it stays until a user deletes it."
     )
     certificate_life_seconds: int = setting(
         "life of a worker's certificate; it is renewed at half of it, and connections are"
@@ -162,9 +152,7 @@ class AuthoritySettings:
 class FederationSettings:
     """The gRPC service through which the sites' operators exchange reports."""
 
-    port: int = setting(
-        "port that it listens on.", default=FEDERATION_PORT, minimum=1, maximum=65535
-    )
+    port: int = _port("port that it listens on.", FEDERATION_PORT)
     certificate_life_seconds: int = setting(
         "life of the operator's own certificate; it is renewed at half of it.",
         default=86400,
@@ -188,9 +176,7 @@ class RemoteSite:
         pattern_description=LABEL_DESCRIPTION,
         max_length=SITE_NAME_LENGTH,
     )
-    address: str = setting(
-        "host:port of its federation service, from here.", min_length=1, max_length=512
-    )
+    address: str = _required("host:port of its federation service, from here.")
     bundle_file: str = setting(
         "file with the public certificates of its authority (PEM; `dlion trust show` there). Read"
         " again on every change.",
@@ -249,10 +235,8 @@ class Settings:
         key="name",
         max_items=MAX_SITES,
     )
-    metrics_port: int = setting("port of /metrics.", default=METRICS_PORT, minimum=1, maximum=65535)
-    health_port: int = setting(
-        "port of /livez and /readyz.", default=HEALTH_PORT, minimum=1, maximum=65535
-    )
+    metrics_port: int = _port("port of /metrics.", METRICS_PORT)
+    health_port: int = _port("port of /livez and /readyz.", HEALTH_PORT)
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -278,9 +262,7 @@ class Settings:
 def load_settings(path: Path) -> Settings:
     """Load the settings from that file.
 
-    Raises:
-        SpecError: it is not YAML, or invalid; lists all problems.
-        OSError: it cannot be read.
+    Raises: SpecError if it is not YAML, or invalid; lists all problems. OSError.
     """
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)

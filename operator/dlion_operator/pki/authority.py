@@ -63,8 +63,7 @@ class CertificateAuthority:
     ) -> None:
         """`stored` is an earlier process's authority; None: create a new one.
 
-        Raises:
-            ContractError: `stored` is invalid, expired or another site's.
+        Raises: ContractError if `stored` is invalid, expired or another site's.
         """
         self.site = site
         now = now or datetime.now(UTC)

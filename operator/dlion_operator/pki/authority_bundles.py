@@ -21,8 +21,7 @@ MAX_RUN_CERTIFICATES = 8
 def parse_authorities(content: bytes) -> list[x509.Certificate]:
     """Return the CA certificates of a PEM text; ignore its other content.
 
-    Raises:
-        ContractError: It has no certificates, or one that is not a CA's.
+    Raises: ContractError if it has no certificates, or one that is not a CA's.
     """
     try:
         certificates = x509.load_pem_x509_certificates(content)
@@ -54,8 +53,7 @@ def run_bundle(certificates: Iterable[x509.Certificate]) -> bytes:
 def checked_run_bundle(content: bytes) -> list[x509.Certificate]:
     """Parse a site's reported CA bundle of a run.
 
-    Raises:
-        ContractError: It is too long, has too many certificates, or one that is not a CA's.
+    Raises: ContractError if it is too long, has too many certificates, or one that is not a CA's.
     """
     if len(content) > MAX_RUN_BUNDLE_BYTES:
         raise ContractError(f"has {len(content)} bytes; allowed: {MAX_RUN_BUNDLE_BYTES}")

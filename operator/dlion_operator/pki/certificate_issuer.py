@@ -65,20 +65,28 @@ class Issuer:
                 f"worker {worker.name}: the authority of site {site} signs for its own"
                 f" workers only (given: site {worker.site}); ask that site's coordinator"
             )
+        return pem(self.certify(requested_key(csr_pem), worker, job, now or datetime.now(UTC)))
+
+    def certify(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        worker: WorkerIdentity | KeeperIdentity,
+        job: JobKey,
+        now: datetime,
+    ) -> x509.Certificate:
+        """Return a certificate for that key of a worker or keeper of that run.
+
+        Raises: ContractError if a name does not fit a certificate.
+        """
         label_count = KEEPER_LABELS if isinstance(worker, KeeperIdentity) else WORKER_LABELS
         dns_names = [worker.dns_name(job)]
         if isinstance(worker, WorkerIdentity):
             dns_names.append(worker.measuring_dns_name(job))
-        certificate = self.issue(
-            requested_key(csr_pem),
-            [
-                x509.UniformResourceIdentifier(worker.spiffe_id(job)),
-                *(x509.DNSName(checked_dns_name(name, label_count)) for name in dns_names),
-            ],
-            CLIENT_AND_SERVER,
-            now or datetime.now(UTC),
-        )
-        return pem(certificate)
+        names = [
+            x509.UniformResourceIdentifier(worker.spiffe_id(job)),
+            *(x509.DNSName(checked_dns_name(name, label_count)) for name in dns_names),
+        ]
+        return self.issue(public_key, names, CLIENT_AND_SERVER, now)
 
     def issue(
         self,
@@ -122,8 +130,7 @@ class Issuer:
 def requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
     """Return the public key of a self-signed certificate signing request (PEM).
 
-    Raises:
-        ContractError: The request is too long, malformed or altered, or its key is not EC P-256.
+    Raises: ContractError if it is too long, malformed or altered, or its key is not EC P-256.
     """
     if len(csr_pem) > MAX_REQUEST_BYTES:
         raise ContractError(
@@ -145,10 +152,9 @@ def requested_key(csr_pem: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def checked_dns_name(name: str, label_count: int | None = None) -> str:
-    """Return the name if it is a valid DNS name with that number of labels.
+    """Return the name if it is a valid DNS name with that number of labels, or any number.
 
-    Raises:
-        ContractError: It is not.
+    Raises: ContractError if it is not.
     """
     labels = name.split(".")
     label_count = label_count or len(labels)

@@ -24,13 +24,7 @@ from dlion_operator.pki.authority_bundles import (
     run_bundle,
     valid_now,
 )
-from dlion_operator.pki.certificate_issuer import (
-    CLIENT_AND_SERVER,
-    Issuer,
-    SigningKey,
-    checked_dns_name,
-    pem,
-)
+from dlion_operator.pki.certificate_issuer import Issuer, SigningKey, pem
 
 MIN_RSA_BITS = 2048
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
@@ -145,16 +139,10 @@ def _key_matches(key: SigningKey, certificate: x509.Certificate) -> bool:
 def _check_accepted(issuer: Issuer, job: JobKey, site: SiteName, now: datetime) -> None:
     """Sign a test certificate for a keeper of that job and verify it as workers do.
 
-    Raises:
-        ContractError: Workers would reject it.
+    Raises: ContractError if workers would reject it.
     """
-    keeper = KeeperIdentity(site)
-    names = [
-        x509.UniformResourceIdentifier(keeper.spiffe_id(job)),
-        x509.DNSName(checked_dns_name(keeper.dns_name(job))),
-    ]
     public_key = ec.generate_private_key(ec.SECP256R1()).public_key()
-    signed = issuer.issue(public_key, names, CLIENT_AND_SERVER, now)
+    signed = issuer.certify(public_key, KeeperIdentity(site), job, now)
     policy = PolicyBuilder().store(Store([issuer.certificate])).time(now)
     try:
         policy.build_client_verifier().verify(signed, [])

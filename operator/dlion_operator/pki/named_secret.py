@@ -27,6 +27,7 @@ from dlion_operator.kubernetes.client import (
     ServerError,
 )
 from dlion_operator.model import settings as site_settings
+from dlion_operator.model.job_view import condition
 from dlion_operator.pki.authority_secret import CERTIFICATE_KEY, PRIVATE_KEY
 from dlion_operator.pki.certificate_issuer import Issuer
 from dlion_operator.pki.job_authority import NamedAuthority, issuer_of
@@ -162,8 +163,7 @@ class NamedSecret:
                 " is cert-manager installed? Is tls.certManager set in the values of this site's"
                 " chart? See the job's events"
             )
-        conditions = (certificate.get("status") or {}).get("conditions") or ()
-        reason = next((c.get("message") for c in conditions if c.get("type") == "Ready"), None)
+        reason = condition(certificate, "Ready").get("message")
         text = f"is not issued by cert-manager yet: {reason or 'it has no status so far'}"
         return f"{text}; see `kubectl describe certificate {wanted.name}`"
 

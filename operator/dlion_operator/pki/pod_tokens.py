@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import jwt
 
@@ -22,6 +22,8 @@ from dlion_api import cluster_names as names
 from dlion_api.errors import DLionError
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
 from dlion_api.protocol.refusals import MAX_TOKEN_BYTES
+from dlion_operator.kubernetes.client import Document, Kind, SigningKeys
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.pki.token_bindings import Bearer
 
 _LOG = logging.getLogger(__name__)
@@ -50,44 +52,19 @@ class PodOwner:
     name: str
 
 
-@dataclass(frozen=True)
-class PodRecord:
-    """A pod's labels and owner."""
-
-    labels: Mapping[str, str]
-    owner: PodOwner | None
-    """None: it has no owner, or one that does not exist."""
-
-
-class PodLookup(Protocol):
-    """Access to the existing pods."""
-
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        """Return the pod with that UID; None: it does not exist or has ended."""
-        ...
-
-
-@dataclass(frozen=True)
-class SigningKeys:
-    """The keys and issuer that the cluster's tokens are verified with."""
-
-    jwks: bytes
-    issuer: str
-
-
 class PodTokens:
     """Implements `dlion_operator.coordinator.served_run.TokenVerifier` for a cluster."""
 
     def __init__(
         self,
-        pods: PodLookup,
+        store: ClusterStore,
         read_keys: Callable[[], Awaitable[SigningKeys]],
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`read_keys` may raise UnavailableError; cached keys stay in use. `now`: cluster time."""
-        self._pods = pods
+        self._store = store
         self._read_keys = read_keys
         self._monotonic_s = monotonic_s
         self._now = now
@@ -177,18 +154,33 @@ class PodTokens:
         try:
             claim = claims["kubernetes.io"]
             namespace, pod = str(claim["namespace"]), claim["pod"]
-            record = self._pods.find(namespace, str(pod["name"]), str(pod["uid"]))
+            name, uid = str(pod["name"]), str(pod["uid"])
         except (KeyError, TypeError):
             return False
-        if namespace != job.namespace or record is None:
+        document = self._store.get(Kind.POD, ObjectName(namespace, name))
+        if namespace != job.namespace or document is None or document["metadata"].get("uid") != uid:
             return False
-        labels = record.labels
-        if any(labels.get(name) != value for name, value in expected_labels(worker, job).items()):
+        labels = document["metadata"].get("labels") or {}
+        has_ended = (document.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if has_ended or not expected_labels(worker, job).items() <= labels.items():
             return False
-        if record.owner == expected_owner(worker, job, labels):
+        if self._owner(document) == expected_owner(worker, job, labels):
             return True
-        _LOG.warning("%s: token refused: its pod %s is not of its Job", worker.name, pod["name"])
+        _LOG.warning("%s: token refused: its pod %s is not of its Job", worker.name, name)
         return False
+
+    def _owner(self, pod: Document) -> PodOwner | None:
+        """Its controller, or None. A Job must match by UID; ReplicaSets are not watched."""
+        references = pod["metadata"].get("ownerReferences") or ()
+        controller = next((each for each in references if each.get("controller")), None)
+        if controller is None:
+            return None
+        owner = PodOwner(str(controller.get("kind")), str(controller.get("name")))
+        if owner.kind == "Job":
+            job = self._store.get(Kind.JOB, ObjectName(pod["metadata"]["namespace"], owner.name))
+            if job is None or job["metadata"].get("uid") != controller.get("uid"):
+                return None
+        return owner
 
 
 def expected_owner(

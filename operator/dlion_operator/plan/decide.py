@@ -12,13 +12,13 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
-from dlion_api.names import JobKey, SiteName
+from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.model.job_view import WorkerJobView, parse_time
+from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.run_trust import authority_of
 from dlion_operator.plan.decisions import (
@@ -101,7 +101,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     try:
         job = load_job(document, unknown=unknown)
     except SpecError as error:
-        run_id = _run_id(document)
+        run_id = job_key(document).run_id
         if end_condition(observed, run_id):
             return Decision((), _refreshed_status(observed))
         return _decide_without_run(invalid_manifest(error, observed, run_id), observed)
@@ -116,17 +116,11 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     return _decide_run(run, observed, settings, ignored_fields_note(unknown))
 
 
-def _run_id(document: Mapping[str, Any]) -> str:
-    return str((document.get("spec") or {}).get("runId", ""))
-
-
 def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
     """Only delete the remains of earlier runs."""
-    run_id = _run_id(observed.document)
+    key = job_key(observed.document)
     views = [WorkerJobView(document) for document in observed.jobs]
-    other_runs = [view for view in views if view.run_id != run_id]
-    metadata = observed.document["metadata"]
-    key = JobKey(metadata["namespace"], metadata["name"], run_id)
+    other_runs = [view for view in views if view.run_id != key.run_id]
     # Workers may train under a manifest that this operator cannot read: serve them further.
     closing = () if len(other_runs) < len(views) else (CloseRun(),)
     actions = (
@@ -158,17 +152,14 @@ def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> 
     if run.has_ended:
         return _finish(diagnose_outcome(run, observed), run, observed, cleaning)
     if is_manifest_changed(run, observed):
-        status = run_status(RECREATING, run, observed)
-        return _with_status(RECREATING, observed, status, (*cleaning, *recreate_objects(run)))
+        return _with_run_status(RECREATING, run, observed, (*cleaning, *recreate_objects(run)))
     if abandoned := _abandoned(run, observed):
         return _finish(abandoned, run, observed, cleaning)
     invalid_template = "" if run.is_complete else template_problem(run, observed, settings)
     if not run.jobs and (diagnosis := _start_blocker(run, observed, invalid_template)):
         diagnosis = with_note(diagnosis, note)
         creating = () if invalid_template else _initial_actions(run, observed, settings, diagnosis)
-        return _with_status(
-            diagnosis, observed, run_status(diagnosis, run, observed), (*cleaning, *creating)
-        )
+        return _with_run_status(diagnosis, run, observed, (*cleaning, *creating))
     actions = (
         *cleaning,
         *delete_unneeded_services(run, observed),
@@ -189,7 +180,7 @@ def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> 
     diagnosis = with_note(with_last_error(diagnosis, observed.last_error), note)
     if _is_status_ahead(observed, diagnosis, run):
         return Decision(actions, requeue_after_s=2.0)
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _start_blocker(run: Run, observed: Observed, invalid_template: str) -> Diagnosis | None:
@@ -218,11 +209,11 @@ def _suspend(
     diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
     stopping = tuple(halt_jobs(run))
     # Pods that shut down still report, and the keeper needs those reports.
-    if run.pods and not _have_all_finished(run):
+    if not all(pod.is_finished for pod in run.pods):
         actions = (*cleaning, *stopping, _open_run(run, observed, settings))
     else:
         actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
@@ -237,10 +228,6 @@ def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
         authority=authority_of(run.job, observed.authority),
         kept_bundles=run.kept_bundles,
     )
-
-
-def _have_all_finished(run: Run) -> bool:
-    return all(pod.phase in ("Succeeded", "Failed") for pod in run.pods)
 
 
 def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:
@@ -295,10 +282,9 @@ def _abandoned(run: Run, observed: Observed) -> Diagnosis | None:
 
 def _is_status_ahead(observed: Observed, diagnosis: Diagnosis, run: Run) -> bool:
     """Whether the status reports more than an operator that has just started can know."""
-    conditions = status_of_run(observed, run.job.key.run_id).get("conditions") or ()
-    reported = {c.get("type"): c.get("status") for c in conditions}
-    was_training = reported.get(ConditionType.READY) == "True"
-    was_training &= reported.get(ConditionType.SUSPENDED) != "True"
+    before = {"status": status_of_run(observed, run.job.key.run_id)}
+    is_suspended = is_true(before, ConditionType.SUSPENDED)
+    was_training = is_true(before, ConditionType.READY) and not is_suspended
     lesser_phases = (JobPhase.WAITING, JobPhase.STUCK, JobPhase.DEGRADED)
     return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run, observed)
 
@@ -311,7 +297,7 @@ def _finish(
     # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
     # an operator that is killed in between would take the halted run for a running one.
     actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+    return _with_run_status(diagnosis, run, observed, actions)
 
 
 def _decide_after_end(
@@ -330,7 +316,8 @@ def _decide_after_end(
     if age >= SERVE_AFTER_END:
         actions.append(CloseRun())
     elif observed.run is None:
-        finish = FinishRun(_ready_message(observed), type_ == ConditionType.SUCCEEDED)
+        message = condition(observed.document, ConditionType.READY).get("message") or "over"
+        finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
         actions += [_open_run(run, observed, settings), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
@@ -352,10 +339,10 @@ def _refreshed_status(observed: Observed) -> dict[str, Any]:
     return {**(observed.document.get("status") or {}), "observedGeneration": generation}
 
 
-def _ready_message(observed: Observed) -> str:
-    conditions = (observed.document.get("status") or {}).get("conditions") or ()
-    ready = (str(each.get("message")) for each in conditions if each.get("type") == "Ready")
-    return next(ready, "") or "over"
+def _with_run_status(
+    diagnosis: Diagnosis, run: Run, observed: Observed, actions: tuple[Action, ...]
+) -> Decision:
+    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
 
 
 def _with_status(

@@ -11,8 +11,8 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
-from dlion_operator.model.job_view import WorkerJobView
-from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView
+from dlion_operator.model.job_view import WorkerJobView, condition
+from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView, first_of
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
     STUCK_AFTER,
@@ -37,7 +37,8 @@ def missing_pods(
     key: JobKey, jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
 ) -> list[MissingPod]:
     """Return the pods of that run that Kubernetes was asked for and that do not exist."""
-    views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id and _should_run(v)]
+    views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id]
+    views = [v for v in views if not v.suspended and v.ended_at is None]
     there = [p for p in map(PodView, pods) if p.labels.get(names.RUN_LABEL) == key.run_id]
     pods_missing = [
         (view.name, index)
@@ -50,10 +51,6 @@ def missing_pods(
     if views and not any(_is_alive(pod) for pod in keepers):
         pods_missing.append((names.keeper_name(key), 0))
     return pods_missing
-
-
-def _should_run(view: WorkerJobView) -> bool:
-    return not view.suspended and view.ended_at is None
 
 
 def _is_alive(keeper: PodView) -> bool:
@@ -70,10 +67,6 @@ def _present_indexes(view: WorkerJobView, pods: Iterable[PodView]) -> set[int]:
     }
 
 
-def is_keeper_missing(key: JobKey, missing_s: Mapping[MissingPod, float]) -> bool:
-    return missing_s.get((names.keeper_name(key), 0), 0.0) >= _STUCK_AFTER_S
-
-
 def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
     """Problems of Jobs whose pods are not created, and of the keeper's Deployment."""
     problems = []
@@ -84,8 +77,7 @@ def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
             if name == view.name and since_s >= _STUCK_AFTER_S + _backoff_s(run, group, index)
         ]
         if late:
-            more = f" and {len(late) - MAX_LISTED_PODS} more" if len(late) > MAX_LISTED_PODS else ""
-            pods = f"pods for {', '.join(late[:MAX_LISTED_PODS])}{more}"
+            pods = f"pods for {first_of(late, MAX_LISTED_PODS)}"
             message = f"Job {view.name} creates no {pods}: see `kubectl describe job {view.name}`"
             problems.append(PodProblem(Reason.PODS_REFUSED, message))
     return [*problems, *_keeper_creation_problems(run, observed)]
@@ -101,18 +93,14 @@ def _backoff_s(run: Run, group: str, index: int) -> float:
 
 
 def _keeper_creation_problems(run: Run, observed: Observed) -> Iterator[PodProblem]:
-    if not is_keeper_missing(run.job.key, observed.missing_s):
-        return
     name = names.keeper_name(run.job.key)
-    conditions = ((observed.keeper or {}).get("status") or {}).get("conditions") or ()
-    why = [str(c.get("message")) for c in conditions if _is_refusal(c)]
+    if observed.missing_s.get((name, 0), 0.0) < _STUCK_AFTER_S:
+        return
+    refusal = condition(observed.keeper or {}, "ReplicaFailure")
+    why = [str(refusal.get("message"))] if refusal.get("status") == "True" else []
     look = f"see `kubectl describe deployment {name}`"
     message = f"Deployment {name} creates no pod for the keeper: {'; '.join([*why, look])}"
     yield PodProblem(Reason.PODS_REFUSED, message)
-
-
-def _is_refusal(condition: Mapping[str, Any]) -> bool:
-    return condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
 
 
 def keeper_problems(run: Run, observed: Observed) -> list[PodProblem]:

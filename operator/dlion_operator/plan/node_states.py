@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from enum import StrEnum
-from typing import Any
 
 from dlion_api.errors import DLionError
 from dlion_operator.kubernetes.client import Kind, KubernetesClient, RequestRefusedError
+from dlion_operator.model.job_view import is_true
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,9 +50,4 @@ class NodeStates:
             return NodeState.UNANSWERED
         if node is None:
             return NodeState.ABSENT
-        return NodeState.READY if _is_ready(node) else NodeState.NOT_READY
-
-
-def _is_ready(node: Mapping[str, Any]) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+        return NodeState.READY if is_true(node, "Ready") else NodeState.NOT_READY

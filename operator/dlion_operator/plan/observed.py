@@ -18,13 +18,23 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
-from dlion_operator.model.job_view import parse_time
+from dlion_operator.model.job_view import condition, condition_text, parse_time
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
 
 MAX_LINE_CHARACTERS = 500
 SIGKILL_EXIT_CODE = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first of these names, and the number of the rest.
+
+    >>> first_of(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def describe_exit(code: int, lines: Sequence[str]) -> str:
@@ -71,19 +81,16 @@ UnreadyPod = tuple[str, str]
 ALL_HEARD_AFTER_S = 45.0
 """A restarted operator has heard from every existing worker after this time."""
 
-_FAILED_WAITING_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
-     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
-     "CrashLoopBackOff"}
-)  # fmt: skip
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+_FAILED_WAITING_REASONS = _IMAGE_REASONS | {
+    "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"
+}  # fmt: skip
 _FAILURE_COUNTS = (
     "batch.kubernetes.io/job-index-failure-count",
     "batch.kubernetes.io/job-index-ignored-failure-count",
 )
-_IMAGE_REASONS = frozenset(
-    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
-)
-
 
 _POLICY_MESSAGE = re.compile(r"ValidatingAdmissionPolicy|admission webhook .+ denied the request")
 """The API server's messages for rejections by admission plugins, whatever their code."""
@@ -259,19 +266,12 @@ class PodView:
     @property
     def trainer_exit(self) -> int | None:
         """Exit code of its trainer, if that has ended."""
-        for status in self._status.get("containerStatuses") or ():
-            if status.get("name") == names.TRAINER_CONTAINER:
-                ended = (status.get("state") or {}).get("terminated") or {}
-                return ended.get("exitCode")
-        return None
+        return self._trainer("terminated").get("exitCode")
 
     @property
     def disruption(self) -> str:
         """Why it was evicted. Empty: it was not."""
-        for condition in self._conditions("DisruptionTarget"):
-            if condition.get("status") == "True":
-                return f"{condition.get('reason', '')}: {condition.get('message', '')}"
-        return ""
+        return condition_text(self.document, "DisruptionTarget")
 
     def node_lost_status(self, now: datetime) -> Document:
         """Its status, written in place of a node that does not answer."""
@@ -288,16 +288,12 @@ class PodView:
         return {"phase": "Failed", "conditions": [*others, lost]}
 
     def condition(self, type_: str) -> Document:
-        return next(self._conditions(type_), {})
+        return condition(self.document, type_)
 
     @property
     def trainer_started_at(self) -> datetime | None:
         """When its trainer's container started. None: it does not run."""
-        for status in self._status.get("containerStatuses") or ():
-            if status.get("name") == names.TRAINER_CONTAINER:
-                running = (status.get("state") or {}).get("running") or {}
-                return parse_time(running.get("startedAt"))
-        return None
+        return parse_time(self._trainer("running").get("startedAt"))
 
     @property
     def unready(self) -> UnreadyPod | None:
@@ -315,11 +311,10 @@ class PodView:
         """Why it does not run, if waiting alone may not help."""
         if self.deleted_at is not None or self.is_finished:
             return None
-        for condition in self._conditions("PodScheduled"):
-            if condition.get("reason") == "Unschedulable":
-                return PodProblem(
-                    Reason.UNSCHEDULABLE, f"{self.worker}: {condition.get('message', '')}"
-                )
+        scheduled = self.condition("PodScheduled")
+        if scheduled.get("reason") == "Unschedulable":
+            message = f"{self.worker}: {scheduled.get('message', '')}"
+            return PodProblem(Reason.UNSCHEDULABLE, message)
         for status in self._container_statuses():
             waiting = (status.get("state") or {}).get("waiting") or {}
             if waiting.get("reason") in _FAILED_WAITING_REASONS:
@@ -336,8 +331,12 @@ class PodView:
         yield from self._status.get("initContainerStatuses") or ()
         yield from self._status.get("containerStatuses") or ()
 
-    def _conditions(self, type_: str) -> Iterator[Document]:
-        return (c for c in self._status.get("conditions") or () if c.get("type") == type_)
+    def _trainer(self, state: str) -> Document:
+        """What its trainer's container reports of that state. Empty: it is in another."""
+        for status in self._status.get("containerStatuses") or ():
+            if status.get("name") == names.TRAINER_CONTAINER:
+                return (status.get("state") or {}).get(state) or {}
+        return {}
 
     @property
     def created_at(self) -> datetime | None:
@@ -354,7 +353,9 @@ class PodView:
         if code is None:
             reason, message = self._status.get("reason", ""), self._status.get("message", "")
             return f"{self.worker}: {reason} {message}"
-        return f"{self.worker}: trainer ended with {describe_exit(code, self._last_lines())}"
+        # Output of its trainer and of the supervisor, which writes JSON.
+        lines = [line for line in self._termination_message().splitlines() if line.strip()]
+        return f"{self.worker}: trainer ended with {describe_exit(code, lines)}"
 
     @property
     def end_report(self) -> EndReport | None:
@@ -363,13 +364,5 @@ class PodView:
             return None
         return EndReport.from_json(self._termination_message())
 
-    def _last_lines(self) -> list[str]:
-        """Output of its trainer and of the supervisor, which writes JSON."""
-        return [line for line in self._termination_message().splitlines() if line.strip()]
-
     def _termination_message(self) -> str:
-        for status in self._status.get("containerStatuses") or ():
-            ended = (status.get("state") or {}).get("terminated") or {}
-            if status.get("name") == names.TRAINER_CONTAINER:
-                return str(ended.get("message") or "")
-        return ""
+        return str(self._trainer("terminated").get("message") or "")

@@ -77,8 +77,7 @@ class Run:
     @property
     def kept_bundles(self) -> Mapping[SiteName, bytes]:
         """The latest trust bundles of each site's workers, where the job names an authority."""
-        kept = (v.annotations.get(names.AUTHORITIES_ANNOTATION, "") for v in self.jobs.values())
-        return run_trust.bundles_from_text(next(filter(None, kept), ""))
+        return run_trust.bundles_from_text(_kept(self.jobs, names.AUTHORITIES_ANNOTATION))
 
     @property
     def created_at(self) -> datetime | None:
@@ -93,8 +92,7 @@ class Run:
     @property
     def manifest_digest(self) -> str:
         """Digest of the manifest of its Jobs (`manifest_changes`). Empty: not known."""
-        kept = (v.annotations.get(names.MANIFEST_ANNOTATION, "") for v in self.jobs.values())
-        return next(filter(None, kept), "")
+        return _kept(self.jobs, names.MANIFEST_ANNOTATION)
 
     @property
     def ended_at(self) -> datetime | None:
@@ -140,8 +138,7 @@ class Run:
         if view is None:
             return names.QUEUE_LABEL in self.job.metadata.labels
         here = (pod for pod in self.pods if pod.labels.get(names.GROUP_LABEL) == group)
-        is_finished = all(pod.phase in ("Succeeded", "Failed") for pod in here)
-        return view.queued and view.suspended and is_finished
+        return view.queued and view.suspended and all(pod.is_finished for pod in here)
 
     @property
     def workers(self) -> tuple[WorkerIdentity, ...]:
@@ -188,11 +185,16 @@ def groups_of(job: Job, site: str) -> tuple[Group, ...]:
     return next((each.groups for each in job.spec.sites if each.name == site), ())
 
 
+def _kept(jobs: Mapping[str, WorkerJobView], annotation: str) -> str:
+    """The annotation of the first Job that has it. Empty: none has."""
+    return next(filter(None, (view.annotations.get(annotation) for view in jobs.values())), "")
+
+
 def _with_initial_sizes(job: Job, jobs: Mapping[str, WorkerJobView], site: str) -> Job:
     """The manifest with the initial sizes and the rank numbering of this site's Jobs."""
     is_as_now = all(view.ranks_by_group for view in jobs.values())
     job = job.with_group_ranks() if is_as_now else job.with_counted_ranks()
-    kept = (view.annotations.get(names.ALL_WORKERS_ANNOTATION, "") for view in jobs.values())
-    counts = {} if job.may_grow else from_json(next(filter(None, kept), ""))
+    kept = _kept(jobs, names.ALL_WORKERS_ANNOTATION)
+    counts = {} if job.may_grow else from_json(kept)
     here = {name: view.initial_workers for name, view in jobs.items()}
     return with_group_sizes(job, {**counts, site: {**counts.get(site, {}), **here}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -69,7 +69,7 @@ class RunProgress:
         self._reported_rates: dict[SiteName, float] = {}
         self._drifting = DriftMeter()
         self._drift: float | None = None
-        self._members: tuple[WorkerIdentity, ...] = job.workers()
+        self._sites = {worker.rank: worker.site for worker in job.workers()}
         self._max_rank = 2 * (job.workers()[-1].rank + 1) + EXTRA_RANKS
         self.training = False
         self.stop_reason = ""
@@ -77,9 +77,8 @@ class RunProgress:
 
     def expect(self, workers: tuple[WorkerIdentity, ...]) -> None:
         """Set the job's current workers; figures of others no longer count."""
-        self._members = workers
-        ranks = {worker.rank for worker in workers}
-        self._workers = {rank: each for rank, each in self._workers.items() if rank in ranks}
+        sites = self._sites = {worker.rank: worker.site for worker in workers}
+        self._workers = {rank: each for rank, each in self._workers.items() if rank in sites}
 
     def take(self, record: ProgressRecord) -> None:
         """Add one record, in order of arrival."""
@@ -131,27 +130,21 @@ class RunProgress:
     def linked(self, membership: Membership) -> Mapping[SiteName, int]:
         """Number of workers per site that were linked with a present worker in its latest link
         report."""
-        sites = {worker.rank: worker.site for worker in self._members}
         ready = {member.identity.rank for member in membership.ready()}
-        last_s = self._last_report_s()
-        peers = {
-            peer
-            for (rank, peer), link in self._links.items()
-            if link.connected and rank in ready and link.time_s == last_s[rank]
-        }
-        return Counter(sites[peer] for peer in peers if peer in sites)
+        peers = {link.peer for link in self._current_links(ready) if link.connected}
+        return Counter(self._sites[peer] for peer in peers if peer in self._sites)
 
-    def _last_report_s(self) -> dict[Rank, float]:
-        """When each worker reported its links last. It reports all links together."""
+    def _current_links(self, ranks: Collection[Rank]) -> Iterator[LinkRecord]:
+        """The links in the latest report of each of these workers, which reports all together."""
         last_s: dict[Rank, float] = {}
         for (rank, _), link in self._links.items():
             last_s[rank] = max(link.time_s, last_s.get(rank, link.time_s))
-        return last_s
+        links = self._links.values()
+        return (each for each in links if each.rank in ranks and each.time_s == last_s[each.rank])
 
     def links(self, membership: Membership) -> LinkStatus | None:
         """The links between present workers, and the slowest pair of sites, or None."""
-        sites = {worker.rank: worker.site for worker in self._members}
-        ready = {member.identity.rank for member in membership.ready()}
+        sites, ready = self._sites, {member.identity.rank for member in membership.ready()}
         known = {pair: link for pair, link in self._links.items() if set(pair) <= ready}
         if not known:
             return None
@@ -173,14 +166,11 @@ class RunProgress:
 
         A rate is reported again only when it has changed by a tenth, so that reports change rarely.
         """
-        sites = {worker.rank: worker.site for worker in self._members}
         ready = {m.identity.rank for m in membership.ready() if m.identity.site == own}
-        last_s = self._last_report_s()
         links_by_site: dict[SiteName, list[LinkRecord]] = {}
-        for (rank, peer), link in self._links.items():
-            is_current = rank in ready and link.time_s == last_s[rank]
-            if is_current and peer in sites and sites[peer] != own:
-                links_by_site.setdefault(sites[peer], []).append(link)
+        for link in self._current_links(ready):
+            if (site := self._sites.get(link.peer, own)) != own:
+                links_by_site.setdefault(site, []).append(link)
         reports = []
         for site, links in sorted(links_by_site.items()):
             up = [link for link in links if link.connected]

@@ -8,63 +8,36 @@ normal operation, such as of a worker that a restarted operator does not know ye
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import RefusalReason
-from dlion_api.spec import Job
-from dlion_operator.coordinator.events import RefuseCall
-from dlion_operator.federation.events import FederationRefusalReason, RefuseStream
+from dlion_operator.coordinator.events import CallRefusedError
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.kubernetes.store import ObjectName
-from dlion_operator.served_runs.worker_events import WorkerEvents
+from dlion_operator.served_runs.site_run_state import SiteRunState
 
-AT_COORDINATOR = frozenset(
-    {
-        RefusalReason.BAD_TOKEN,
-        RefusalReason.REPLAYED_TOKEN,
-        RefusalReason.WRONG_RUN,
-        RefusalReason.UNKNOWN_WORKER,
-        RefusalReason.SPEC_DIFFERS,
-        RefusalReason.OLD_INCARNATION,
-        RefusalReason.MALFORMED,
-        RefusalReason.TOO_MUCH,
-    }
-)
-AT_FEDERATION = frozenset(
-    {
-        FederationRefusalReason.BAD_CERTIFICATE,
-        FederationRefusalReason.WRONG_SITE,
-        FederationRefusalReason.MALFORMED,
-        FederationRefusalReason.TOO_MUCH,
-    }
-)
-
-
-class ReportableRun(Protocol):
-    """A run that can receive events."""
-
-    @property
-    def job(self) -> Job: ...
-    @property
-    def events(self) -> WorkerEvents: ...
+NORMAL_AT_COORDINATOR = (
+    RefusalReason.FINISHED, RefusalReason.NOT_JOINED, RefusalReason.NO_AUTHORITY
+)  # fmt: skip
+NORMAL_AT_FEDERATION = (FederationRefusalReason.REPLACED, FederationRefusalReason.SILENT)
 
 
 class RefusedCallers:
     """Adds events about refused callers to the runs that this site serves."""
 
     def __init__(
-        self, served: Mapping[JobKey, ReportableRun], trigger: Callable[[ObjectName], None]
+        self, served: Mapping[JobKey, SiteRunState], trigger: Callable[[ObjectName], None]
     ) -> None:
         """`served` is a live mapping of the served runs."""
         self._served = served
         self._trigger = trigger
 
-    def at_coordinator(self, run: str, refusal: RefuseCall) -> None:
+    def at_coordinator(self, run: str, refusal: CallRefusedError) -> None:
         """Report a refusal by the coordinator. `run` is the run that the caller named.
 
         A caller of another run of the same job concerns the served one.
         """
-        if refusal.reason not in AT_COORDINATOR:
+        if refusal.reason in NORMAL_AT_COORDINATOR:
             return
         job = run.rpartition("#")[0]
         for key in self._served:
@@ -80,9 +53,9 @@ class RefusedCallers:
         if run in self._served:
             self._record(run, f"keeper: {reason}", message, warning=True)
 
-    def at_federation(self, refusal: RefuseStream) -> None:
+    def at_federation(self, refusal: StreamRefusedError) -> None:
         """Report a refusal by the federation, which concerns all runs with several sites."""
-        if refusal.reason not in AT_FEDERATION:
+        if refusal.reason in NORMAL_AT_FEDERATION:
             return
         for key, served in self._served.items():
             if len(served.job.spec.sites) > 1:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
@@ -16,6 +15,7 @@ from dlion_api.spec import Job
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_api.status import MAX_PAIRS, LinkStatus, PairStatus
 from dlion_operator.federation.drift import agree, differences
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import LinksTo, ReportedWorkers, RunReport, SpecFingerprint
 from dlion_operator.federation.state import SiteReachability
 from dlion_operator.pki.run_trust import names_authority
@@ -33,31 +33,11 @@ SHARED_KEY = (
 DRIFT_ADVICE = "apply the same manifest at every site"
 
 
-class FederationView(Protocol):
-    """The federation (`dlion_operator.federation.node`), as a run needs it."""
-
-    def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        """The latest report on that run of each site that has it."""
-        ...
-
-    def reachability(self, site: SiteName) -> SiteReachability:
-        """Whether that site is reachable now."""
-        ...
-
-    def problem(self, site: SiteName) -> str:
-        """What prevents cooperation with that site, for users. Empty: nothing."""
-        ...
-
-    def has_bundle(self, site: SiteName) -> bool:
-        """Whether that site is trusted here, by the bundle of its own authority."""
-        ...
-
-
 def remote_views(
     job: Job,
     own: SiteName,
     spec_fingerprint: SpecFingerprint,
-    federation: FederationView,
+    federation: FederationNode,
     shared_keys: Mapping[SiteName, SiteName],
 ) -> dict[SiteName, RemoteView]:
     """The other sites of the manifest here. `shared_keys` comes from `run_trust`."""
@@ -87,7 +67,7 @@ def _trust_problem(report: RunReport, same_as: SiteName | None) -> str:
 
 
 def unserved_run_view(
-    run: JobKey, sites: Collection[SiteName], federation: FederationView
+    run: JobKey, sites: Collection[SiteName], federation: FederationNode
 ) -> RunView:
     """The state of a run at those sites that is not served here, whatever their manifests."""
     reports = federation.reports(run)
@@ -103,7 +83,7 @@ def _view(
     name: SiteName,
     report: RunReport | None,
     spec_fingerprint: SpecFingerprint | None,
-    federation: FederationView,
+    federation: FederationNode,
 ) -> RemoteView:
     reachability, problem = federation.reachability(name), federation.problem(name)
     if report is None:
@@ -125,69 +105,165 @@ def _view(
     )
 
 
-def spec_drift(
-    job: Job,
-    own: SiteName,
-    spec_fingerprint: SpecFingerprint,
-    reports: Mapping[SiteName, RunReport],
-) -> str:
-    """Where the sites' manifests differ, in the same text at every site. Empty: nowhere.
+@dataclass(frozen=True)
+class RemoteReports:
+    """The last reports of other sites on one run, and the manifest here."""
 
-    Counts the sites of the manifest here, and sites whose manifest names this site.
-    """
-    named = {site.name for site in job.spec.sites}
-    prints = {
-        site: report.spec
-        for site, report in reports.items()
-        if site in named or f"sites[{own}].name" in report.spec.fields
-    }
-    differing = differences({**prints, own: spec_fingerprint})
-    return f"{'; '.join(map(str, differing))}; {DRIFT_ADVICE}" if differing else ""
+    own: SiteName
+    job: Job
+    spec_fingerprint: SpecFingerprint
+    by_site: Mapping[SiteName, RunReport]
 
+    @property
+    def _agreeing(self) -> set[SiteName]:
+        """The sites whose manifest agrees with the one here."""
+        reports = self.by_site.items()
+        return {site for site, each in reports if agree(each.spec, self.spec_fingerprint)}
 
-def with_site_pairs(
-    job: Job,
-    own: SiteName,
-    links: LinkStatus | None,
-    own_links: Collection[LinksTo],
-    reports: Mapping[SiteName, RunReport],
-) -> LinkStatus | None:
-    """The link status, with the reports of all sites on their links to each other."""
-    named = {SiteName(site.name) for site in job.spec.sites}
-    reported = {site: report.figures.links for site, report in reports.items() if site in named}
-    links_between = [
-        (site, each)
-        for site, site_links in {**reported, own: tuple(own_links)}.items()
-        for each in site_links
-        if each.site in named and each.site != site
-    ]
-    if not links_between:
-        return links
-    # Of too many pairs keep those with links down, then the slowest.
-    links_between.sort(key=lambda pair: (pair[1].connected - pair[1].expected, pair[1].bytes_per_s))
-    pairs = [
-        PairStatus(
-            pair=f"{site} to {each.site}",
-            connected=each.connected,
-            expected=each.expected,
-            megabits_per_second=f"{each.bytes_per_s / 125_000:.3g}" if each.bytes_per_s else "",
+    def spec_drift(self) -> str:
+        """Where the sites' manifests differ, in the same text at every site. Empty: nowhere.
+
+        Counts the sites of the manifest here, and sites whose manifest names this site.
+        """
+        named = {site.name for site in self.job.spec.sites}
+        prints = {
+            site: report.spec
+            for site, report in self.by_site.items()
+            if site in named or f"sites[{self.own}].name" in report.spec.fields
+        }
+        differing = differences({**prints, self.own: self.spec_fingerprint})
+        return f"{'; '.join(map(str, differing))}; {DRIFT_ADVICE}" if differing else ""
+
+    def with_site_pairs(
+        self, links: LinkStatus | None, own_links: Collection[LinksTo]
+    ) -> LinkStatus | None:
+        """The link status, with the reports of all sites on their links to each other."""
+        named = {SiteName(site.name) for site in self.job.spec.sites}
+        reported = {site: each.figures.links for site, each in self.by_site.items()}
+        links_between = [
+            (site, each)
+            for site, site_links in {**reported, self.own: tuple(own_links)}.items()
+            for each in site_links
+            if {site, each.site} <= named and each.site != site
+        ]
+        if not links_between:
+            return links
+        # Of too many pairs keep those with links down, then the slowest.
+        links_between.sort(
+            key=lambda pair: (pair[1].connected - pair[1].expected, pair[1].bytes_per_s)
         )
-        for site, each in links_between[:MAX_PAIRS]
-    ]
-    ordered = tuple(sorted(pairs, key=lambda pair: pair.pair))
-    return replace(links or LinkStatus(connected=0, expected=0), pairs=ordered)
+        pairs = [
+            PairStatus(
+                pair=f"{site} to {each.site}",
+                connected=each.connected,
+                expected=each.expected,
+                megabits_per_second=f"{each.bytes_per_s / 125_000:.3g}" if each.bytes_per_s else "",
+            )
+            for site, each in links_between[:MAX_PAIRS]
+        ]
+        ordered = tuple(sorted(pairs, key=lambda pair: pair.pair))
+        return replace(links or LinkStatus(connected=0, expected=0), pairs=ordered)
 
+    def trusted(self) -> RemoteReports:
+        """What may be acted on: reports of the manifest's sites, each on its own workers only."""
+        named = {site.name for site in self.job.spec.sites} - {self.own}
+        is_valid = _worker_validator(self.job)
+        by_site = {
+            site: replace(report, workers=_own_workers(is_valid, report.workers))
+            for site, report in self.by_site.items()
+            if site in named
+        }
+        return replace(self, by_site=by_site)
 
-def trusted_reports(
-    job: Job, own: SiteName, reports: Mapping[SiteName, RunReport]
-) -> dict[SiteName, RunReport]:
-    """Reports that may be acted on: those of the manifest's sites, each on its own workers only."""
-    named, is_valid = {site.name for site in job.spec.sites} - {own}, _worker_validator(job)
-    return {
-        site: replace(report, workers=_own_workers(is_valid, report.workers))
-        for site, report in reports.items()
-        if site in named
-    }
+    def all_workers(self, workers: tuple[WorkerIdentity, ...]) -> tuple[WorkerIdentity, ...]:
+        """The current workers of all sites, as each site reports its own.
+
+        `workers` by this site's manifest apply to sites without a report or with another manifest.
+        """
+        agreeing = self._agreeing
+        kept = [each for each in workers if each.site == self.own or each.site not in agreeing]
+        ranks = {worker.rank for worker in kept}
+        for site, report in self.by_site.items():
+            for worker in report.workers.wanted if site in agreeing else ():
+                if worker.rank not in ranks:  # ranks are unique; this site's own take precedence
+                    kept.append(worker)
+                    ranks.add(worker.rank)
+        return tuple(sorted(kept))
+
+    def members(self, membership: Membership) -> list[Member]:
+        """Members of other sites that workers here should know.
+
+        A site with another manifest adds no members; admitted ones stay. Members of a site that no
+        longer has the run are LOST.
+        """
+        known, agreeing = {each.identity: each for each in membership.members}, self._agreeing
+        reported = [
+            member
+            for site, report in self.by_site.items()
+            for member in report.workers.members
+            if site in agreeing or member.identity in known
+        ]
+        there = {self.own, *self.by_site}
+        gone = [
+            replace(member, state=MemberState.LOST)
+            for member in known.values()
+            if member.identity.site not in there and member.state is MemberState.READY
+        ]
+        return reported + gone
+
+    def sites_without_run(
+        self, reachability: Callable[[SiteName], SiteReachability]
+    ) -> frozenset[SiteName]:
+        """Other sites whose operators are reachable and do not serve this run.
+
+        There it is suspended, deleted or long over. An operator that has just started may still
+        open it.
+        """
+        silent = {SiteName(site.name) for site in self.job.spec.sites} - {self.own, *self.by_site}
+        found = {site: reachability(site) for site in silent}
+        return frozenset(site for site, each in found.items() if each.reachable and each.named_all)
+
+    def quorum_lost_reason(self) -> str:
+        """Why this run is over: it may go on at fewer than `minSites` sites. Empty: at enough.
+
+        Otherwise the workers would wait for a quorum without end. A run is over at a site whose
+        workers have all ended or failed permanently, but not at a silent or suspended site.
+        """
+        job = self.job
+        over = sorted(site for site, each in self.by_site.items() if _is_finished(each.workers))
+        left = len(job.spec.sites) - len(over)
+        if not over or left >= job.spec.min_sites:
+            return ""
+        few = f"{left} sites are left (minSites {job.spec.min_sites})"
+        return f"it is over at {', '.join(over)}: {few}"
+
+    def failed_ranks(self) -> frozenset[Rank]:
+        """Permanently failed workers of sites where other workers go on."""
+        sites = (each.workers for each in self.by_site.values())
+        return frozenset[Rank]().union(*(each.left for each in sites if not _is_finished(each)))
+
+    def counted_replicas(
+        self,
+        workers: tuple[WorkerIdentity, ...],
+        membership: Membership,
+        gone: frozenset[SiteName],
+    ) -> list[Rank]:
+        """Ranks whose accuracies count for `targetAccuracy`: workers that train or may still do so.
+
+        `gone`: sites without the run.
+        """
+        members = {member.identity: member for member in membership.members}
+        left = frozenset[Rank]().union(*(each.workers.left for each in self.by_site.values()))
+        differing = self.by_site.keys() - self._agreeing
+
+        def counts(worker: WorkerIdentity) -> bool:
+            if worker.site in gone or worker.rank in left:
+                return False
+            if (member := members.get(worker)) is not None:
+                return member.state is not MemberState.FINISHED
+            return worker.site not in differing  # it adds no new members
+
+        return [worker.rank for worker in workers if counts(worker)]
 
 
 def _own_workers(
@@ -225,120 +301,8 @@ def _worker_validator(job: Job) -> Callable[[WorkerIdentity], bool]:
     return is_valid
 
 
-def all_workers(
-    workers: tuple[WorkerIdentity, ...],
-    own: SiteName,
-    spec_fingerprint: SpecFingerprint,
-    reports: Mapping[SiteName, RunReport],
-) -> tuple[WorkerIdentity, ...]:
-    """The current workers of all sites, as each site reports its own.
-
-    `workers` by this site's manifest apply to sites without a report or with another manifest.
-    """
-    reported = {
-        site: report.workers.wanted
-        for site, report in reports.items()
-        if agree(report.spec, spec_fingerprint)
-    }
-    kept = [worker for worker in workers if worker.site == own or worker.site not in reported]
-    ranks = {worker.rank for worker in kept}
-    for wanted in reported.values():
-        for worker in wanted:
-            if worker.rank not in ranks:  # ranks are unique; this site's own take precedence
-                kept.append(worker)
-                ranks.add(worker.rank)
-    return tuple(sorted(kept))
-
-
-def remote_members(
-    own: SiteName,
-    spec_fingerprint: SpecFingerprint,
-    reports: Mapping[SiteName, RunReport],
-    membership: Membership,
-) -> list[Member]:
-    """Members of other sites that workers here should know.
-
-    A site with another manifest adds no members; admitted ones stay. Members of a site that no
-    longer has the run are LOST.
-    """
-    known = {member.identity: member for member in membership.members}
-    agreeing = {site for site, report in reports.items() if agree(report.spec, spec_fingerprint)}
-    reported = [
-        member
-        for site, report in reports.items()
-        for member in report.workers.members
-        if site in agreeing or member.identity in known
-    ]
-    gone = [
-        replace(member, state=MemberState.LOST)
-        for member in known.values()
-        if member.identity.site not in {own, *reports} and member.state is MemberState.READY
-    ]
-    return reported + gone
-
-
-def sites_without_run(
-    job: Job,
-    own: SiteName,
-    reports: Mapping[SiteName, RunReport],
-    reachability: Callable[[SiteName], SiteReachability],
-) -> frozenset[SiteName]:
-    """Other sites whose operators are reachable and do not serve this run.
-
-    There it is suspended, deleted or long over. An operator that has just started may still open
-    it.
-    """
-    silent = {SiteName(site.name) for site in job.spec.sites} - {own, *reports}
-    found = {site: reachability(site) for site in silent}
-    return frozenset(site for site, each in found.items() if each.reachable and each.named_all)
-
-
-def quorum_lost_reason(job: Job, reports: Mapping[SiteName, RunReport]) -> str:
-    """Why this run is over: it may go on at fewer than `minSites` sites. Empty: at enough.
-
-    Otherwise the workers would wait for a quorum without end. A run is over at a site whose workers
-    have all ended or failed permanently, but not at a silent or suspended site.
-    """
-    over = sorted(site for site, report in reports.items() if _is_finished(report.workers))
-    left = len(job.spec.sites) - len(over)
-    if not over or left >= job.spec.min_sites:
-        return ""
-    return f"it is over at {', '.join(over)}: {left} sites are left (minSites {job.spec.min_sites})"
-
-
-def remote_failed_ranks(reports: Mapping[SiteName, RunReport]) -> frozenset[Rank]:
-    """Permanently failed workers of sites where other workers go on."""
-    going_on = (each.workers for each in reports.values() if not _is_finished(each.workers))
-    return frozenset[Rank]().union(*(workers.left for workers in going_on))
-
-
 def _is_finished(workers: ReportedWorkers) -> bool:
     ended = {
         m.identity.rank for m in workers.members if m.state is MemberState.FINISHED
     } | workers.left
     return bool(workers.wanted) and all(worker.rank in ended for worker in workers.wanted)
-
-
-def counted_replicas(
-    workers: tuple[WorkerIdentity, ...],
-    spec_fingerprint: SpecFingerprint,
-    reports: Mapping[SiteName, RunReport],
-    membership: Membership,
-    gone: frozenset[SiteName],
-) -> list[Rank]:
-    """Ranks whose accuracies count for `targetAccuracy`: workers that train or may still do so.
-
-    `gone`: sites without the run.
-    """
-    members = {member.identity: member for member in membership.members}
-    left = frozenset[Rank]().union(*(report.workers.left for report in reports.values()))
-    differing = {site for site, each in reports.items() if not agree(each.spec, spec_fingerprint)}
-
-    def counts(worker: WorkerIdentity) -> bool:
-        if worker.site in gone or worker.rank in left:
-            return False
-        if (member := members.get(worker)) is not None:
-            return member.state is not MemberState.FINISHED
-        return worker.site not in differing  # it adds no new members
-
-    return [worker.rank for worker in workers if counts(worker)]

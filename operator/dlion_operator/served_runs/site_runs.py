@@ -9,16 +9,16 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord
 from dlion_api.spec import Job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.served_run import Signer, TokenVerifier
+from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.reports import (
     LinksTo,
     ReportedWorkers,
@@ -29,27 +29,14 @@ from dlion_operator.federation.reports import (
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.job_authority import JobAuthority, NamedAuthority
-from dlion_operator.pki.run_trust import Bundles, shared_keys, trusted_bundles
-from dlion_operator.plan.decisions import JobEvent
-from dlion_operator.plan.objects.exposure import Addresses, advertised_members
+from dlion_operator.pki.run_trust import shared_keys, trusted_bundles
+from dlion_operator.plan.decisions import JobEvent, OpenRun
+from dlion_operator.plan.objects.exposure import advertised_members
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, EMPTY_RUN_VIEW, RunView
 from dlion_operator.plan.outcome.job_status import format_time
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.refused_callers import RefusedCallers
-from dlion_operator.served_runs.remote_sites import (
-    FederationView,
-    all_workers,
-    counted_replicas,
-    quorum_lost_reason,
-    remote_failed_ranks,
-    remote_members,
-    remote_views,
-    sites_without_run,
-    spec_drift,
-    trusted_reports,
-    unserved_run_view,
-    with_site_pairs,
-)
+from dlion_operator.served_runs.remote_sites import RemoteReports, remote_views, unserved_run_view
 from dlion_operator.served_runs.site_run_state import SiteRunState
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_operator.served_runs.worker_events import WorkerEvents
@@ -61,7 +48,7 @@ LINK_COUNT_INTERVAL_S = 5.0
 
 
 class SiteRuns:
-    """Implements `dlion_operator.controller.reconcile.ServedRuns`."""
+    """The coordinator, as the reconciler uses it."""
 
     def __init__(
         self,
@@ -76,62 +63,51 @@ class SiteRuns:
         self._authority = authority
         self._tokens = tokens
         self._trigger = trigger
-        self._federation: FederationView | None = None
+        self._federation: FederationNode | None = None
         self._served: dict[JobKey, SiteRunState] = {}
         self.refused_callers = RefusedCallers(self._served, trigger)
-        server.on_refused(self.refused_callers.at_coordinator)
-        server.on_keeper_refused(self.refused_callers.at_keeper)
+        server.service.on_refused = self.refused_callers.at_coordinator
+        server.on_keeper_refused = self.refused_callers.at_keeper
 
-    def federate(self, federation: FederationView) -> None:
+    def federate(self, federation: FederationNode) -> None:
         """Take the reports of other sites into account from now on."""
         self._federation = federation
 
-    def open(
-        self,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        *,
-        spec_hash: str,
-        age_s: float,
-        failed: frozenset[Rank] = frozenset(),
-        addresses: Addresses | None = None,
-        authority: NamedAuthority | None = None,
-        kept_bundles: Bundles = MappingProxyType({}),
-    ) -> None:
-        key = job.key
+    def open(self, action: OpenRun) -> None:
+        """Serve that run with these workers, and close other runs of the same job."""
+        job, authority, key = action.job, action.authority, action.job.key
         if key in self._served:
-            self._served[key].addresses = addresses
-            self._update_run(key, job, workers, failed)
+            self._update_run(key, action)
             self._update_trust(key, authority)
             return
         self._close_except(key, key.namespace, key.name)
         own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
-        job_workers = all_workers(workers, own, spec_fingerprint, self._reports_of(job))
+        job_workers = self._remote(job, spec_fingerprint).all_workers(action.workers)
         target_accuracy = job.spec.trainer.stop.target_accuracy
         served = self._served[key] = SiteRunState(
             job,
             spec_fingerprint,
-            workers,
+            action.workers,
             job_workers,
             RunProgress(job),
             TargetAccuracyMonitor(target_accuracy, [worker.rank for worker in job_workers]),
             WorkerEvents(job_workers),
             time.monotonic(),
-            failed,
-            addresses,
-            JobAuthority(own, bundle_pem=kept_bundles.get(own, b"")) if authority else None,
-            kept_bundles,
+            action.failed,
+            action.addresses,
+            JobAuthority(own, bundle_pem=action.kept_bundles.get(own, b"")) if authority else None,
+            action.kept_bundles,
         )
         served.progress.expect(job_workers)
         self._server.open(
             job,
             workers=self._expected_workers(served),
-            spec_hash=spec_hash,
+            spec_hash=action.spec_hash,
             authorities=self._signers(served),
             bundles={} if authority else None,
             tokens=self._tokens,
             on_record=lambda record: self._take(key, record),
-            start_time_monotonic_s=time.monotonic() - age_s,
+            start_time_monotonic_s=time.monotonic() - action.age_s,
         )
         self._update_trust(key, authority)
         _LOG.info("run %s is served", key)
@@ -153,7 +129,8 @@ class SiteRuns:
             return
         own, now = self._authority.site, datetime.now(UTC)
         authority = served.authority.updated_with(named, now) if named else served.authority
-        reported = {site: each.bundle_pem for site, each in self._reports_of(served.job).items()}
+        reports = self._remote_of(served).by_site
+        reported = {site: each.bundle_pem for site, each in reports.items()}
         kept = {**served.kept_bundles, **served.bundles}
         sites = [own, *filter(self._is_trusted, (SiteName(s.name) for s in served.job.spec.sites))]
         trusted = trusted_bundles(sites, {**reported, own: authority.bundle_pem}, kept, now)
@@ -161,7 +138,8 @@ class SiteRuns:
         bundles = {site: each for site, each in trusted.items() if site not in served.shared_keys}
         if (authority, bundles) != (served.authority, served.bundles):
             served.authority, served.bundles = authority, bundles
-            self._server.set_run_trust(run, authority, bundles)
+            self._server.runs[run].replace_authority(authority)
+            self._server.runs[run].trust(bundles)
             for site, other in shared_keys(bundles, own, {}).items():
                 message = "run %s: %s is trusted in this run only: its authority has %s's key"
                 _LOG.warning(message, run, site, other)
@@ -176,19 +154,14 @@ class SiteRuns:
         self._authority = authority
         self._server.replace_authority(authority)
 
-    def _update_run(
-        self,
-        run: JobKey,
-        job: Job,
-        workers: tuple[WorkerIdentity, ...],
-        failed: frozenset[Rank],
-    ) -> None:
+    def _update_run(self, run: JobKey, action: OpenRun) -> None:
         """Apply a manifest that may have changed during the run."""
         served = self._served[run]
-        is_other = served.job != job
+        is_other = served.job != action.job
         if is_other:
-            served.job, served.spec_fingerprint = job, SpecFingerprint.of(job)
-        served.wanted, served.failed = workers, failed
+            served.job, served.spec_fingerprint = action.job, SpecFingerprint.of(action.job)
+        served.addresses = action.addresses
+        served.wanted, served.failed = action.workers, action.failed
         self._rescale(run)
         if is_other:
             self.update_remote(run)  # members that were rejected may now match the manifest
@@ -197,19 +170,16 @@ class SiteRuns:
 
     def _rescale(self, run: JobKey) -> None:
         served = self._served[run]
-        reports = self._reports_of(served.job)
-        job_workers = all_workers(
-            served.wanted, self._authority.site, served.spec_fingerprint, reports
-        )
+        job_workers = self._remote_of(served).all_workers(served.wanted)
         if served.workers != job_workers:
             served.workers = job_workers
             served.progress.expect(job_workers)
             served.events.expect(job_workers)
-        self._server.expect(run, self._expected_workers(served))
+        self._server.runs[run].expect(self._expected_workers(served))
 
     def _expected_workers(self, served: SiteRunState) -> tuple[WorkerIdentity, ...]:
         """The workers that others wait for: all but those that failed permanently at any site."""
-        failed = served.failed | remote_failed_ranks(self._reports_of(served.job))
+        failed = served.failed | self._remote_of(served).failed_ranks()
         return tuple(worker for worker in served.workers if worker.rank not in failed)
 
     def update_remote(self, run: JobKey) -> None:
@@ -219,13 +189,10 @@ class SiteRuns:
             return
         self._rescale(run)
         self._update_trust(run)
-        reports, membership = self._reports_of(served.job), self._server.membership(run)
-        self._server.update_remote_members(
-            run,
-            remote_members(self._authority.site, served.spec_fingerprint, reports, membership),
-        )
+        remote, membership = self._remote_of(served), self._server.membership(run)
+        self._server.runs[run].update_remote_members(remote.members(membership))
         is_over = served.is_over or served.progress.stop_reason
-        if not is_over and (reason := quorum_lost_reason(served.job, reports)):
+        if not is_over and (reason := remote.quorum_lost_reason()):
             self.stop(run, reason)
         self._check_target_accuracy(run)
         self._trigger(ObjectName(run.namespace, run.name))
@@ -235,19 +202,16 @@ class SiteRuns:
         served = self._served[run]
         if served.job.spec.trainer.stop.target_accuracy is None or served.is_over:
             return
-        reports, membership = self._reports_of(served.job), self._server.membership(run)
+        remote, membership = self._remote_of(served), self._server.membership(run)
         absent = frozenset[SiteName]()  # other sites that are known not to have this run
-        if (federation := self._federation) is not None:
-            own = self._authority.site
-            absent = sites_without_run(served.job, own, reports, federation.reachability)
-        counted = counted_replicas(
-            served.workers, served.spec_fingerprint, reports, membership, absent
-        )
+        if self._federation is not None:
+            absent = remote.sites_without_run(self._federation.reachability)
+        counted = remote.counted_replicas(served.workers, membership, absent)
         served.target.expect(set(counted) - self._ended_ranks(served))
         admitted = {member.identity.rank for member in membership.members}
         others = {
             rank: accuracy
-            for report in reports.values()
+            for report in remote.by_site.values()
             for rank, accuracy in report.workers.accuracies.items()
             if rank in admitted
         }
@@ -294,26 +258,30 @@ class SiteRuns:
             served.linked_s = now_s
         return served.links
 
-    def _reports_of(self, job: Job) -> Mapping[SiteName, RunReport]:
+    def _remote_of(self, served: SiteRunState) -> RemoteReports:
+        return self._remote(served.job, served.spec_fingerprint)
+
+    def _remote(self, job: Job, spec_fingerprint: SpecFingerprint) -> RemoteReports:
         """The reports of other sites on that run, limited to what each may report."""
-        if self._federation is None:
-            return {}
-        return trusted_reports(job, self._authority.site, self._federation.reports(job.key))
+        reports = {} if self._federation is None else self._federation.reports(job.key)
+        return RemoteReports(self._authority.site, job, spec_fingerprint, reports).trusted()
 
     def stop(self, run: JobKey, reason: str) -> None:
         if (served := self._served.get(run)) is not None and not served.stop_reason:
             served.stop_reason = reason
-            self._server.stop(run, reason)
+            self._server.runs[run].stop(reason)
 
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None:
         if run in self._served:
             self._served[run].is_over = True
-            self._server.finish(run, reason, succeeded=succeeded)
+            self._server.runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
+        """Stop serving any run of that job."""
         self._close_except(None, namespace, name)
 
     def view(self, run: JobKey) -> RunView | None:
+        """Return what is known of the run, or None if it is not served."""
         served = self._served.get(run)
         if served is None:
             return None
@@ -342,41 +310,31 @@ class SiteRuns:
         own, federation = self._authority.site, self._federation
         if federation is None:
             return view
-        reports = federation.reports(run)
+        remote = RemoteReports(own, served.job, served.spec_fingerprint, federation.reports(run))
         return replace(
             view,
-            links=with_site_pairs(
-                served.job, own, view.links, self._links_to(run, served), reports
-            ),
+            links=remote.with_site_pairs(view.links, self._links_to(run, served)),
             remote=remote_views(
                 served.job, own, served.spec_fingerprint, federation, served.shared_keys
             ),
-            drift=spec_drift(served.job, own, served.spec_fingerprint, reports),
+            drift=remote.spec_drift(),
         )
 
     def remote_view(self, run: JobKey, sites: Collection[SiteName]) -> RunView:
+        """Return what other ones of these sites report of a run that is not served here."""
         if self._federation is None:
             return EMPTY_RUN_VIEW
         others = [site for site in sites if site != self._authority.site]
         return unserved_run_view(run, others, self._federation)
 
     def events(self, run: JobKey) -> tuple[JobEvent, ...]:
+        """Return and remove the events of its workers that are due."""
         served = self._served.get(run)
         return () if served is None else served.events.pop_due(time.monotonic())
 
     def authority_pem(self) -> str:
+        """Return the certificate by which workers trust the coordinator."""
         return self._server.authority_pem.decode()
-
-    def refusals(self) -> Mapping[str, int]:
-        """Refused calls by reason."""
-        return {str(reason): count for reason, count in self._server.refusals().items()}
-
-    def keeper_refusals(self) -> Mapping[JobKey, Mapping[str, int]]:
-        """By run and reason."""
-        return self._server.keeper_refusals()
-
-    def calls(self) -> Mapping[str, int]:
-        return self._server.calls()
 
     def _close_except(self, kept: JobKey | None, namespace: str, name: str) -> None:
         for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:

@@ -20,15 +20,8 @@ from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.federation.events import (
-    Event,
-    FederationRefusalReason,
-    RefuseStream,
-    RunChanged,
-    StatementReceived,
-    StreamOpened,
-)
-from dlion_operator.federation.messages import greeting, greeting_of, statement_of, to_wire
+from dlion_operator.federation.messages import greeting, sites_of, statement_of, to_wire
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.reports import (
     Heartbeat,
     LinksTo,
@@ -118,12 +111,12 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
     right = _right(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent(chance, right))
     state = FederationState(OWN, (SPEAKER, OTHER))
-    state.handle(StreamOpened(1, SPEAKER, OWN, 0.0))
-    state.handle(StatementReceived(1, _report(SPEAKER), 0.0))
+    state.open_stream(1, SPEAKER, OWN, 0.0)
+    state.receive(1, _report(SPEAKER), 0.0)
     try:
-        told = state.handle(_event(readable(parser(wire.Statement)(content))))
-        word = "refused" if any(isinstance(each, RefuseStream) for each in told) else "taken"
-    except ContractError:
+        _receive(state, readable(parser(wire.Statement)(content)))
+        word = "taken"
+    except (ContractError, StreamRefusedError):
         word = "refused"
     for reports in map(state.reports, (RUN, JobKey("default", "digits", "2"))):
         assert all(
@@ -134,19 +127,20 @@ def attack_federation(chance: random.Random, folder: Path) -> str | None:
         bundles = {site: report.bundle_pem for site, report in reports.items()}
         for bundle in trusted_bundles((SPEAKER, OTHER), bundles, {}, datetime.now(UTC)).values():
             assert parse_authorities(bundle)
-    state.handle(StreamOpened(3, OTHER, OWN, 2.0))
-    assert state.handle(StatementReceived(3, _report(OTHER), 2.0)) == (RunChanged(RUN),)
+    state.open_stream(3, OTHER, OWN, 2.0)
+    assert state.receive(3, _report(OTHER), 2.0) == (RUN,)
     assert state.reachability(OTHER, 2.0).reachable
     return word
 
 
-def _event(message: wire.Statement) -> Event:
-    """As `service` makes it. A greeting of another site has another certificate."""
+def _receive(state: FederationState, message: wire.Statement) -> None:
+    """As `service` does it. A greeting of another site has another certificate."""
     if message.HasField("greeting"):
-        site, to_site = greeting_of(message)
+        site, to_site = sites_of(message.greeting)
         if site != SPEAKER:
             raise ContractError(FederationRefusalReason.BAD_CERTIFICATE)
-        return StreamOpened(2, site, to_site, 1.0)
+        state.open_stream(2, site, to_site, 1.0)
+        return
     statement = statement_of(message, SPEAKER)
     assert statement_of(to_wire(statement), SPEAKER) == statement
-    return StatementReceived(1, statement, 1.0)
+    state.receive(1, statement, 1.0)

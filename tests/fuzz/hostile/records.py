@@ -31,13 +31,13 @@ from dlion_api.protocol.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
 from dlion_core.topology.clusters import graph_of_groups, grouping_problem
-from dlion_operator.coordinator.events import Accept, JoinRequested, PresentedToken, RefuseCall
+from dlion_operator.coordinator.events import CallRefusedError, JoinRequested, PresentedToken
 from dlion_operator.coordinator.messages import (
+    access_event,
     checked_size,
     join_event,
     membership_update,
     report_event,
-    sign_event,
 )
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.pki.authority import CertificateAuthority
@@ -180,7 +180,7 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     right = _right_request(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
     state = CoordinatorState(JOB, WORKERS, "hash")
-    state.handle(
+    state.join(
         JoinRequested(1, str(JOB), WORKERS[0], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0)
     )
     token_ok = chance.random() < 0.9
@@ -189,19 +189,23 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
         request: Any = type(right).FromString(content)
         checked_size(request)
         if isinstance(request, wire.SignRequest):
-            told = state.handle(sign_event(request, bearer=bearer))
+            state.admit(access_event(request, bearer))
         elif isinstance(request, wire.JoinRequest):
-            told = state.handle(join_event(request, stream=2, bearer=bearer))
+            state.join(join_event(request, stream=2, bearer=bearer))
         else:
-            told = state.handle(report_event(request, token_ok=token_ok, now_s=0.0))
-        word = "refused" if any(isinstance(each, RefuseCall) for each in told) else "taken"
-    except (ContractError, DecodeError):  # the skin answers both with INVALID_ARGUMENT
+            state.report(report_event(request, bearer=bearer, now_s=0.0))
+        word = "taken"
+    except (
+        ContractError,
+        CallRefusedError,
+        DecodeError,
+    ):  # the skin answers both with INVALID_ARGUMENT
         word = "refused"
     assert word == "refused" or token_ok
     honest = JoinRequested(
         3, str(JOB), WORKERS[1], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0
     )
-    assert Accept() in state.handle(honest)
+    state.join(honest)  # it would raise if it were refused
     return word
 
 

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
+from dlion_operator.kubernetes.client import Kind, SigningKeys
+from dlion_operator.kubernetes.store import ClusterStore
 from dlion_operator.pki.pod_tokens import (
-    PodRecord,
     PodTokens,
-    SigningKeys,
     expected_labels,
     expected_owner,
 )
@@ -45,10 +45,15 @@ def _key() -> ec.EllipticCurvePrivateKey:
 class _Site:
     """A cluster with one pod and one key."""
 
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        is_there = (namespace, name, uid) == (JOB.namespace, POD["name"], POD["uid"])
+    def __init__(self) -> None:
         labels = expected_labels(WORKER, JOB)
-        return PodRecord(labels, expected_owner(WORKER, JOB, labels)) if is_there else None
+        owner = expected_owner(WORKER, JOB, labels)
+        job = {"namespace": JOB.namespace, "name": owner.name, "uid": "job-1"}
+        reference = {"kind": owner.kind, "name": owner.name, "uid": "job-1", "controller": True}
+        pod = POD | {"namespace": JOB.namespace, "labels": labels, "ownerReferences": [reference]}
+        self.store = ClusterStore()
+        self.store.put(Kind.JOB, {"metadata": job})
+        self.store.put(Kind.POD, {"metadata": pod})
 
     async def read_keys(self) -> SigningKeys:
         key = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(_key().public_key()))
@@ -89,7 +94,7 @@ def attack_token(chance: random.Random, folder: Path) -> str | None:
     claims = _claims()
     right = jwt.encode(claims, _key(), algorithm="ES256", headers={"kid": "k1"})
     wrong = bending.until_other(right, lambda: _bent(chance, right, claims))
-    tokens = PodTokens(_Site(), _Site().read_keys)
+    tokens = PodTokens(_Site().store, _Site().read_keys)
 
     async def verified() -> tuple[bool, bool]:
         return (

@@ -220,7 +220,7 @@ def _nodes(run: Run) -> dict[str, str]:
     """Node address of each worker's newest pod, by short name."""
     pods: dict[str, PodView] = {}
     for pod in sorted(run.pods, key=lambda each: each.created_at or _LONG_AGO):
-        if pod.phase not in ("Succeeded", "Failed"):
+        if not pod.is_finished:
             pods[pod.worker] = pod
     return {worker: pod.node_address for worker, pod in pods.items()}
 

@@ -65,6 +65,12 @@ def overdue_pods(
             yield pod
 
 
+def overdue_nodes(
+    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
+) -> set[str]:
+    return {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
+
+
 def node_name(pod: PodView) -> str:
     return str((pod.document.get("spec") or {}).get("nodeName") or "")
 

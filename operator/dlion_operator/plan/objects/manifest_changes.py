@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from dlion_api import cluster_names as names
 from dlion_api.document import to_document
 from dlion_api.errors import Problem
 from dlion_api.spec import Job
@@ -19,11 +17,12 @@ from dlion_api.status import Reason
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.objects.garbage_collection import delete_run_objects
-from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.observed import Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.outcome.run_outcome import has_trained, may_miss_workers
@@ -95,24 +94,17 @@ def template_problem(run: Run, observed: Observed, settings: Settings) -> str:
 
 def invalid_manifest(error: Exception, observed: Observed, run_id: str) -> Diagnosis:
     messages = [str(error)]
-    if any(_run_of(job) == run_id for job in observed.jobs):
+    if any(WorkerJobView(job).run_id == run_id for job in observed.jobs):
         messages.insert(0, f"run {run_id} goes on; this operator cannot read the manifest")
     return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, join_messages(messages))
-
-
-def _run_of(document: Mapping[str, Any]) -> str:
-    return str((document["metadata"].get("labels") or {}).get(names.RUN_LABEL, ""))
 
 
 def ignored_fields_note(unknown: list[Problem]) -> str:
     """Note on fields of a newer CRD, which this operator ignores. Empty: there are none."""
     if not unknown:
         return ""
-    paths = [problem.path for problem in unknown[:MAX_LISTED_FIELDS]]
-    more = (
-        f" and {len(unknown) - MAX_LISTED_FIELDS} more" if len(unknown) > MAX_LISTED_FIELDS else ""
-    )
+    paths = first_of([problem.path for problem in unknown], MAX_LISTED_FIELDS)
     return (
-        f"this operator does not know {', '.join(paths)}{more} and ignores it; the CRD is newer:"
+        f"this operator does not know {paths} and ignores it; the CRD is newer:"
         " upgrade the operator"
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dlion_api.status import ConditionType, Reason
+from dlion_operator.model.job_view import condition
 from dlion_operator.plan.decisions import JobEvent
-from dlion_operator.plan.observed import Observed
+from dlion_operator.plan.observed import Document, Observed
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-
-Conditions = Sequence[Mapping[str, Any]]
 
 _WARNING_PHASES = (JobPhase.FAILED, JobPhase.STUCK, JobPhase.DEGRADED, JobPhase.KEEPER_AWAY)
 
@@ -19,38 +18,31 @@ def select_events(
     diagnosis: Diagnosis, observed: Observed, status: Mapping[str, Any]
 ) -> tuple[JobEvent, ...]:
     """Return the events of that diagnosis. `status` is about to be written."""
-    before = (observed.document.get("status") or {}).get("conditions") or ()
-    events = _drift_events(before, status) + _authority_events(before, diagnosis, observed)
-    if _condition(before, ConditionType.READY).get("reason") != diagnosis.reason:
+    before = observed.document
+    events = _drift_events(before, status) + _authority_events(diagnosis, observed)
+    if condition(before, ConditionType.READY).get("reason") != diagnosis.reason:
         bad = diagnosis.phase in _WARNING_PHASES
         message = diagnosis.message or diagnosis.reason.value
         events += (JobEvent(diagnosis.reason.value, message, "Warning" if bad else "Normal"),)
     return events
 
 
-def _drift_events(before: Conditions, status: Mapping[str, Any]) -> tuple[JobEvent, ...]:
+def _drift_events(before: Document, status: Mapping[str, Any]) -> tuple[JobEvent, ...]:
     """An event when the sites' manifests begin to differ."""
     was, now = (
-        _condition(each, ConditionType.SPEC_CONSISTENT)
-        for each in (before, status.get("conditions") or ())
+        condition(each, ConditionType.SPEC_CONSISTENT) for each in (before, {"status": status})
     )
     if now.get("status") != "False" or was.get("status") == "False":
         return ()
     return (JobEvent(Reason.SPEC_DIFFERS.value, str(now.get("message")), "Warning"),)
 
 
-def _authority_events(
-    before: Conditions, diagnosis: Diagnosis, observed: Observed
-) -> tuple[JobEvent, ...]:
+def _authority_events(diagnosis: Diagnosis, observed: Observed) -> tuple[JobEvent, ...]:
     """An event when a running run begins to lack the authority that its job names."""
     problem = observed.authority.problem if observed.authority else ""
-    previous_message = str(_condition(before, ConditionType.READY).get("message"))
+    previous_message = str(condition(observed.document, ConditionType.READY).get("message"))
     is_new = problem in diagnosis.message and problem not in previous_message
     # The diagnosis' own reason already has an event.
     if not problem or not is_new or diagnosis.reason is Reason.NO_AUTHORITY:
         return ()
     return (JobEvent(Reason.NO_AUTHORITY.value, diagnosis.message, "Warning"),)
-
-
-def _condition(conditions: Conditions, type_: ConditionType) -> Mapping[str, Any]:
-    return next((each for each in conditions if each.get("type") == type_), {})

@@ -60,16 +60,13 @@ class SpecConsistency:
     message: str = ""
 
 
-CONSISTENCY_UNKNOWN = SpecConsistency()
-
-
 def job_conditions(
     diagnosis: Diagnosis,
     *,
     before: Iterable[Mapping[str, Any]],
     generation: int,
     now: str,
-    consistency: SpecConsistency = CONSISTENCY_UNKNOWN,
+    consistency: SpecConsistency,
 ) -> tuple[Condition, ...]:
     """All conditions of a job with that diagnosis. `before`: its current conditions.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
 from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
-from dlion_operator.model.job_view import parse_time
+from dlion_operator.model.job_view import job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
     Diagnosis,
@@ -39,8 +40,7 @@ NO_REMOTE_SITES = "this operator knows no other sites; name them in the chart's 
 def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, Any]:
     """The status of a job without a run here. What it reports of its run stays."""
     held = _conditions(diagnosis, observed)
-    spec = observed.document.get("spec") or {}
-    run_id = str(spec.get("runId", ""))[:24]
+    run_id = job_key(observed.document).run_id[:24]
     status = Status(
         observed_generation=_generation(observed),
         state=state_of(held).value,
@@ -138,31 +138,24 @@ def _previous_status(observed: Observed, run: Run) -> Mapping[str, Any]:
 def _site(name: str, run: Run, view: RunView, observed: Observed) -> SiteStatus:
     site = SiteName(name)
     ready = view.ready.get(site, 0)
+    workers = run.size if name == run.site else run.remote_size(site, view)
+    status = SiteStatus(name=name, state="Ready", workers=workers, ready_workers=ready)
     if name == run.site:
-        return SiteStatus(
-            name=name,
-            state="Ready" if ready >= run.size else "Starting",
-            workers=run.size,
-            ready_workers=ready,
+        return replace(
+            status,
+            state="Ready" if ready >= workers else "Starting",
             spec_hash=run.spec_hash,
             iteration=view.iteration or None,
             samples_per_second=_rate(view.samples_per_s),
         )
-    workers = run.remote_size(site, view)
     there = view.remote.get(site)
+    if there is None and ready >= workers:
+        return status
     if there is None:
-        return SiteStatus(
-            name=name,
-            state="Ready" if ready >= workers else "Unreachable",
-            workers=workers,
-            ready_workers=ready,
-            message="" if ready >= workers else NO_REMOTE_SITES,
-        )
-    return SiteStatus(
-        name=name,
+        return replace(status, state="Unreachable", message=NO_REMOTE_SITES)
+    return replace(
+        status,
         state=_remote_state(there, is_complete=ready >= workers),
-        workers=workers,
-        ready_workers=ready,
         spec_hash=there.spec_hash,
         message=(there.problem if there.agrees else view.drift)[:1024],
         iteration=there.iteration or None,

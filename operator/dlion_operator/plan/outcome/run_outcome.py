@@ -14,7 +14,8 @@ from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed
+from dlion_operator.model.job_view import condition, is_true
+from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run
@@ -89,10 +90,10 @@ def is_deadline_exceeded(run: Run, now: datetime) -> bool:
 
 def end_condition(observed: Observed, run_id: str) -> tuple[str, str] | None:
     """Type and time of the condition that ended that run, or None."""
-    for condition in status_of_run(observed, run_id).get("conditions") or ():
-        ends = condition.get("type") in (ConditionType.SUCCEEDED, ConditionType.FAILED)
-        if ends and condition.get("status") == "True":
-            return str(condition["type"]), str(condition.get("lastTransitionTime") or "")
+    status = {"status": status_of_run(observed, run_id)}
+    for type_ in (ConditionType.SUCCEEDED, ConditionType.FAILED):
+        if is_true(status, type_):
+            return type_, str(condition(status, type_).get("lastTransitionTime") or "")
     return None
 
 
@@ -146,7 +147,7 @@ def _missing_replicas(run: Run) -> list[str]:
     """Messages on wanted replicas that the model lacks, as far as is known."""
     messages = []
     if run.failed:
-        messages.append(f"the model lacks {_list_workers(run.failed)}: failed for good")
+        messages.append(f"the model lacks {first_of(run.failed, MAX_LISTED)}: failed for good")
     saved = max(_reports(run), key=lambda report: len(report.ranks), default=None)
     if saved is None or not saved.ranks:
         return messages
@@ -154,13 +155,8 @@ def _missing_replicas(run: Run) -> list[str]:
     here = {f"{run.site}/{name}" for name in run.failed}
     absent = [wanted[rank].name for rank in saved.missing if rank in wanted]
     if others := [name for name in absent if name not in here]:
-        messages.append(f"the model lacks {_list_workers(others)}: not reached at the end")
+        messages.append(f"the model lacks {first_of(others, MAX_LISTED)}: not reached at the end")
     return messages
-
-
-def _list_workers(workers: tuple[str, ...] | list[str]) -> str:
-    more = f" and {len(workers) - MAX_LISTED} more" if len(workers) > MAX_LISTED else ""
-    return ", ".join(workers[:MAX_LISTED]) + more
 
 
 def _progress_text(run: Run, observed: Observed) -> str:
@@ -190,7 +186,7 @@ def diagnose_failure(run: Run) -> Diagnosis:
     messages = [pod.failure for pod in failures]
     messages = messages or [job.failure for job in run.jobs.values() if job.failure]
     if run.failed:
-        messages.insert(0, f"{_list_workers(run.failed)} failed for good")
+        messages.insert(0, f"{first_of(run.failed, MAX_LISTED)} failed for good")
     return Diagnosis(
         JobPhase.FAILED, reason, join_messages(messages or ["no worker trained to the end"])
     )

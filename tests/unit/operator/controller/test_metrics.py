@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from dlion_api.names import SiteName
 from dlion_operator.controller.metrics import JobMetrics
+from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.kubernetes.store import ClusterStore
 from dlion_operator.plan.observed import RunView
@@ -30,10 +31,9 @@ def workers_of(document: dict[str, Any]) -> tuple[float | None, float | None]:
     registry.register(
         JobMetrics(
             store,
+            CoordinatorServer("127.0.0.1:0", None),
             site=PLANT_A,
-            refusals=dict,
-            calls=dict,
-            keeper_refusals=dict,
+            leases_held=dict,
             watch_age_s=lambda: 0.0,
         )
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,7 +314,8 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
 
 def test_watches_that_may_be_silent_are_an_illness() -> None:
     async def judge(*, gone_back: bool) -> str:
-        return HealthMonitor(OperatorMetrics(), lambda: 0, lambda: gone_back).unhealthy_reason()
+        resync: Any = SimpleNamespace(stale_rounds=0, has_version_decreased=gone_back)
+        return HealthMonitor(OperatorMetrics(), resync).unhealthy_reason()
 
     assert asyncio.run(judge(gone_back=False)) == ""
     assert "went back" in asyncio.run(judge(gone_back=True))
@@ -321,7 +323,8 @@ def test_watches_that_may_be_silent_are_an_illness() -> None:
 
 def test_two_rounds_in_a_row_are_an_illness() -> None:
     async def judge(rounds: int) -> str:
-        return HealthMonitor(OperatorMetrics(), lambda: rounds).unhealthy_reason()
+        resync: Any = SimpleNamespace(stale_rounds=rounds, has_version_decreased=False)
+        return HealthMonitor(OperatorMetrics(), resync).unhealthy_reason()
 
     assert asyncio.run(judge(1)) == ""
     assert "watches missed changes in 2 rounds" in asyncio.run(judge(2))

@@ -43,7 +43,7 @@ def test_who_is_too_slow_finds_a_gap() -> None:
 
 def test_nothing_is_kept_where_nobody_follows() -> None:
     assert feed(10, kept=0).batch(1) is None
-    assert feed(10, kept=0).next_sequence == 11
+    assert feed(10, kept=0)._next == 11
 
 
 def test_the_first_end_comes_after_the_last_record() -> None:
@@ -71,7 +71,7 @@ def test_what_is_left_is_the_newest_in_order_and_within_the_bound(
     everything = [text for put in puts for text in put]
     for put in puts:
         made.put(put)
-    sequence, taken = min(start, made.next_sequence), list[str]()
+    sequence, taken = min(start, made._next), list[str]()
     while (batch := made.batch(sequence)) is not None:
         assert batch.first_sequence >= sequence
         assert len(batch.texts) <= MAX_RECORDS_PER_REPORT
@@ -80,6 +80,6 @@ def test_what_is_left_is_the_newest_in_order_and_within_the_bound(
         assert list(batch.texts) == everything[at : at + len(batch.texts)]
         taken += batch.texts
         sequence = batch.next_sequence
-    assert made.next_sequence == len(everything) + 1
-    assert sequence == made.next_sequence or not taken
+    assert made._next == len(everything) + 1
+    assert sequence == made._next or not taken
     assert sum(len(text) + RECORD_OVERHEAD_BYTES for text in taken) <= limit_bytes

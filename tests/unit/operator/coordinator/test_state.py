@@ -7,6 +7,7 @@ Left out: wire messages and gRPC (tests/local/test_coordination.py).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -15,22 +16,17 @@ from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdenti
 from dlion_api.protocol.membership import MemberState
 from dlion_api.protocol.progress import EventRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.trust import FOLLOWING
 from dlion_operator.coordinator.events import (
-    Accept,
-    CertificateRequested,
+    AccessRequested,
+    CallRefusedError,
     Deliver,
     EndStream,
-    Event,
     Instruction,
     JoinRequested,
     PresentedToken,
     Publish,
-    RecordsRequested,
-    RefuseCall,
     ReportReceived,
-    StopRequested,
-    StreamEnded,
-    WorkersChanged,
 )
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.model.rate_limiter import BURST_RECORDS, RECORDS_PER_S
@@ -74,15 +70,31 @@ def report(
     record = EventRecord(0.0, Rank(rank), 0, "Tested", "")
     records = (record,) * count
     return ReportReceived(
-        str(JOB), WORKERS[rank], True, incarnation, sequence, records, finished, now_s
+        str(JOB), WORKERS[rank], SHOWN, incarnation, sequence, records, finished, now_s
     )
 
 
-def refused(instructions: tuple[Instruction, ...]) -> RefusalReason | None:
-    match instructions:
-        case (RefuseCall(reason),):
-            return reason
-    assert not any(isinstance(instruction, RefuseCall) for instruction in instructions)
+Call = AccessRequested | JoinRequested | ReportReceived
+
+
+def handle(state: CoordinatorState, call: Call) -> tuple[Instruction, ...]:
+    """What follows from the call, which may be refused."""
+    match call:
+        case JoinRequested():
+            return state.join(call)
+        case ReportReceived():
+            return state.report(call)
+        case AccessRequested():
+            state.admit(call)
+            return ()
+
+
+def refused(state: CoordinatorState, call: Call) -> RefusalReason | None:
+    """Why the call is refused; None: it is not."""
+    try:
+        handle(state, call)
+    except CallRefusedError as refusal:
+        return refusal.reason
     return None
 
 
@@ -92,7 +104,7 @@ def states(state: CoordinatorState) -> list[str]:
 
 def test_a_worker_of_the_manifest_is_admitted_and_published() -> None:
     state = coordinator()
-    assert state.handle(join(1, stream=1, address="h:9")) == (Accept(), Publish())
+    assert handle(state, join(1, stream=1, address="h:9")) == (Publish(),)
     membership = state.membership()
     assert (membership.version, membership.expected_count, membership.job) == (1, 3, JOB)
     member = membership.member(Rank(1))
@@ -119,123 +131,124 @@ RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
 )
 def test_others_are_refused(change: dict[str, object], reason: RefusalReason) -> None:
     state = coordinator()
-    assert refused(state.handle(replace(join(stream=1), **change))) is reason
+    assert refused(state, replace(join(stream=1), **change)) is reason
     assert state.membership().members == ()
-    assert state.handle(StreamEnded(1)) == ()
+    assert state.end_stream(1) == ()
 
 
 def test_a_certificate_is_for_those_whose_token_holds() -> None:
     state = coordinator()
-    assert state.handle(CertificateRequested(str(JOB), WORKERS[0], "trainer", SHOWN)) == (Accept(),)
-    stranger = CertificateRequested(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
-    assert refused(state.handle(stranger)) is RefusalReason.BAD_TOKEN
+    assert handle(state, AccessRequested(str(JOB), WORKERS[0], "trainer", SHOWN)) == ()
+    stranger = AccessRequested(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
+    assert refused(state, stranger) is RefusalReason.BAD_TOKEN
 
 
 def test_a_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     pod = Bearer("uid-1")
     assert (
-        refused(
-            state.handle(replace(join(stream=1), presented=PresentedToken(pod, Proof(b"key", 1))))
-        )
+        refused(state, replace(join(stream=1), presented=PresentedToken(pod, Proof(b"key", 1))))
         is None
     )
     other = PresentedToken(pod, Proof(b"another", 9))
-    asked = CertificateRequested(str(JOB), WORKERS[0], "sidecar", other)
-    assert refused(state.handle(asked)) is RefusalReason.REPLAYED_TOKEN
+    asked = AccessRequested(str(JOB), WORKERS[0], "sidecar", other)
+    assert refused(state, asked) is RefusalReason.REPLAYED_TOKEN
     thief = replace(join(stream=2, incarnation=9), presented=other)
-    assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
+    assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
     own = replace(asked, presented=PresentedToken(pod, Proof(b"key", 1)))
-    assert state.handle(own) == (Accept(),)
-    assert refused(state.handle(own)) is RefusalReason.REPLAYED_TOKEN, "once more"
+    assert handle(state, own) == ()
+    assert refused(state, own) is RefusalReason.REPLAYED_TOKEN, "once more"
 
 
 def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     keeper, pod = KeeperIdentity(SiteName("plant-a")), Bearer("uid-2")
-    followed = RecordsRequested(str(JOB), keeper, PresentedToken(pod, Proof(b"key", 1)))
-    assert state.handle(followed) == (Accept(),)
+    followed = AccessRequested(str(JOB), keeper, FOLLOWING, PresentedToken(pod, Proof(b"key", 1)))
+    assert handle(state, followed) == ()
     thief = replace(followed, presented=PresentedToken(pod, Proof(b"another", 2)))
-    assert refused(state.handle(thief)) is RefusalReason.REPLAYED_TOKEN
+    assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
 
 
 def test_a_new_incarnation_takes_over_and_the_old_one_is_a_ghost() -> None:
     state = coordinator()
-    state.handle(join(stream=1, incarnation=5))
-    taken = state.handle(join(stream=2, incarnation=7, address="b:2"))
-    assert taken == (Accept(), EndStream(1), Publish())
+    handle(state, join(stream=1, incarnation=5))
+    taken = handle(state, join(stream=2, incarnation=7, address="b:2"))
+    assert taken == (EndStream(1), Publish())
     # The old stream's end is no loss.
-    assert state.handle(StreamEnded(1)) == ()
+    assert state.end_stream(1) == ()
     assert states(state) == ["Ready"]
-    ghost = state.handle(join(stream=3, incarnation=5))
-    assert refused(ghost) is RefusalReason.OLD_INCARNATION
-    assert isinstance(ghost[0], RefuseCall)
-    assert ghost[0].known_incarnation == 7
+    with pytest.raises(CallRefusedError) as ghost:
+        state.join(join(stream=3, incarnation=5))
+    assert ghost.value.reason is RefusalReason.OLD_INCARNATION
+    assert ghost.value.known_incarnation == 7
     member = state.membership().member(Rank(0))
     assert member is not None
     assert member.exchange_address == "b:2"
     old_report = report(incarnation=5)
-    assert refused(state.handle(old_report)) is RefusalReason.OLD_INCARNATION
+    assert refused(state, old_report) is RefusalReason.OLD_INCARNATION
 
 
 def test_a_broken_stream_loses_a_worker_and_the_same_incarnation_may_come_back() -> None:
     state = coordinator()
-    state.handle(join(stream=1))
-    assert state.handle(StreamEnded(1)) == (Publish(),)
+    handle(state, join(stream=1))
+    assert state.end_stream(1) == (Publish(),)
     assert states(state) == ["Lost"]
-    assert state.handle(join(stream=2)) == (Accept(), Publish())
+    assert handle(state, join(stream=2)) == (Publish(),)
     assert states(state) == ["Ready"]
     assert state.membership().version == 3
 
 
 def test_joining_again_unchanged_publishes_nothing() -> None:
     state = coordinator()
-    state.handle(join(stream=1))
-    assert state.handle(join(stream=2)) == (Accept(), EndStream(1))
+    handle(state, join(stream=1))
+    assert handle(state, join(stream=2)) == (EndStream(1),)
     assert state.membership().version == 1
 
 
 def test_a_worker_that_left_in_order_is_not_lost() -> None:
     state = coordinator()
-    state.handle(join(stream=1))
-    left = state.handle(report(finished=True))
+    handle(state, join(stream=1))
+    left = handle(state, report(finished=True))
     assert left[-1] == Publish()
-    assert state.handle(StreamEnded(1)) == ()
+    assert state.end_stream(1) == ()
     assert states(state) == ["Finished"]
-    assert refused(state.handle(join(stream=2))) is RefusalReason.FINISHED
-    assert refused(state.handle(report(sequence=2))) is RefusalReason.FINISHED
+    assert refused(state, join(stream=2)) is RefusalReason.FINISHED
+    assert refused(state, report(sequence=2)) is RefusalReason.FINISHED
     # Its farewell may be said twice, where the answer was lost; a new start may join.
-    assert state.handle(report(finished=True)) == (Accept(),)
-    assert state.handle(join(stream=3, incarnation=2)) == (Accept(), Publish())
+    assert handle(state, report(finished=True)) == ()
+    assert handle(state, join(stream=3, incarnation=2)) == (Publish(),)
 
 
 def test_versions_go_on_above_what_workers_know() -> None:
     """A coordinator that starts anew has forgotten its versions; its workers have not."""
     state = coordinator()
-    state.handle(join(0, stream=1, known=57))
+    handle(state, join(0, stream=1, known=57))
     assert state.membership().version == 58
-    state.handle(join(1, stream=2, known=57))
+    handle(state, join(1, stream=2, known=57))
     assert state.membership().version == 59
-    assert state.handle(join(0, stream=3, known=80))[-1] == Publish()
+    assert handle(state, join(0, stream=3, known=80))[-1] == Publish()
     assert state.membership().version == 81
 
 
 def test_versions_only_grow() -> None:
     state = coordinator()
-    timeline: list[Event] = [
+    timeline: list[Call | int] = [  # a number: that stream ends
         join(0, stream=1),
         join(1, stream=2),
-        StreamEnded(2),
+        2,
         join(1, stream=3, incarnation=2),
         join(1, stream=4, incarnation=1),
         report(0),
-        StreamEnded(3),
+        3,
         report(0, sequence=2, finished=True),
-        StreamEnded(1),
+        1,
     ]
     versions = [0]
     for event in timeline:
-        published = Publish() in state.handle(event)
+        published = False
+        with suppress(CallRefusedError):
+            told = state.end_stream(event) if isinstance(event, int) else handle(state, event)
+            published = Publish() in told
         versions.append(state.membership().version)
         assert published == (versions[-1] > versions[-2])
     assert states(state) == ["Finished", "Lost"]
@@ -243,95 +256,95 @@ def test_versions_only_grow() -> None:
 
 def test_a_report_is_taken_once() -> None:
     state = coordinator()
-    state.handle(join(stream=1))
+    handle(state, join(stream=1))
     first = report(sequence=1)
-    assert state.handle(first) == (Accept(), Deliver(first.records))
-    assert state.handle(first) == (Accept(),)
+    assert handle(state, first) == (Deliver(first.records),)
+    assert handle(state, first) == ()
     second = report(sequence=2)
-    assert state.handle(second) == (Accept(), Deliver(second.records))
+    assert handle(state, second) == (Deliver(second.records),)
     # A new start counts anew.
-    state.handle(join(stream=2, incarnation=2))
+    handle(state, join(stream=2, incarnation=2))
     anew = report(sequence=1, incarnation=2)
-    assert state.handle(anew) == (Accept(), Deliver(anew.records))
+    assert handle(state, anew) == (Deliver(anew.records),)
 
 
 def test_a_report_before_joining_is_asked_for_again_later() -> None:
     state = coordinator()
-    assert refused(state.handle(report())) is RefusalReason.NOT_JOINED
+    assert refused(state, report()) is RefusalReason.NOT_JOINED
     assert RefusalReason.NOT_JOINED.passing
 
 
 def test_nobody_reports_in_anothers_name() -> None:
     state = coordinator()
-    state.handle(join(0, stream=1))
+    handle(state, join(0, stream=1))
     foreign = replace(report(0), records=(EventRecord(0.0, Rank(1), 0, "Tested", ""),))
-    assert refused(state.handle(foreign)) is RefusalReason.MALFORMED
+    assert refused(state, foreign) is RefusalReason.MALFORMED
     step = StepRecord(0.0, Rank(0), 9, 1, 0.5, 8, 32, 0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 8)
-    assert refused(state.handle(replace(report(0), records=(step,)))) is RefusalReason.MALFORMED
+    assert refused(state, replace(report(0), records=(step,))) is RefusalReason.MALFORMED
 
 
 def test_a_flood_of_records_is_bounded_for_its_sender_alone() -> None:
     state = coordinator()
-    state.handle(join(0, stream=1))
-    state.handle(join(1, stream=2))
+    handle(state, join(0, stream=1))
+    handle(state, join(1, stream=2))
     burst = int(BURST_RECORDS)
-    assert refused(state.handle(report(sequence=1, count=burst))) is None
-    assert refused(state.handle(report(sequence=2))) is RefusalReason.TOO_MUCH
-    assert refused(state.handle(report(1, sequence=1))) is None
+    assert refused(state, report(sequence=1, count=burst)) is None
+    assert refused(state, report(sequence=2)) is RefusalReason.TOO_MUCH
+    assert refused(state, report(1, sequence=1)) is None
     # Neither joining again nor starting anew fills the bucket; time does.
-    state.handle(join(0, stream=3, incarnation=2))
+    handle(state, join(0, stream=3, incarnation=2))
     again = report(sequence=1, incarnation=2)
-    assert refused(state.handle(again)) is RefusalReason.TOO_MUCH
-    assert refused(state.handle(replace(again, now_s=1.5 / RECORDS_PER_S))) is None
+    assert refused(state, again) is RefusalReason.TOO_MUCH
+    assert refused(state, replace(again, now_s=1.5 / RECORDS_PER_S)) is None
 
 
 def test_a_wish_to_stop_is_published_once() -> None:
     state = coordinator()
-    assert state.handle(StopRequested("Interrupted")) == (Publish(),)
-    assert state.handle(StopRequested("Again")) == ()
+    assert state.stop("Interrupted") == (Publish(),)
+    assert state.stop("Again") == ()
     assert state.stop_reason == "Interrupted"
 
 
 def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     state = coordinator()
     keeper = KeeperIdentity(SiteName("plant-a"))
-    assert state.handle(CertificateRequested(str(JOB), keeper, "keeper", SHOWN)) == (Accept(),)
-    assert state.handle(RecordsRequested(str(JOB), keeper, SHOWN)) == (Accept(),)
-    elsewhere = RecordsRequested(str(JOB), KeeperIdentity(SiteName("plant-b")), SHOWN)
-    assert refused(state.handle(elsewhere)) is RefusalReason.UNKNOWN_WORKER
-    no_token = RecordsRequested(str(JOB), keeper, NOT_ITS_OWN)
-    assert refused(state.handle(no_token)) is RefusalReason.BAD_TOKEN
-    another_run = RecordsRequested("default/digits#2", keeper, SHOWN)
-    assert refused(state.handle(another_run)) is RefusalReason.WRONG_RUN
+    assert handle(state, AccessRequested(str(JOB), keeper, "keeper", SHOWN)) == ()
+    assert handle(state, AccessRequested(str(JOB), keeper, FOLLOWING, SHOWN)) == ()
+    elsewhere = AccessRequested(str(JOB), KeeperIdentity(SiteName("plant-b")), FOLLOWING, SHOWN)
+    assert refused(state, elsewhere) is RefusalReason.UNKNOWN_WORKER
+    no_token = AccessRequested(str(JOB), keeper, FOLLOWING, NOT_ITS_OWN)
+    assert refused(state, no_token) is RefusalReason.BAD_TOKEN
+    another_run = AccessRequested("default/digits#2", keeper, FOLLOWING, SHOWN)
+    assert refused(state, another_run) is RefusalReason.WRONG_RUN
 
 
 def test_a_worker_that_is_no_longer_wanted_ends_in_order_and_does_not_come_back() -> None:
     state = coordinator()
-    state.handle(join(0, stream=1))
-    state.handle(join(1, stream=2))
-    assert state.handle(WorkersChanged(WORKERS[:1])) == (Publish(),)
-    assert state.handle(WorkersChanged(WORKERS[:1])) == ()
+    handle(state, join(0, stream=1))
+    handle(state, join(1, stream=2))
+    assert state.expect(WORKERS[:1]) == (Publish(),)
+    assert state.expect(WORKERS[:1]) == ()
     assert state.membership().expected_count == 1
     assert states(state) == ["Ready", "Ready"]
     # Its last records are taken; when it is gone nobody waits for it; it is not admitted anew.
-    assert refused(state.handle(report(1))) is None
-    assert state.handle(StreamEnded(2)) == (Publish(),)
+    assert refused(state, report(1)) is None
+    assert state.end_stream(2) == (Publish(),)
     assert states(state) == ["Ready", "Finished"]
     anew = join(1, stream=3, incarnation=2)
-    assert refused(state.handle(anew)) is RefusalReason.UNKNOWN_WORKER
+    assert refused(state, anew) is RefusalReason.UNKNOWN_WORKER
     # Wanted again, it is.
-    state.handle(WorkersChanged(WORKERS[:2]))
-    assert refused(state.handle(anew)) is None
+    state.expect(WORKERS[:2])
+    assert refused(state, anew) is None
 
 
 def test_a_lost_worker_that_is_no_longer_wanted_is_not_waited_for() -> None:
     state = coordinator()
-    state.handle(join(1, stream=2))
-    state.handle(StreamEnded(2))
+    handle(state, join(1, stream=2))
+    state.end_stream(2)
     assert states(state) == ["Lost"]
-    state.handle(WorkersChanged(WORKERS[:1]))
+    state.expect(WORKERS[:1])
     assert states(state) == ["Finished"]
     # Wanted again before it knew of anything, it goes on in the same incarnation.
-    state.handle(WorkersChanged(WORKERS))
+    state.expect(WORKERS)
     assert states(state) == ["Lost"]
-    assert refused(state.handle(join(1, stream=3))) is None
+    assert refused(state, join(1, stream=3)) is None

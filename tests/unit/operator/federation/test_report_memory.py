@@ -15,14 +15,8 @@ from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec.bounds import MAX_GROUPS_PER_SITE, MAX_WORKERS_PER_GROUP
 from dlion_api.wire import federation_pb2 as wire
-from dlion_operator.federation.events import (
-    FederationRefusalReason,
-    RefuseStream,
-    RunChanged,
-    StatementReceived,
-    StreamOpened,
-)
 from dlion_operator.federation.messages import statement_of, to_wire
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.reports import (
     LinksTo,
     ReportedWorkers,
@@ -118,8 +112,8 @@ def test_the_largest_site_fits() -> None:
         workers=MAX_GROUPS_PER_SITE * MAX_WORKERS_PER_GROUP, fields=2000, address="x" * 100
     )
     state = FederationState(A, [B])
-    state.handle(StreamOpened(1, B, A, 0.0))
-    assert state.handle(StatementReceived(1, largest, 1.0)) == (RunChanged(RUN),)
+    state.open_stream(1, B, A, 0.0)
+    assert state.receive(1, largest, 1.0) == (RUN,)
 
 
 def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None:
@@ -137,32 +131,36 @@ def test_a_site_may_have_many_small_runs_or_a_few_large_ones_kept_here() -> None
 
 def test_what_has_grown_too_large_stays_as_it_was_and_what_goes_leaves_room() -> None:
     state = FederationState(A, [B])
-    state.handle(StreamOpened(1, B, A, 0.0))
-    assert state.handle(StatementReceived(1, said(), 1.0)) == (RunChanged(RUN),)
+    state.open_stream(1, B, A, 0.0)
+    assert state.receive(1, said(), 1.0) == (RUN,)
     known = state.reports(RUN)
     grown = said(workers=8000, address="\N{SNOWMAN}" * 2000)
     for statement in (grown, replace(grown, run=replace(RUN, run_id="2"))):
-        (refused,) = state.handle(StatementReceived(1, statement, 2.0))
-        assert isinstance(refused, RefuseStream)
-        assert refused.reason is FederationRefusalReason.TOO_MUCH
-        assert "end some" in refused.message
+        with pytest.raises(StreamRefusedError, match="end some") as refused:
+            state.receive(1, statement, 2.0)
+        assert refused.value.reason is FederationRefusalReason.TOO_MUCH
     assert state.reports(RUN) == known
     half, other = said(workers=8000, address="\N{SNOWMAN}" * 500), replace(RUN, run_id="2")
     assert kept([half, replace(half, run=other)]) == 1
-    state.handle(StatementReceived(1, half, 3.0))
-    assert state.handle(StatementReceived(1, RunRemoved(RUN), 4.0)) == (RunChanged(RUN),)
-    assert state.handle(StatementReceived(1, replace(half, run=other), 5.0)) == (RunChanged(other),)
+    state.receive(1, half, 3.0)
+    assert state.receive(1, RunRemoved(RUN), 4.0) == (RUN,)
+    assert state.receive(1, replace(half, run=other), 5.0) == (other,)
+
+
+def refusal_of(state: FederationState, statement: RunReported) -> FederationRefusalReason | None:
+    try:
+        state.receive(1, statement, 1.0)
+    except StreamRefusedError as refused:
+        return refused.reason
+    return None
 
 
 def kept(statements: list[RunReported]) -> int:
     """How many of them are taken before one is refused."""
     state = FederationState(A, [B])
-    state.handle(StreamOpened(1, B, A, 0.0))
-    taken = 0
-    for statement in statements:
-        (answer,) = state.handle(StatementReceived(1, statement, 1.0))
-        if isinstance(answer, RefuseStream):
-            assert answer.reason is FederationRefusalReason.TOO_MUCH
-            break
-        taken += 1
-    return taken
+    state.open_stream(1, B, A, 0.0)
+    for taken, statement in enumerate(statements):
+        if refusal := refusal_of(state, statement):
+            assert refusal is FederationRefusalReason.TOO_MUCH
+            return taken
+    return len(statements)

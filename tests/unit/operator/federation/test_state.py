@@ -11,16 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dlion_api.names import JobKey, SiteName
 from dlion_api.protocol.membership import MemberState
-from dlion_operator.federation.events import (
-    FederationRefusalReason,
-    RefuseStream,
-    RunChanged,
-    StatementReceived,
-    StreamOpened,
-)
 from dlion_operator.federation.outbound_reports import OutboundReports
+from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.reports import (
     Heartbeat,
     ReportedWorkers,
@@ -45,15 +41,18 @@ REPORT = report(B, 1)
 
 def federation() -> FederationState:
     state = FederationState(A, [B])
-    assert state.handle(StreamOpened(1, B, A, 0.0)) == ()
+    state.open_stream(1, B, A, 0.0)
     return state
 
 
 def say(
     state: FederationState, statement: Statement, *, stream: int = 1, now_s: float = 1.0
-) -> object:
-    instructions = state.handle(StatementReceived(stream, statement, now_s))
-    return instructions[0] if len(instructions) == 1 else instructions
+) -> tuple[JobKey, ...] | FederationRefusalReason:
+    """The runs that it changes, or why it is refused."""
+    try:
+        return state.receive(stream, statement, now_s)
+    except StreamRefusedError as error:
+        return error.reason
 
 
 def whole(report: RunReport, run: JobKey = JOB) -> RunReported:
@@ -68,24 +67,23 @@ def states(state: FederationState) -> dict[int, MemberState]:
 
 def test_what_a_site_says_is_kept_and_told_once() -> None:
     state = federation()
-    assert say(state, whole(REPORT)) == RunChanged(JOB)
+    assert say(state, whole(REPORT)) == (JOB,)
     assert say(state, whole(REPORT)) == ()
     assert state.reports(JOB) == {B: REPORT}
     assert state.reports(OTHER) == {}
     figures = TrainingFigures(True, 5, 10.0)
-    assert say(state, RunReported(JOB, figures=figures)) == RunChanged(JOB)
+    assert say(state, RunReported(JOB, figures=figures)) == (JOB,)
     assert state.reports(JOB) == {B: replace(REPORT, figures=figures)}
 
 
 def test_a_stream_begins_with_all_of_a_run() -> None:
     state = federation()
     refused = say(state, RunReported(JOB, figures=TrainingFigures()))
-    assert isinstance(refused, RefuseStream)
-    assert refused.reason is FederationRefusalReason.MALFORMED
+    assert refused is FederationRefusalReason.MALFORMED
     say(state, whole(REPORT))
-    state.handle(StreamOpened(2, B, A, 2.0))
+    state.open_stream(2, B, A, 2.0)
     refused = say(state, RunReported(JOB, figures=TrainingFigures()), stream=2)
-    assert isinstance(refused, RefuseStream)
+    assert refused is FederationRefusalReason.MALFORMED
     assert state.reports(JOB) == {B: REPORT}
 
 
@@ -104,17 +102,16 @@ def test_a_site_has_named_all_its_runs_once_its_stream_has_stood_for_a_while() -
     for now_s in (0.0, GONE_AFTER_S - 1.0, GONE_AFTER_S):
         say(state, Heartbeat(), now_s=now_s)
         assert state.reachability(B, now_s).named_all == (now_s == GONE_AFTER_S)
-    state.handle(StreamOpened(2, B, A, GONE_AFTER_S))
+    state.open_stream(2, B, A, GONE_AFTER_S)
     assert not state.reachability(B, GONE_AFTER_S).named_all
 
 
 def test_the_newest_stream_of_a_site_counts() -> None:
     state = federation()
     say(state, whole(REPORT))
-    state.handle(StreamOpened(2, B, A, 2.0))
+    state.open_stream(2, B, A, 2.0)
     refused = say(state, Heartbeat())
-    assert isinstance(refused, RefuseStream)
-    assert refused.reason is FederationRefusalReason.REPLACED
+    assert refused is FederationRefusalReason.REPLACED
     state.forget(1)
     assert say(state, Heartbeat(), stream=2, now_s=3.0) == ()
     assert state.reachability(B, 3.0).heartbeat_age_s == 0.0
@@ -122,16 +119,16 @@ def test_the_newest_stream_of_a_site_counts() -> None:
 
 def test_who_takes_this_site_for_another_is_refused() -> None:
     state = FederationState(A, [B])
-    (refused,) = state.handle(StreamOpened(1, B, SiteName("plant-c"), 0.0))
-    assert isinstance(refused, RefuseStream)
-    assert refused.reason is FederationRefusalReason.WRONG_SITE
+    with pytest.raises(StreamRefusedError) as refused:
+        state.open_stream(1, B, SiteName("plant-c"), 0.0)
+    assert refused.value.reason is FederationRefusalReason.WRONG_SITE
     assert state.reachability(B, 0.0) == SiteReachability(False, None)
 
 
 def test_a_run_that_is_gone_is_forgotten() -> None:
     state = federation()
     say(state, whole(REPORT))
-    assert say(state, RunRemoved(JOB)) == RunChanged(JOB)
+    assert say(state, RunRemoved(JOB)) == (JOB,)
     assert say(state, RunRemoved(JOB)) == ()
     assert state.reports(JOB) == {}
 
@@ -140,11 +137,11 @@ def test_a_run_that_a_new_stream_does_not_name_is_gone_after_a_while() -> None:
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
-    state.handle(StreamOpened(2, B, A, 100.0))
+    state.open_stream(2, B, A, 100.0)
     say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
     assert say(state, Heartbeat(), stream=2, now_s=99.0 + GONE_AFTER_S) == ()
     assert state.reports(JOB)
-    assert say(state, Heartbeat(), stream=2, now_s=100.0 + GONE_AFTER_S) == RunChanged(JOB)
+    assert say(state, Heartbeat(), stream=2, now_s=100.0 + GONE_AFTER_S) == (JOB,)
     assert state.reports(JOB) == {}
     assert state.reports(OTHER)
 
@@ -153,11 +150,11 @@ def test_it_is_gone_too_where_the_site_always_has_something_new_to_say() -> None
     state = federation()
     say(state, whole(REPORT))
     say(state, whole(REPORT, OTHER))
-    state.handle(StreamOpened(2, B, A, 100.0))
+    state.open_stream(2, B, A, 100.0)
     say(state, whole(REPORT, OTHER), stream=2, now_s=101.0)
     figures = RunReported(OTHER, figures=TrainingFigures(training=True, iteration=9))
-    told = state.handle(StatementReceived(2, figures, 100.0 + GONE_AFTER_S))
-    assert told == (RunChanged(OTHER), RunChanged(JOB))
+    told = state.receive(2, figures, 100.0 + GONE_AFTER_S)
+    assert told == (OTHER, JOB)
     assert set(state.reports(OTHER)) == {B}
     assert state.reports(JOB) == {}
 
@@ -168,7 +165,7 @@ def test_an_operator_that_starts_anew_takes_nobody_away_until_it_has_heard_of_al
         (worker(B, 1),), (member(B, 1), member(B, 7)), True, {worker(B, 1).rank: 0.5}
     )
     say(state, whole(replace(REPORT, workers=both)))
-    state.handle(StreamOpened(2, B, A, 2.0))
+    state.open_stream(2, B, A, 2.0)
     anew = ReportedWorkers((worker(B, 1),), (), settled=False)
     say(state, whole(replace(REPORT, workers=anew)), stream=2)
     assert states(state) == {1: MemberState.READY, 7: MemberState.READY}
@@ -183,7 +180,7 @@ def test_an_older_incarnation_changes_nothing() -> None:
     old = replace(REPORT.workers, members=(member(B, 1, 4, MemberState.LOST),))
     assert say(state, RunReported(JOB, workers=old)) == ()
     new = replace(REPORT.workers, members=(member(B, 1, 6, MemberState.LOST),))
-    assert say(state, RunReported(JOB, workers=new)) == RunChanged(JOB)
+    assert say(state, RunReported(JOB, workers=new)) == (JOB,)
     assert states(state) == {1: MemberState.LOST}
 
 
@@ -207,7 +204,7 @@ def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
     report = replace(REPORT, bundle_pem=b"one")
     (first,) = reports.pending({JOB: report}, 0.0)
     assert first == whole(report)
-    assert say(state, first) == RunChanged(JOB)
+    assert say(state, first) == (JOB,)
     assert state.reports(JOB) == {B: report}
     say(state, RunReported(JOB, figures=TrainingFigures(True, 5, 10.0)))
     assert state.reports(JOB)[B].bundle_pem == b"one"
@@ -215,7 +212,7 @@ def test_a_runs_own_bundle_is_said_and_kept_until_another_is() -> None:
         report = replace(report, bundle_pem=bundle_pem)
         (news,) = reports.pending({JOB: report}, 1.0)
         assert news == RunReported(JOB, bundle_pem=bundle_pem)
-        assert say(state, news) == RunChanged(JOB)
+        assert say(state, news) == (JOB,)
         assert state.reports(JOB)[B].bundle_pem == bundle_pem
 
 

@@ -29,12 +29,7 @@ from dlion_operator.kubernetes.client import ConflictError, Document, Kind, Requ
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki import authority_secret
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_operator.pki.authority_secret import (
-    load_authority,
-    maintain_authority,
-    publish_bundle,
-    renewed_if_due,
-)
+from dlion_operator.pki.authority_secret import AuthoritySecret
 from operator_world import SETTINGS
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,7 +89,7 @@ class OneSecret:
 def kept(
     cluster: OneSecret, now: datetime = BEGAN, settings: Settings = SETTINGS
 ) -> CertificateAuthority:
-    return asyncio.run(load_authority(cluster, settings, "dlion", now=now))  # type: ignore[arg-type]
+    return asyncio.run(AuthoritySecret(cluster, settings, "dlion").load(now=now))  # type: ignore[arg-type]
 
 
 def test_it_is_made_once_and_known_again() -> None:
@@ -134,7 +129,7 @@ def test_it_is_renewed_and_kept_when_that_is_due_and_not_before() -> None:
     assert cluster.secret is not None
     assert base64.b64decode(cluster.secret["data"]["tls.crt"]) == renewed.bundle_pem
     again = asyncio.run(
-        renewed_if_due(cluster, SETTINGS, "dlion", renewed, now=LATER)  # type: ignore[arg-type]
+        AuthoritySecret(cluster, SETTINGS, "dlion").renewed_if_due(renewed, now=LATER)  # type: ignore[arg-type]
     )
     assert again is renewed
     assert kept(cluster, LATER).to_stored() == renewed.to_stored()
@@ -203,7 +198,7 @@ def test_without_that_service_it_belongs_to_nothing_and_the_log_says_so(
 def show(
     cluster: OneSecret, authority: CertificateAuthority, settings: Settings = SETTINGS
 ) -> bool:
-    return asyncio.run(publish_bundle(cluster, settings, "dlion", authority))  # type: ignore[arg-type]
+    return asyncio.run(AuthoritySecret(cluster, settings, "dlion").publish(authority))  # type: ignore[arg-type]
 
 
 def test_its_certificates_are_shown_without_its_key_and_written_once() -> None:
@@ -254,7 +249,7 @@ def test_certificates_that_could_not_be_shown_are_shown_soon(
     monkeypatch.setattr(authority_secret.asyncio, "sleep", wait)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(
-            maintain_authority(cluster, SETTINGS, "dlion", authority, lambda _: None)  # type: ignore[arg-type]
+            AuthoritySecret(cluster, SETTINGS, "dlion").maintain(authority, lambda _: None)  # type: ignore[arg-type]
         )
     assert cluster.shown is not None
     assert waits == [60.0, 60.0, 3600.0]
@@ -281,8 +276,8 @@ class Rounds:
         self.patched.setattr(authority_secret.asyncio, "sleep", wait)
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(
-                maintain_authority(
-                    self.cluster, settings, "dlion", authority, self.successors.append
+                AuthoritySecret(self.cluster, settings, "dlion").maintain(
+                    authority, self.successors.append
                 )  # type: ignore[arg-type]
             )
 

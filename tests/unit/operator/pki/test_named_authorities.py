@@ -167,10 +167,10 @@ class Site:
     def open(self, found: NamedAuthority | None, opened: Job | None = None, **kept: Any) -> None:
         opened = opened or job()
         workers = opened.workers()
-        self.runs.open(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept)
+        self.runs.open(OpenRun(opened, workers, spec_hash="", age_s=0.0, authority=found, **kept))
 
     def served(self, opened: Job | None = None) -> Any:
-        return self.server._runs[(opened or job()).key]
+        return self.server.runs[(opened or job()).key]
 
     def told(self, opened: Job | None = None) -> dict[str, bytes]:
         """What that run's workers are told to trust."""

@@ -27,18 +27,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dlion_api.cluster_names import TOKEN_AUDIENCE
 from dlion_api.errors import UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
-from dlion_operator.controller.site_operator import StoredPods
-from dlion_operator.kubernetes.client import Kind
-from dlion_operator.kubernetes.store import ClusterStore
+from dlion_operator.kubernetes.client import Kind, SigningKeys
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName
 from dlion_operator.pki.pod_tokens import (
     KEYS_MAX_AGE_S,
     KEYS_MIN_INTERVAL_S,
     RETRY_S,
     TEMPLATE_LABEL,
     PodOwner,
-    PodRecord,
     PodTokens,
-    SigningKeys,
     expected_labels,
     expected_owner,
 )
@@ -99,10 +96,26 @@ def of_pod(**changes: str) -> dict[str, Any]:
     return claims(**{"kubernetes.io": {"namespace": "default", "pod": pod}})
 
 
-def pod_of(who: WorkerIdentity | KeeperIdentity, job: JobKey) -> PodRecord:
-    """As its Job or its Deployment makes it."""
+def controlled(
+    name: str,
+    owner: PodOwner | None = None,
+    *,
+    who: WorkerIdentity | KeeperIdentity = WORKER,
+    job: JobKey = JOB,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A pod as its Job or its Deployment makes it, or as another owner does."""
     labels = expected_labels(who, job) | {TEMPLATE_LABEL: "6d5f8"}
-    return PodRecord(labels, expected_owner(who, job, labels))
+    owner = owner or expected_owner(who, job, labels)
+    reference = {"kind": owner.kind, "name": owner.name, "uid": f"of {owner.name}"}
+    metadata = {
+        "namespace": "default",
+        "name": name,
+        "uid": "uid-1",
+        "labels": labels,
+        "ownerReferences": [reference | {"controller": True}],
+    }
+    return {"kind": "Pod", "metadata": metadata | changes}
 
 
 OTHER_OWNERS = (
@@ -116,7 +129,7 @@ OTHER_OWNERS = (
 class Site:
     """A cluster as the verifier sees it: pods, keys, and how often these were asked for."""
 
-    pods: dict[tuple[str, str, str], PodRecord] = field(default_factory=dict)
+    store: ClusterStore = field(default_factory=ClusterStore)
     keys: list[dict[str, Any]] = field(default_factory=lambda: [jwk(RSA_KEY, "k1")])
     reads: int = 0
     is_away: bool = False
@@ -126,24 +139,34 @@ class Site:
     """Of the operator's clock."""
 
     def __post_init__(self) -> None:
-        self.pods["default", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
-        self.pods["default", "keeper-x", "uid-2"] = pod_of(KEEPER, JOB)
-        self.pods["other", "digits-small-1-x", "uid-1"] = pod_of(WORKER, JOB)
-        self.pods["default", "other-job", "uid-3"] = pod_of(WORKER, JobKey("default", "other", "1"))
-        self.pods["default", "no-labels", "uid-4"] = PodRecord({}, pod_of(WORKER, JOB).owner)
-        labels = expected_labels(WORKER, JOB)
-        self.pods["default", "no-owner", "uid-5"] = PodRecord(labels, None)
-        for number, owner in enumerate(OTHER_OWNERS, 6):
-            self.pods["default", "other-owner", f"uid-{number}"] = PodRecord(labels, owner)
+        other = JobKey("default", "other", "1")
+        for job in (JOB, other):
+            self.put_job(expected_owner(WORKER, job, {}).name)
+        self.put_job("digits-1-large")
+        pods = [
+            controlled("digits-small-1-x"),
+            controlled("keeper-x", who=KEEPER, uid="uid-2"),
+            controlled("digits-small-1-x", namespace="other"),
+            controlled("other-job", job=other, uid="uid-3"),
+            controlled("no-labels", labels={}, uid="uid-4"),
+            controlled("no-owner", ownerReferences=[], uid="uid-5"),
+        ]
+        pods += [
+            controlled(f"other-owner-{number}", owner, uid=f"uid-{number}")
+            for number, owner in enumerate(OTHER_OWNERS, 6)
+        ]
+        for pod in pods:
+            self.store.put(Kind.POD, pod)
         self.tokens = PodTokens(
-            self,
+            self.store,
             self.read_keys,
             monotonic_s=lambda: self.now_s,
             now=lambda: datetime.now(UTC) + self.cluster_ahead,
         )
 
-    def find(self, namespace: str, name: str, uid: str) -> PodRecord | None:
-        return self.pods.get((namespace, name, uid))
+    def put_job(self, name: str, uid: str = "") -> None:
+        metadata = {"namespace": "default", "name": name, "uid": uid or f"of {name}"}
+        self.store.put(Kind.JOB, {"kind": "Job", "metadata": metadata})
 
     async def read_keys(self) -> SigningKeys:
         self.reads += 1
@@ -193,7 +216,7 @@ def test_a_keepers_token_is_the_keepers() -> None:
 def test_the_token_of_a_pod_that_is_gone_is_nothing() -> None:
     site, token = Site(), signed(claims())
     assert site.holds(token)
-    site.pods.clear()
+    site.store.replace_all({})
     assert not site.holds(token)
 
 
@@ -253,9 +276,9 @@ HOSTILE: dict[str, str] = {
     "pod of another job": signed(of_pod(name="other-job", uid="uid-3")),
     "pod without labels": signed(of_pod(name="no-labels", uid="uid-4")),
     "pod with the labels that nothing controls": signed(of_pod(name="no-owner", uid="uid-5")),
-    "pod with the labels of another Job": signed(of_pod(name="other-owner", uid="uid-6")),
-    "pod with the labels of a ReplicaSet": signed(of_pod(name="other-owner", uid="uid-7")),
-    "pod with the labels of a nameless Job": signed(of_pod(name="other-owner", uid="uid-8")),
+    "pod with the labels of another Job": signed(of_pod(name="other-owner-6", uid="uid-6")),
+    "pod with the labels of a ReplicaSet": signed(of_pod(name="other-owner-7", uid="uid-7")),
+    "pod with the labels of a nameless Job": signed(of_pod(name="other-owner-8", uid="uid-8")),
     "pod of another namespace": signed(
         claims(
             **{
@@ -385,36 +408,23 @@ def test_a_read_without_an_end_holds_up_who_is_known_for_a_moment(
 # ---- pods as the watches bring them -----------------------------------------------------------
 
 
-def controlled(name: str, kind: str, of: str, uid: str, **said: Any) -> dict[str, Any]:
-    """A pod that says whose it is."""
-    owner = {"kind": kind, "name": of, "uid": uid, "controller": True} | said
-    labels = expected_labels(WORKER, JOB)
-    metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
-    return {"kind": "Pod", "metadata": metadata | {"ownerReferences": [owner]}}
-
-
 def test_a_pod_is_of_the_very_job_that_is_there() -> None:
-    """Not of one of that name that it has made up, or that is gone."""
-    store = ClusterStore()
+    """Not of one of that name that it has made up, or that is gone; nor is a pod that has ended."""
     name = expected_owner(WORKER, JOB, {}).name
-    made = {"namespace": "default", "name": name, "uid": "job-1", "labels": {}}
-    store.put(Kind.JOB, {"kind": "Job", "metadata": made})
-    pods = {
-        "right": controlled("right", "Job", name, "job-1"),
-        "stale": controlled("stale", "Job", name, "job-0"),
-        "absent": controlled("absent", "Job", "somebody", "job-1"),
-        "loose": controlled("loose", "Job", name, "job-1", controller=False),
-        "set": controlled("set", "ReplicaSet", "keeper-6d5f8", "any"),
-    }
-    for pod in pods.values():
-        store.put(Kind.POD, pod)
-    found = {each: StoredPods(store).find("default", each, f"uid-{each}") for each in pods}
-    owners = {each: pod.owner for each, pod in found.items() if pod is not None}
-    assert owners == {
-        "right": PodOwner("Job", name),
-        "stale": None,
-        "absent": None,
-        "loose": None,
-        "set": PodOwner("ReplicaSet", "keeper-6d5f8"),
-    }
-    assert StoredPods(store).find("default", "right", "uid-stale") is None
+    owner = {"kind": "Job", "name": name, "uid": f"of {name}", "controller": True}
+    token = signed(claims())
+    for changes in ({"uid": "of an earlier one"}, {"name": "somebody"}, {"controller": False}):
+        site, stored = Site(), controlled("digits-small-1-x")
+        stored["metadata"] |= {"ownerReferences": [owner | changes], "resourceVersion": "2"}
+        assert site.holds(token)
+        site.store.put(Kind.POD, stored)
+        assert not site.holds(token), changes
+    site = Site()
+    ended = controlled("digits-small-1-x", resourceVersion="2") | {"status": {"phase": "Failed"}}
+    site.store.put(Kind.POD, ended)
+    assert not site.holds(token)
+    site = Site()
+    job = site.store.get(Kind.JOB, ObjectName("default", name))
+    assert job is not None
+    site.store.remove(Kind.JOB, job)
+    assert not site.holds(token)

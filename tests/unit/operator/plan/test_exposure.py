@@ -336,13 +336,13 @@ def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     authority = CertificateAuthority(A)
     server = CoordinatorServer("127.0.0.1:0", authority)
     runs = SiteRuns(server, authority=authority, tokens=Tokens(), trigger=lambda _: None)
-    runs.open(job, job.workers(), spec_hash="h", age_s=0.0, addresses={})
+    runs.open(OpenRun(job, job.workers(), spec_hash="h", age_s=0.0, addresses={}))
     own = [worker for worker in job.workers() if worker.site == A]
     for stream, worker in enumerate(own):
-        server._runs[job.key].state.handle(_join(worker, stream, str(job.key)))
+        server.runs[job.key].state.join(_join(worker, stream, str(job.key)))
     assert runs.reports()[job.key].workers.members == ()
     addresses = {worker: WorkerAddresses(f"n:{worker.index + 1}", "n:9") for worker in own}
-    runs.open(job, job.workers(), spec_hash="h", age_s=0.0, addresses=addresses)
+    runs.open(OpenRun(job, job.workers(), spec_hash="h", age_s=0.0, addresses=addresses))
     told = runs.reports()[job.key].workers.members
     assert [each.exchange_address for each in told] == ["n:1", "n:2"]
     here = server.membership(job.key).members

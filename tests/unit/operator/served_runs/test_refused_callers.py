@@ -14,9 +14,9 @@ import pytest
 from dlion_api.names import JobKey
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.spec import Job, load_job
-from dlion_operator.coordinator.events import RefuseCall
-from dlion_operator.federation.events import FederationRefusalReason as SiteRefusalReason
-from dlion_operator.federation.events import RefuseStream as RefuseSite
+from dlion_operator.coordinator.events import CallRefusedError
+from dlion_operator.federation.refusals import FederationRefusalReason as SiteRefusalReason
+from dlion_operator.federation.refusals import StreamRefusedError
 from dlion_operator.kubernetes.store import ObjectName
 from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.worker_events import WorkerEvents
@@ -51,7 +51,7 @@ class Site:
 @pytest.mark.parametrize("run", ["ml/one#1", "ml/one#of-last-week"])
 def test_the_job_that_was_named_is_told(run: str) -> None:
     site = Site()
-    site.callers.at_coordinator(run, RefuseCall(RefusalReason.BAD_TOKEN, "not its own"))
+    site.callers.at_coordinator(run, CallRefusedError(RefusalReason.BAD_TOKEN, "not its own"))
     assert site.triggered == [ObjectName("ml", "one")]
     assert site.told() == {"one": ["coordinator: BadToken: not its own"]}
 
@@ -59,13 +59,15 @@ def test_the_job_that_was_named_is_told(run: str) -> None:
 @pytest.mark.parametrize("run", ["", "one#1", "other/one#1", "ml/three#1", "ml/one"])
 def test_nobody_is_told_of_a_job_that_is_not_served(run: str) -> None:
     site = Site()
-    site.callers.at_coordinator(run, RefuseCall(RefusalReason.WRONG_RUN, "not here"))
+    site.callers.at_coordinator(run, CallRefusedError(RefusalReason.WRONG_RUN, "not here"))
     assert (site.triggered, site.told()) == ([], {})
 
 
 def test_other_operators_concern_the_jobs_of_several_sites() -> None:
     site = Site()
-    site.callers.at_federation(RefuseSite(SiteRefusalReason.BAD_CERTIFICATE, "of no authority"))
+    site.callers.at_federation(
+        StreamRefusedError(SiteRefusalReason.BAD_CERTIFICATE, "of no authority")
+    )
     assert site.told() == {"two": ["federation: BadCertificate: of no authority"]}
 
 
@@ -80,15 +82,17 @@ def test_what_happens_in_an_orderly_life_is_not_told() -> None:
     site = Site()
     for key in site.runs:
         for orderly in ("NotJoined", "Finished", "NoAuthority"):
-            site.callers.at_coordinator(str(key), RefuseCall(RefusalReason(orderly), "words"))
+            site.callers.at_coordinator(str(key), CallRefusedError(RefusalReason(orderly), "words"))
     for reason in (SiteRefusalReason.REPLACED, SiteRefusalReason.SILENT):
-        site.callers.at_federation(RefuseSite(reason, "words"))
+        site.callers.at_federation(StreamRefusedError(reason, "words"))
     assert (site.triggered, site.told()) == ([], {})
 
 
 def test_words_are_made_fit_to_print_and_a_flood_triggers_once() -> None:
     site = Site()
     for _ in range(3):
-        site.callers.at_coordinator("ml/one#1", RefuseCall(RefusalReason.MALFORMED, "a\x1b[2Jb\nc"))
+        site.callers.at_coordinator(
+            "ml/one#1", CallRefusedError(RefusalReason.MALFORMED, "a\x1b[2Jb\nc")
+        )
     assert site.triggered == [ObjectName("ml", "one")]
     assert site.told() == {"one": ["coordinator: Malformed: a?[2Jb?c"]}

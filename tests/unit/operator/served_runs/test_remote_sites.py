@@ -28,16 +28,7 @@ from dlion_operator.federation.reports import (
 from dlion_operator.federation.state import SiteReachability
 from dlion_operator.plan.decisions import Decision
 from dlion_operator.plan.observed import RemoteView, RunView
-from dlion_operator.served_runs.remote_sites import (
-    all_workers,
-    counted_replicas,
-    quorum_lost_reason,
-    remote_members,
-    sites_without_run,
-    spec_drift,
-    trusted_reports,
-    with_site_pairs,
-)
+from dlion_operator.served_runs.remote_sites import RemoteReports
 from federated import JOB, member, report, worker
 from operator_world import World, dlion_job, ready_reason, truths
 
@@ -103,7 +94,9 @@ def test_each_pair_of_sites_shows_how_its_links_are() -> None:
         return replace(report(B, 1), figures=TrainingFigures(links=links))
 
     told = {B: said(LinksTo(A, 4, 4), LinksTo(C, 1, 1, 9.0)), C: said(LinksTo(A, 1, 1, 9.0))}
-    links = with_site_pairs(job, A, LinkStatus(connected=3, expected=4), own, told)
+    links = RemoteReports(A, job, OWN, told).with_site_pairs(
+        LinkStatus(connected=3, expected=4), own
+    )
     at = world()
     decision = look(at, HEARD, ready=2, training=True, links=links)
     assert decision.status is not None
@@ -117,8 +110,8 @@ def test_each_pair_of_sites_shows_how_its_links_are() -> None:
             {"pair": "plant-b to plant-a", "connected": 4, "expected": 4, "megabitsPerSecond": ""},
         ],
     }  # fmt: skip
-    assert with_site_pairs(job, A, None, (), {}) is None
-    there = with_site_pairs(job, A, None, (), told)
+    assert RemoteReports(A, job, OWN, {}).with_site_pairs(None, ()) is None
+    there = RemoteReports(A, job, OWN, told).with_site_pairs(None, ())
     assert there is not None
     assert [each.pair for each in there.pairs] == ["plant-b to plant-a"]
 
@@ -134,7 +127,7 @@ def test_of_very_many_pairs_those_that_matter_are_shown() -> None:
         for site in sites[1:]
     }
     own = [LinksTo(sites[18], 0, 1), LinksTo(sites[19], 1, 1, 5e5)]
-    links = with_site_pairs(job, sites[0], None, own, told)
+    links = RemoteReports(sites[0], job, OWN, told).with_site_pairs(None, own)
     assert links is not None
     assert len(links.pairs) == MAX_PAIRS
     assert {"s0 to s18", "s0 to s19"} <= {each.pair for each in links.pairs}
@@ -266,13 +259,14 @@ def told(of: SiteName, *workers: WorkerIdentity, agrees: bool = True) -> RunRepo
 
 def test_workers_are_as_their_own_sites_say() -> None:
     own, listed, extra = worker(A, 0), worker(B, 1), replace(worker(B, 2), index=1)
-    assert all_workers((own, listed), A, OWN, {}) == (own, listed)
+    job = load_job(dlion_job())
+    assert RemoteReports(A, job, OWN, {}).all_workers((own, listed)) == (own, listed)
     grown = {B: told(B, listed, extra)}
-    assert all_workers((own, listed), A, OWN, grown) == (own, listed, extra)
+    assert RemoteReports(A, job, OWN, grown).all_workers((own, listed)) == (own, listed, extra)
     other = {B: told(B, listed, extra, agrees=False)}
-    assert all_workers((own, listed), A, OWN, other) == (own, listed)
+    assert RemoteReports(A, job, OWN, other).all_workers((own, listed)) == (own, listed)
     thief = {B: told(B, replace(listed, rank=Rank(0)))}
-    assert all_workers((own, listed), A, OWN, thief) == (own,)
+    assert RemoteReports(A, job, OWN, thief).all_workers((own, listed)) == (own,)
 
 
 def test_a_site_is_believed_of_its_own_workers_alone() -> None:
@@ -289,7 +283,7 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
             left=frozenset({Rank(0), Rank(right_rank), Rank(5)}),
         )
         said = replace(told(B), workers=workers)
-        found = trusted_reports(mode, A, {A: said, B: said, C: said})
+        found = RemoteReports(A, mode, OWN, {A: said, B: said, C: said}).trusted().by_site
         assert set(found) == {B}
         assert found[B].workers.wanted == (right.identity,)
         assert found[B].workers.members == (right,)
@@ -298,31 +292,34 @@ def test_a_site_is_believed_of_its_own_workers_alone() -> None:
 
 
 def test_new_workers_of_a_site_that_differs_are_kept_out() -> None:
-    membership = Membership(1, JOB, 2, (member(A, 0),))
+    job, membership = load_job(dlion_job()), Membership(1, JOB, 2, (member(A, 0),))
     right, wrong = told(B), told(B, agrees=False)
-    assert remote_members(A, OWN, {B: right}, membership) == [member(B, 9)]
-    assert remote_members(A, OWN, {B: wrong}, membership) == []
+    assert RemoteReports(A, job, OWN, {B: right}).members(membership) == [member(B, 9)]
+    assert RemoteReports(A, job, OWN, {B: wrong}).members(membership) == []
     inside = replace(membership, members=(member(A, 0), member(B, 9)))
-    assert remote_members(A, OWN, {B: wrong}, inside) == [member(B, 9)]
-    (lost,) = remote_members(A, OWN, {}, inside)
+    assert RemoteReports(A, job, OWN, {B: wrong}).members(inside) == [member(B, 9)]
+    (lost,) = RemoteReports(A, job, OWN, {}).members(inside)
     assert lost == member(B, 9, state=MemberState.LOST)
 
 
 def test_drift_concerns_sites_that_name_each_other() -> None:
     job = load_job(dlion_job())
     stranger = told(C, agrees=False)
-    assert "trainer.seed" in spec_drift(job, A, OWN, {C: stranger})  # its manifest names this site
+    drift = RemoteReports(A, job, OWN, {C: stranger}).spec_drift()
+    assert "trainer.seed" in drift  # its manifest names this site
     elsewhere = {k: v for k, v in stranger.spec.fields.items() if "plant-a" not in k}
     unrelated = replace(stranger, spec=replace(stranger.spec, fields=elsewhere))
-    assert spec_drift(job, A, OWN, {C: unrelated}) == ""
+    assert RemoteReports(A, job, OWN, {C: unrelated}).spec_drift() == ""
 
 
 WORKERS = (worker(A, 0), worker(A, 2), worker(B, 1))
 
 
 def judged(*members: Any, told: dict[SiteName, RunReport], gone: set[SiteName]) -> list[int]:
-    membership = Membership(1, JOB, 3, members)
-    return [*counted_replicas(WORKERS, OWN, told, membership, frozenset(gone))]
+    job, membership = load_job(dlion_job()), Membership(1, JOB, 3, members)
+    return [
+        *RemoteReports(A, job, OWN, told).counted_replicas(WORKERS, membership, frozenset(gone))
+    ]
 
 
 def test_the_target_is_judged_on_who_trains_along_or_may_yet() -> None:
@@ -351,23 +348,25 @@ def test_a_site_is_without_the_run_once_it_has_named_all_that_it_has() -> None:
         (SiteReachability(), set()),
     ]
     for reachability, gone in cases:
-        assert sites_without_run(job, A, {}, lambda _, it=reachability: it) == gone
-    assert sites_without_run(job, A, {B: told(B)}, lambda _: heard) == {C}
+        assert (
+            RemoteReports(A, job, OWN, {}).sites_without_run(lambda _, it=reachability: it) == gone
+        )
+    assert RemoteReports(A, job, OWN, {B: told(B)}).sites_without_run(lambda _: heard) == {C}
 
 
 def test_a_run_ends_here_once_it_may_go_on_at_too_few_sites() -> None:
     sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in (A, B, C)]
     job = load_job(dlion_job(sites=sites, minSites=2))
     at_work = {B: told(B, worker(B, 1)), C: told(C, worker(C, 2))}
-    assert quorum_lost_reason(job, {}) == ""
-    assert quorum_lost_reason(job, at_work) == ""
+    assert RemoteReports(A, job, OWN, {}).quorum_lost_reason() == ""
+    assert RemoteReports(A, job, OWN, at_work).quorum_lost_reason() == ""
     failed = replace(at_work[B].workers, left=frozenset({Rank(1)}))
     one_over = {**at_work, B: replace(at_work[B], workers=failed)}
-    assert quorum_lost_reason(job, one_over) == ""
+    assert RemoteReports(A, job, OWN, one_over).quorum_lost_reason() == ""
     ended = replace(at_work[C].workers, members=(member(C, 2, state=MemberState.FINISHED),))
     over = {**one_over, C: replace(at_work[C], workers=ended)}
-    assert quorum_lost_reason(job, over) == (
+    assert RemoteReports(A, job, OWN, over).quorum_lost_reason() == (
         "it is over at plant-b, plant-c: 1 sites are left (minSites 2)"
     )
     alone = load_job(dlion_job(sites=sites))
-    assert quorum_lost_reason(alone, over) == ""
+    assert RemoteReports(A, alone, OWN, over).quorum_lost_reason() == ""

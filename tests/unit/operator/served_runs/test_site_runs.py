@@ -14,6 +14,7 @@ from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_operator.plan.decisions import OpenRun
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 SITE = SiteName("plant-a")
@@ -53,25 +54,25 @@ def evaluation(rank: int, accuracy: float) -> Any:
 def test_another_count_of_workers_is_taken_over_in_mid_run() -> None:
     runs, server, _ = site()
     opened = job(3)
-    runs.open(opened, opened.workers()[:2], spec_hash="", age_s=0.0)
+    runs.open(OpenRun(opened, opened.workers()[:2], spec_hash="", age_s=0.0))
     assert server.membership(job().key).expected_count == 2
     version = server.membership(job().key).version
-    runs.open(opened, opened.workers(), spec_hash="", age_s=0.0)
+    runs.open(OpenRun(opened, opened.workers(), spec_hash="", age_s=0.0))
     membership = server.membership(job().key)
     assert membership.expected_count == 3
     assert membership.version == version + 1
-    runs.open(opened, opened.workers(), spec_hash="", age_s=0.0)
+    runs.open(OpenRun(opened, opened.workers(), spec_hash="", age_s=0.0))
     assert server.membership(job().key) == membership
 
 
 def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
     runs, server, _ = site()
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
-    server.take(job().key, evaluation(0, 0.9))
+    runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
+    server.runs[job().key].take(evaluation(0, 0.9))
     view = runs.view(job().key)
     assert view is not None
     assert view.stop_reason == ""
-    runs.open(job(2), job(2).workers()[:1], spec_hash="", age_s=0.0)
+    runs.open(OpenRun(job(2), job(2).workers()[:1], spec_hash="", age_s=0.0))
     view = runs.view(job().key)
     assert view is not None
     assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
@@ -79,9 +80,11 @@ def test_the_target_is_judged_on_the_workers_that_there_are() -> None:
 
 def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
     runs, server, _ = site()
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
-    server.take(job().key, evaluation(0, 0.9))
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
+    server.runs[job().key].take(evaluation(0, 0.9))
+    runs.open(
+        OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    )
     view = runs.view(job().key)
     assert view is not None
     assert view.stop_reason == "targetAccuracy 0.5 reached: mean over 1 replicas 0.9000"
@@ -91,18 +94,22 @@ def test_who_has_failed_for_good_does_not_count_for_the_target() -> None:
 def test_nobody_waits_for_a_worker_that_failed_for_good() -> None:
     """Else a degraded run that is resumed after a break never trains again."""
     runs, server, _ = site()
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     assert server.membership(job().key).expected_count == 2
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    runs.open(
+        OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    )
     assert server.membership(job().key).expected_count == 1
     another, server, _ = site()  # by an operator that has just started, too
-    another.open(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    another.open(
+        OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0, failed=frozenset({Rank(1)}))
+    )
     assert server.membership(job().key).expected_count == 1
 
 
 def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
     runs, _, _ = site()
-    runs.open(job(2), job(2).workers(), spec_hash="", age_s=0.0)
+    runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=0.0))
     assert runs.reports()[job().key].workers.left == frozenset()
     runs.finish(job().key, "it took too long", succeeded=False)
     assert runs.reports()[job().key].workers.left == {0, 1}
@@ -111,14 +118,14 @@ def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
 def test_a_new_run_of_a_job_closes_the_one_before() -> None:
     runs, server, _ = site()
     for each in (job(), job(run_id="2")):
-        runs.open(each, each.workers(), spec_hash="", age_s=0.0)
+        runs.open(OpenRun(each, each.workers(), spec_hash="", age_s=0.0))
     assert list(server.runs) == [job(run_id="2").key]
     assert runs.view(job().key) is None
 
 
 def test_a_renewed_authority_is_what_pods_are_told_to_trust() -> None:
     runs, _, authority = site()
-    runs.open(job(), job().workers(), spec_hash="", age_s=0.0)
+    runs.open(OpenRun(job(), job().workers(), spec_hash="", age_s=0.0))
     successor = authority.renewed()
     runs.replace_authority(successor)
     assert runs.authority_pem() == successor.bundle_pem.decode()

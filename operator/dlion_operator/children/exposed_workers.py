@@ -1,4 +1,7 @@
-"""The Service by which other sites reach one worker, unless pod addresses are routable."""
+"""What exposes one worker to other sites, unless pod addresses are routable.
+
+A Service, and behind a gateway its routes: each server name leads to one of the Service's ports.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from dlion_api import cluster_names as names
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
 from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.model.settings import Settings
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.settings import Gateway, Settings
 
 _SERVICE_PORTS = {names.EXCHANGE: names.EXCHANGE_PORT, names.MEASURING: names.MEASURING_PORT}
 
@@ -56,7 +60,7 @@ def worker_service(
         if settings.load_balancer.class_name:
             spec["loadBalancerClass"] = settings.load_balancer.class_name
         metadata["annotations"] = dict(settings.load_balancer.annotations)
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    return Kind.SERVICE.document(metadata, spec=spec)
 
 
 def _traffic_policy(job: Job, settings: Settings) -> str:
@@ -66,3 +70,51 @@ def _traffic_policy(job: Job, settings: Settings) -> str:
     """
     own_node = job.spec.network.exposure == "NodePort" and not settings.advertised_address
     return "Local" if own_node else "Cluster"
+
+
+def worker_routes(
+    job: Job, worker: WorkerIdentity, gateway: Gateway, service: Mapping[str, Any]
+) -> list[Document]:
+    """Return routes to the ports of the worker's Service, which owns them."""
+    ports = {
+        names.EXCHANGE: (worker.dns_name(job.key), names.EXCHANGE_PORT),
+        names.MEASURING: (worker.measuring_dns_name(job.key), names.MEASURING_PORT),
+    }
+    backend = str(service["metadata"]["name"])
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "name": backend,
+        "uid": service["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,  # true would need a right on Services' finalizers
+    }
+    if gateway.route == "IngressRouteTCP":
+        routes = [
+            {"match": f"HostSNI(`{host}`)", "services": [{"name": backend, "port": port}]}
+            for host, port in ports.values()
+        ]
+        spec: Document = {"routes": routes, "tls": {"passthrough": True}}
+        if gateway.entry_points:
+            spec["entryPoints"] = list(gateway.entry_points)
+        metadata = metadata_of(backend, job, owner, site=worker.site)
+        return [Kind.INGRESS_ROUTE_TCP.document(metadata, spec=spec)]
+    return [
+        Kind.TLS_ROUTE.document(
+            metadata_of(f"{backend}-{part}", job, owner, site=worker.site),
+            spec={
+                "parentRefs": [_parent(gateway)],
+                "hostnames": [host],
+                "rules": [{"backendRefs": [{"name": backend, "port": port}]}],
+            },
+        )
+        for part, (host, port) in ports.items()
+    ]
+
+
+def _parent(gateway: Gateway) -> Document:
+    parent = gateway.parent
+    given = {
+        "name": parent.name, "namespace": parent.namespace, "sectionName": parent.section_name
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value}
