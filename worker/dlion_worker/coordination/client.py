@@ -10,14 +10,19 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import grpc
 
 from dlion_api.errors import ContractError, DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.wire import coordination_pb2
 from dlion_worker.coordination.channel import Caller, CallFailure, coordination_stub, open_channel
 from dlion_worker.coordination.join_stream import Announcement, JoinStream
 from dlion_worker.coordination.report_sender import ReportSender
@@ -29,15 +34,6 @@ from dlion_worker.coordination.saved_state import (
     save_membership,
 )
 from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import grpc
-
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.protocol.worker_config import WorkerConfig
-    from dlion_api.wire import coordination_pb2
 
 _LOG = logging.getLogger(__name__)
 

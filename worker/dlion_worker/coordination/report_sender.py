@@ -9,20 +9,16 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import grpc
 
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
 from dlion_worker.coordination.record_queue import RecordQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.protocol.progress import ProgressRecord
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Member, Membership
 from dlion_api.reasons import EventReason
-
-if TYPE_CHECKING:
-    from dlion_core.lifecycle.reporting import Reporter
-    from dlion_core.links.events import LinkCounters
-    from dlion_worker.transport.peer_exchange import PeerExchange
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.links.events import LinkCounters
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 QUIET_S = 5.0
 """A worker that joins within this time reports nothing."""

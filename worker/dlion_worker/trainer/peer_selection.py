@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, Grouping
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.spec import Job
+from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups, grouping_problem, groups_by_site
 from dlion_core.topology.topology import CLUSTERED, is_all_to_all, neighbours_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Directive, Grouping
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.protocol.worker_config import WorkerConfig
-    from dlion_api.spec import Job
-    from dlion_core.links.events import StateRequest, StateSnapshot
-    from dlion_worker.transport.peer_exchange import PeerExchange
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 MIN_PATIENCE_S = 30.0
 MIN_PATIENCE_STEPS = 4.0

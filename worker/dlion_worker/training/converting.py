@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dlion_api.errors import ProgramError
 from dlion_worker.training.framework import keras, tf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Form = Literal["savedmodel", "tflite"]
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.lifecycle.evaluation import EvaluatedSnapshot
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.model import FlatModel, Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.interface import Flat
 
 _CHUNK = 65_536
 

@@ -13,10 +13,13 @@ import copy
 import math
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError, ProgramError
 from dlion_core.lifecycle.evaluation import EvaluationResult
@@ -27,12 +30,6 @@ from dlion_worker.training.flat_memory import aligned_zeros, all_finite, tensor_
 from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 from dlion_worker.training.variables import ModelVariables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

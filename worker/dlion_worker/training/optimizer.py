@@ -7,18 +7,14 @@ simulator. Source: formulas and order of operations of `keras.optimizers.SGD` an
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.spec import Optimizer
-    from dlion_core.policies.interface import Flat
+from dlion_api.spec import Optimizer
+from dlion_core.policies.interface import Flat
 
 _BLOCK = 65_536
 """Entries per block: 256 KiB per array, so that temporaries stay in the cache."""

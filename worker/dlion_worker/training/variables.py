@@ -6,19 +6,16 @@ Only `FlatModel` uses it. Shape suffixes: D flat trained variables, S flat float
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, ProgramError
 from dlion_core.policies.interface import Flat, Layout
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 _SEED_STATE = "seed_generator_state"
 """Suffix of the path of Keras' random generator state (dropout and similar)."""

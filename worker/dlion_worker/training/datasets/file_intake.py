@@ -8,12 +8,15 @@ in all files.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
 from dlion_worker.training.datasets import folder, npz, open_sources, selection, tfrecord
 from dlion_worker.training.datasets.dataset import (
     DataSet,
@@ -31,12 +34,6 @@ from dlion_worker.training.datasets.partition import (
     shares_of_classes,
 )
 from dlion_worker.training.datasets.sources import ArraySource, SampleSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
 
 
 class FileIntake:

@@ -6,19 +6,16 @@ alphabetical order of the subfolders does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.decoding import decode_all, image_fault
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
 _BATCH = 64

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError, ProgramError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
 from dlion_worker.training.datasets.dataset_cache import DatasetCache
@@ -20,14 +23,6 @@ from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
 from dlion_worker.training.datasets.sources import ArraySource, SampleSource
 from dlion_worker.training.programs.program import TrainingProgram, user_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Dataset, Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_worker.training.datasets import folder, npz, tfrecord
 from dlion_worker.training.datasets.dataset import Labels, Samples, checked
@@ -16,13 +19,6 @@ from dlion_worker.training.datasets.sources import (
     SampleSource,
     data_files,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Dataset, Job
 
 
 def resolve_path(path: str, identity: WorkerIdentity, data_root: Path) -> Path:

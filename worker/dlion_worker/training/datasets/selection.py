@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_worker.training.datasets.dataset import Labels
+from dlion_worker.training.datasets.dataset import Labels
 
 _THUMBNAIL_SIDE = 16
 _FEATURES = 256

@@ -6,18 +6,14 @@ the other workers' images.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_worker.training.datasets.dataset import Labels
+from dlion_worker.training.datasets.dataset import Labels
 
 MAX_BYTES = 16 * 2**30
 """Memory limit of any set of samples; protects against invalid headers."""

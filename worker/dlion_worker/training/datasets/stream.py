@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _LOG = logging.getLogger(__name__)
 

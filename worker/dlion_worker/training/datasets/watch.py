@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_worker.training.datasets import open_sources
 from dlion_worker.training.datasets.dataset import DataSet, Fingerprint, Samples
 from dlion_worker.training.datasets.file_intake import FileIntake
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
-    from dlion_worker.training.datasets.stream import BatchStream
+from dlion_worker.training.datasets.stream import BatchStream
 
 UNREADABLE_AFTER_S = 10.0
 """An unchanged file that is unreadable for this long is corrupt, not incomplete."""

@@ -16,19 +16,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from dlion_api.errors import ProgramError
+from dlion_api.spec import Program as ProgramSpec
 from dlion_worker.training.programs import builtin as builtins
 from dlion_worker.training.programs.program import TrainingProgram, user_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from dlion_api.spec import Program as ProgramSpec
 
 _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "cipher": builtins.cipher,
