@@ -211,7 +211,7 @@ def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
     """There and back takes 0.3 s, and a handshake several times that."""
     with far_away(site.port, 0.15) as port:
         client = site.client(0, at_port=port)
-        assert client.sign(csr_pem(), wait_s=LONG_S).chain_pem
+        assert client.sign(csr_pem=csr_pem(), wait_s=LONG_S).chain_pem
         client.join("127.0.0.1:1", "", lambda _: None)
         wait_until(client.connected, "connected")
         assert client.finish(flush_s=LONG_S)
@@ -219,7 +219,7 @@ def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
 
 def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) -> None:
     client = site.client(2)
-    signed = client.sign(csr_pem(), "trainer", ["127.0.0.1"])
+    signed = client.sign(csr_pem=csr_pem())
     client.close()
     names = (
         x509.load_pem_x509_certificate(signed.chain_pem)
@@ -234,7 +234,7 @@ def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) 
 def test_a_wrong_certificate_request_is_refused_for_good(site: Site) -> None:
     client = site.client(0)
     with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
-        client.sign(b"no request")
+        client.sign(csr_pem=b"no request")
     client.close()
     assert site.coordinator.refusals() == {RefusalReason.MALFORMED: 1}
 

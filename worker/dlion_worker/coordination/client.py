@@ -10,8 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -33,7 +34,7 @@ from dlion_worker.coordination.saved_state import (
     raise_incarnation,
     save_membership,
 )
-from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
+from dlion_worker.coordination.signing import request_certificate
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class CoordinationClient:
         """
         self._config = config
         self._worker = worker
+        self.sign = partial(request_certificate, config, job=job, worker=worker, role="trainer")
         self._caller = Caller(job, worker, Path(config.token_path))
         self._spec_hash = spec_hash
         self._incarnation = incarnation
@@ -79,7 +81,7 @@ class CoordinationClient:
         self._closing = False
         self._streams: list[JoinStream] = []
         self._announcement: Announcement | None = None
-        self._on_membership: Callable[[Membership], None] = _ignore
+        self._on_membership: Callable[[Membership], None] = lambda _: None
         self._on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None
         self._channels = [open_channel(config)]
         """The newest one is in use; older ones are closed once it works."""
@@ -90,27 +92,6 @@ class CoordinationClient:
             incarnation,
             on_stop=self._set_stop_reason,
             on_failure=self._handle_failure,
-        )
-
-    def sign(
-        self,
-        csr_pem: bytes,
-        role: Role = "trainer",
-        addresses: Sequence[str] = (),
-        *,
-        stopped: Callable[[], bool] = lambda: False,
-        wait_s: float | None = None,
-    ) -> SignedCertificate:
-        """Request a certificate; see `request_certificate` for waiting and errors."""
-        return request_certificate(
-            self._config,
-            job=self._caller.job,
-            worker=self._worker,
-            csr_pem=csr_pem,
-            role=role,
-            addresses=addresses,
-            stopped=stopped,
-            wait_s=wait_s,
         )
 
     def join(
@@ -350,7 +331,3 @@ def _member(view: coordination_pb2.MemberView) -> Member:
 
 def _first_finite(*moments: float | None) -> float | None:
     return next((m for m in moments if m is not None and math.isfinite(m)), None)
-
-
-def _ignore(membership: Membership) -> None:
-    """The default before `join`."""

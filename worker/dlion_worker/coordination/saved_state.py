@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,26 +122,9 @@ def merge_memberships(saved: Membership | None, received: Membership) -> Members
 
 
 def _document(membership: Membership) -> dict[str, Any]:
-    return {
-        "version": membership.version,
-        "namespace": membership.job.namespace,
-        "name": membership.job.name,
-        "run_id": membership.job.run_id,
-        "expected_count": membership.expected_count,
-        "members": [
-            {
-                "rank": member.identity.rank,
-                "site": member.identity.site,
-                "group": member.identity.group,
-                "index": member.identity.index,
-                "incarnation": member.incarnation,
-                "state": member.state.value,
-                "exchange_address": member.exchange_address,
-                "measuring_address": member.measuring_address,
-            }
-            for member in membership.members
-        ],
-    }
+    document = asdict(membership)
+    members = [{**member.pop("identity"), **member} for member in document.pop("members")]
+    return {**document.pop("job"), **document, "members": members}
 
 
 def _membership(document: dict[str, Any]) -> Membership:

@@ -7,6 +7,7 @@ Exchange and coordination hand over what is in transit; no iteration waits. Call
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -67,9 +68,9 @@ def initial_credentials(
     key = WorkerKey()
     if is_restart:
         stored = load_credentials(config.state_dir, job.key, min_life_left=0.0)
-    wait_s = None if stored is None else SIGNING_TIMEOUT_S
+    wait_s = math.inf if stored is None else SIGNING_TIMEOUT_S
     try:
-        signed = coordination.sign(key.csr_pem(), "trainer", stopped=interrupted, wait_s=wait_s)
+        signed = coordination.sign(csr_pem=key.csr_pem(), stopped=interrupted, wait_s=wait_s)
     except UnavailableError as error:
         if stored is None or interrupted():
             raise Interrupted(str(error)) from error
@@ -140,7 +141,7 @@ class CertificateRenewer:
         try:
             # Reported again after each failed wait; the coordinator may be unavailable.
             signed = self._coordination.sign(
-                key.csr_pem(), "trainer", stopped=self._ended.is_set, wait_s=due_s / 2
+                csr_pem=key.csr_pem(), stopped=self._ended.is_set, wait_s=due_s / 2
             )
         except (UnavailableError, ContractError) as error:
             if not self._ended.is_set():
