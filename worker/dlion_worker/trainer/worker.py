@@ -52,7 +52,7 @@ from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
-from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 
 class Worker:
