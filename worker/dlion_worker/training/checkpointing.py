@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +18,13 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError, DataError
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import Value
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 
-Value = NDArray[np.generic] | int | float | str
 Values = dict[str, Value]
-
-
-class Stateful(Protocol):
-    """Anything whose state is flat named values: policies, optimizers, streams."""
-
-    def state(self) -> Values: ...
-    def restore(self, state: Values) -> None: ...
-
-
-class RestorablePolicies(Stateful, Protocol):
-    """The part of a worker's machine that checkpointing needs."""
-
-    def take_over(self, iteration: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,8 @@ class Checkpointer:
         every_s: float,
         replica: LocalReplica,
         progress: JobProgress,
-        stream: Stateful,
-        machine: RestorablePolicies,
+        stream: BatchStream,
+        machine: IterationGuard,
     ) -> None:
         self._path = path
         self._every_s = every_s
@@ -102,7 +90,7 @@ class Checkpointer:
             self._undone = self._current()
             self._progress.take(self._before.progress)
 
-    def reset(self, machine: RestorablePolicies) -> None:
+    def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
         self._before = self._undone = None
         self._after = {}

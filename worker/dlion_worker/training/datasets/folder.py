@@ -96,12 +96,17 @@ def read_class_list(path: Path) -> list[str] | None:
     return None
 
 
+def file_fault(path: Path, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with one image file; None if nothing."""
+    try:
+        fault = image_fault(path.read_bytes(), shape)
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    return f"{path}: {fault}. Correct the file, or remove it" if fault else None
+
+
 def _find_fault(files: Sequence[Path], shape: tuple[int, ...]) -> DataError:
     for path in files:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            return DataError(f"{path}: cannot be read: {error.strerror}")
-        if fault := image_fault(data, shape):
-            return DataError(f"{path}: {fault}. Correct the file, or remove it")
+        if fault := file_fault(path, shape):
+            return DataError(fault)
     return DataError(f"{files[0].parent}: the images cannot be read")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +45,18 @@ def training_set_size_is_known(job: Job) -> bool:
     return is_partitioned or len(job.workers()) == 1
 
 
-def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> SampleSource:
+def open_path(
+    path: Path,
+    spec: Dataset,
+    class_names: Sequence[str] | None,
+    read_npz: Callable[[Path], Samples] = npz.read_train,
+) -> SampleSource:
     """All samples at a path. Raises: DataError."""
     if spec.format == "images":
         return folder.open_folder(path, class_names)
     if spec.format == "npz":
         sources: list[SampleSource] = [
-            ArraySource(str(p), *npz.read_train(p)) for p in data_files(path, npz.SUFFIXES)
+            ArraySource(str(p), *read_npz(p)) for p in data_files(path, npz.SUFFIXES)
         ]
     else:
         sources = [tfrecord.TFRecordSource(p) for p in data_files(path, tfrecord.SUFFIXES)]
@@ -60,11 +65,7 @@ def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> S
 
 def open_held_out(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> Samples:
     """All samples of the evaluation path. Raises: DataError."""
-    if spec.format == "npz":
-        pairs = [npz.read_evaluation(p) for p in data_files(path, npz.SUFFIXES)]
-        source: SampleSource = JoinedSource(str(path), [ArraySource(str(path), *p) for p in pairs])
-    else:
-        source = open_path(path, spec, class_names)
+    source = open_path(path, spec, class_names, npz.read_evaluation)
     return checked(source.read(np.arange(len(source.labels))), source.labels, source.name)
 
 
