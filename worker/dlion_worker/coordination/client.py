@@ -56,8 +56,7 @@ class CoordinationClient:
     ) -> None:
         """Load the saved membership; open no connection yet.
 
-        Raises:
-            OSError: The authority's file cannot be read.
+        Raises: OSError (the authority's file cannot be read).
         """
         self._config = config
         self._worker = worker
@@ -129,10 +128,7 @@ class CoordinationClient:
         """Move to a new connection, which shows the coordinator's current certificate.
 
         The worker stays joined: streams on the old connection end after it has joined on the new
-        one.
-
-        Raises:
-            OSError: The authority's file cannot be read.
+        one. Raises: OSError (the authority's file cannot be read).
         """
         channel = open_channel(self._config)
         with self._lock:
@@ -179,11 +175,8 @@ class CoordinationClient:
 
         Times in records count from `start_time_monotonic_s` as it was when this client was made.
         They are sent relative to the run's start, so a new worker waits for the first update of the
-        coordinator.
-
-        Raises:
-            ContractError: A record cannot be sent (`dlion_api.protocol.records`): a defect of the
-            caller.
+        coordinator. Raises: ContractError (a record cannot be sent (`dlion_api.protocol.records`):
+        a defect of the caller).
         """
         with self._clock_lock:
             if self._start_s is None and self._membership is None:

@@ -69,8 +69,8 @@ class RecordQueue:
     def put(self, record: ProgressRecord) -> None:
         """Add one record.
 
-        Raises:
-            ContractError: It contains a value that cannot be sent (`dlion_api.protocol.records`).
+        Raises: ContractError (it contains a value that cannot be sent
+        (`dlion_api.protocol.records`)).
         """
         text = record_to_json(record)
         is_retained = isinstance(record, EvaluationRecord | EventRecord)

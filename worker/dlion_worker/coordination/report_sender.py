@@ -61,8 +61,7 @@ class ReportSender:
     def put(self, records: Iterable[ProgressRecord]) -> None:
         """Queue records; never wait for the network.
 
-        Raises:
-            ContractError: A record cannot be sent (`dlion_api.protocol.records`).
+        Raises: ContractError (a record cannot be sent (`dlion_api.protocol.records`)).
         """
         with self._lock:
             for record in records:

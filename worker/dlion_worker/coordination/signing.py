@@ -57,11 +57,9 @@ def request_certificate(
 ) -> SignedCertificate:
     """Request a certificate; if the coordinator is unreachable, retry with backoff.
 
-    `stopped` is checked ten times a second.
-
-    Raises:
-        UnavailableError: Stopped or timed out without a certificate; a retry may help.
-        ContractError: The coordinator rejects the request permanently.
+    `stopped` is checked ten times a second. Raises: UnavailableError (stopped or timed out without
+    a certificate; a retry may help), ContractError (the coordinator rejects the request
+    permanently).
     """
     caller = Caller(job, worker, Path(config.token_path))
     deadline_s = time.monotonic() + wait_s

@@ -91,8 +91,7 @@ def load_credentials(
 def load_or_create_proof_key(folder: Path | str) -> WorkerKey:
     """Load the pod's key, or create it. Concurrent processes get the same key.
 
-    Raises:
-        OSError: it cannot be read or stored.
+    Raises: OSError (it cannot be read or stored).
     """
     path = Path(folder) / PROOF_KEY_FILE
     try:

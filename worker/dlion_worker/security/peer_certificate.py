@@ -55,10 +55,7 @@ class PeerCertificate:
     def check(self, *, open_connection: bool = False, now: datetime | None = None) -> None:
         """Pass while it is unexpired and its authority is trusted.
 
-        Cheap unless the authorities have changed.
-
-        Raises:
-            CallerError: It is no longer valid.
+        Cheap unless the authorities have changed. Raises: CallerError (it is no longer valid).
         """
         if self.is_expired(open_connection=open_connection, now=now):
             raise CallerError(

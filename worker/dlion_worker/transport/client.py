@@ -116,10 +116,8 @@ class OutgoingStream:
     async def run(self) -> None:
         """Run the stream until it ends; call `close` afterwards.
 
-        Raises:
-            grpc.aio.AioRpcError: The peer or the network ended it.
-            UnavailableError: We ended it.
-            ContractError: The peer sent invalid acknowledgements.
+        Raises: grpc.aio.AioRpcError (the peer or the network ended it), UnavailableError (we ended
+        it), ContractError (the peer sent invalid acknowledgements).
         """
         self._link.outgoing_started(self)
         read = asyncio.create_task(self._read())
@@ -343,9 +341,8 @@ class PeerConnector:
     async def pull(self, wanted: StateRequest) -> StateSnapshot:
         """Pull the peer's state, for as long as it keeps arriving.
 
-        Raises:
-            UnavailableError: The peer is unreachable or went silent; another peer may work.
-            ContractError: The data received is not a state.
+        Raises: UnavailableError (the peer is unreachable or went silent; another peer may work),
+        ContractError (the data received is not a state).
         """
         request = PullStateRequest(
             run=str(self._local.job),

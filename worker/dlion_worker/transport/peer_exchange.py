@@ -84,8 +84,7 @@ class PeerExchange:
     def start(self) -> int:
         """Start the thread and the server; return the server's port.
 
-        Raises:
-            UnavailableError: The address cannot be listened on.
+        Raises: UnavailableError (the address cannot be listened on).
         """
         self._thread.start()
         return self._started.result(START_TIMEOUT_S)
@@ -116,10 +115,8 @@ class PeerExchange:
     def send(self, peer: Rank, message: Message) -> None:
         """Queue a message; if the link is down, drop and count it.
 
-        The payload is not copied and must not change.
-
-        Raises:
-            ContractError: The message exceeds what peers accept.
+        The payload is not copied and must not change. Raises: ContractError (the message exceeds
+        what peers accept).
         """
         check_outgoing(message, self._config.max_message_bytes)
         self._outgoing.append((peer, message))
@@ -212,9 +209,8 @@ class PeerExchange:
     def pull_state(self, peer: Rank, wanted: StateRequest | None = None) -> StateSnapshot:
         """Pull that peer's state; block while it keeps arriving.
 
-        Raises:
-            UnavailableError: The peer is unreachable or went silent, or the exchange was closed.
-            ContractError: The data received is not a state.
+        Raises: UnavailableError (the peer is unreachable or went silent, or the exchange was
+        closed), ContractError (the data received is not a state).
         """
         loop = self._loop
         if loop is None or not self._thread.is_alive():

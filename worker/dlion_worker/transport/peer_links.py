@@ -145,8 +145,7 @@ class PeerLink:
     def check_caller(self, incarnation: int) -> None:
         """Check that this incarnation of the peer may call.
 
-        Raises:
-            CallerError: It has been replaced or is quarantined.
+        Raises: CallerError (it has been replaced or is quarantined).
         """
         self.handshake.check(incarnation)
         if self._quarantined is not None and incarnation <= self._quarantined:
@@ -156,8 +155,7 @@ class PeerLink:
     def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
         """Use the peer's new stream instead of an older one.
 
-        Raises:
-            CallerError: That incarnation has been replaced or is quarantined.
+        Raises: CallerError (that incarnation has been replaced or is quarantined).
         """
         self.check_caller(hello.incarnation)
         older, self.incoming = self.incoming, stream
@@ -335,9 +333,8 @@ class PeerLinks:
     def find_caller(self, run: str, rank: int) -> PeerLink:
         """Find the link for the rank and run that a caller claims.
 
-        Raises:
-            CallerError: The caller belongs to another run.
-            UnavailableError: The rank is unknown; our membership may be outdated.
+        Raises: CallerError (the caller belongs to another run), UnavailableError (the rank is
+        unknown; our membership may be outdated).
         """
         if run != str(self.local.job):
             text = f"run {run[:300]!r}; this worker takes part in {self.local.job}"

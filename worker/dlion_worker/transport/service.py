@@ -116,8 +116,7 @@ class IncomingStream:
     def check_proof(self) -> None:
         """Check that the peer, and its waiting successor, would be admitted again now.
 
-        Raises:
-            CallerError: Its site is no longer trusted, or its certificate has expired.
+        Raises: CallerError (its site is no longer trusted, or its certificate has expired).
         """
         if self.proof is not None and not self._ended.done():
             self.proof.check(open_connection=True)
@@ -191,8 +190,7 @@ class IncomingStream:
     async def _wait_for_handover(self, link: PeerLink, hello: Hello) -> None:
         """Wait beside the peer's existing stream, until that one moves to this one.
 
-        Raises:
-            UnavailableError: There is no such stream, or it ended otherwise.
+        Raises: UnavailableError (there is no such stream, or it ended otherwise).
         """
         before = link.incoming
         if not isinstance(before, IncomingStream) or not before.matches(hello):

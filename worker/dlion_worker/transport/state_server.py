@@ -98,9 +98,8 @@ class StateServer:
     def _authorize(self, request: PullStateRequest, context: CallContext) -> PeerLink:
         """The link of a caller that may have the state.
 
-        Raises:
-            ContractError: The caller is not authorised.
-            UnavailableError: The caller is not known yet.
+        Raises: ContractError (the caller is not authorised), UnavailableError (the caller is not
+        known yet).
         """
         link = self._links.find_caller(request.run, request.rank)
         local = self._links.local

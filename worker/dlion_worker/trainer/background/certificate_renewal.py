@@ -53,12 +53,9 @@ def initial_credentials(
     """Load an earlier process's credentials if usable, or obtain new ones. None without TLS.
 
     If the stored certificate is due for renewal and the coordinator is unavailable, it is used
-    until it expires; `CertificateRenewer` replaces it later.
-
-    Raises:
-        Interrupted: before the coordinator answered.
-        ContractError: the coordinator refuses this worker.
-        OSError: the credentials cannot be stored.
+    until it expires; `CertificateRenewer` replaces it later. Raises: Interrupted (before the
+    coordinator answered), ContractError (the coordinator refuses this worker), OSError (the
+    credentials cannot be stored).
     """
     if job.spec.tls.mode == "Disabled":
         return WorkerCredentials.insecure()
