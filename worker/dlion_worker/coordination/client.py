@@ -134,7 +134,7 @@ class CoordinationClient:
         with self._lock:
             self._channels.append(channel)
             self._stub = coordination_stub(channel)
-            self._sender.use_stub(self._stub)
+            self._sender.stub = self._stub
             announcement = self._announcement
         if announcement is not None:
             self._announce(announcement)
@@ -185,8 +185,7 @@ class CoordinationClient:
                 self._sender.put(map(self._on_run_clock, records))
 
     def membership(self) -> Membership | None:
-        """The last known membership: the coordinator's, or the saved one until there is an
-        update."""
+        """The coordinator's last membership, or the saved one until there is an update."""
         return self._membership
 
     def stop_reason(self) -> str | None:

@@ -53,8 +53,7 @@ class WorkerKey:
         return certificate.public_key() == self._key.public_key()
 
     def csr_pem(self) -> bytes:
-        """Return a certificate signing request without an identity; the authority knows the
-        caller."""
+        """Return a signing request without an identity; the authority knows the caller."""
         name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "dlion")])
         request = x509.CertificateSigningRequestBuilder().subject_name(name)
         return request.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

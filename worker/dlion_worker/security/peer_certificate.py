@@ -46,8 +46,7 @@ class PeerCertificate:
             self._grace = max(timedelta(0), life * GRACE_FRACTION)
 
     def is_expired(self, *, open_connection: bool = False, now: datetime | None = None) -> bool:
-        """Whether it has expired. `open_connection`: allow the grace period of an open
-        connection."""
+        """Whether it has expired. `open_connection`: allow the grace period of one."""
         if self._ends is None:
             return False
         return (now or datetime.now(UTC)) > self._ends + (self._grace * open_connection)

@@ -127,8 +127,7 @@ class PeerExchange:
         budget_bytes: Mapping[Rank, int],
         bandwidth_bytes_per_s: Mapping[Rank, float] | None = None,
     ) -> None:
-        """Set bytes per iteration and, where known, bandwidth per link. Links without a budget are
-        unbounded."""
+        """Set bytes per iteration (none: unbounded) and, where known, bandwidth per link."""
         self._budgets = dict(budget_bytes)
         self._bandwidths = dict(bandwidth_bytes_per_s or {})
         for rank, link in list(self._links.by_rank.items()):
@@ -158,8 +157,7 @@ class PeerExchange:
         self._call(self._links.close_streams, reason)
 
     def migrate_links(self) -> None:
-        """Move all links to connections with the newest certificate; nothing is interrupted or
-        lost."""
+        """Move all links to connections with the newest certificate, without a loss."""
         for connector in list(self._connectors.values()):
             self._call(connector.renew)
 
@@ -181,8 +179,7 @@ class PeerExchange:
         return sum(link.wire_bytes for link in list(self._links.by_rank.values()))
 
     def cpu_s(self) -> float:
-        """CPU seconds of the exchange so far, including gRPC's threads. Call it from one thread
-        only."""
+        """CPU seconds so far, including gRPC's threads. Call it from one thread only."""
         return self._cpu.seconds()
 
     def take_deliveries(self) -> list[LinkDelivery]:

@@ -231,8 +231,7 @@ class PeerLink:
         self.close_streams(str(error))
 
     def peer_refused(self, kind: PeerRefusal, reason: str) -> None:
-        """Report that the peer rejects our stream or fails to authenticate: retrying alone does not
-        help."""
+        """Report that the peer rejects our stream or fails to authenticate; no retry helps."""
         self._shared.emit(Refused(self.rank, reason, outgoing=True, kind=kind))
 
     # ---- outgoing frames and state ----
@@ -309,8 +308,7 @@ class PeerLink:
 
     @property
     def _uses_announced_address(self) -> bool:
-        """Whether both sides connect to the addresses in hellos; if not, to those in the
-        membership."""
+        """Whether both sides use the addresses in hellos, or those in the membership."""
         local = self._shared.local
         return not local.is_exposed or self.peer.site == local.identity.site
 

@@ -77,15 +77,11 @@ class ExchangeService:
             stream = IncomingStream(self._links, context)
             code, reason = await stream.run()
         finally:
-            self._release(caller)
+            if caller is not None:
+                self._open[caller] -= 1
+                self._open += Counter()  # drops those at zero
         if code is not grpc.StatusCode.OK:
             await context.abort(code, reason, refusal_metadata(stream.refusal))
-
-    def _release(self, caller: bytes | None) -> None:
-        if caller is not None:
-            self._open[caller] -= 1
-            if not self._open[caller]:
-                del self._open[caller]
 
 
 class IncomingStream:
@@ -168,7 +164,9 @@ class IncomingStream:
         certificate = certificate_of(self._context)
         local = self._local
         self.proof = PeerCertificate(local.credentials, certificate, link.peer, local.job)
-        self._check(frame.hello)
+        if frame.hello.protocol != PROTOCOL:
+            text = f"protocol {frame.hello.protocol}; allowed: {PROTOCOL}"
+            raise CallerError(PeerRefusal.WRONG_RELEASE, f"{text}. Run the same release everywhere")
         if not link.wanted:
             raise UnavailableError(
                 f"rank {link.rank} is not a neighbour at the moment; retry later"
@@ -181,11 +179,6 @@ class IncomingStream:
         self._hello = frame.hello
         self._acknowledge.set()
         return link
-
-    def _check(self, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            text = f"protocol {hello.protocol}; allowed: {PROTOCOL}"
-            raise CallerError(PeerRefusal.WRONG_RELEASE, f"{text}. Run the same release everywhere")
 
     async def _wait_for_handover(self, link: PeerLink, hello: Hello) -> None:
         """Wait beside the peer's existing stream, until that one moves to this one.
@@ -237,12 +230,8 @@ class IncomingStream:
         has_messages: bool,
     ) -> None:
         """Continue the stream that this one was waiting for."""
-        self._hello, self._receiver, self.deadline, self._has_messages = (
-            hello,
-            receiver,
-            deadline,
-            has_messages,
-        )
+        self._hello, self._receiver = hello, receiver
+        self.deadline, self._has_messages = deadline, has_messages
         self._acknowledge.set()
         self._resumed.set_result(None)
 

@@ -96,11 +96,27 @@ class BackgroundTasks:
         """Start dataset watching and model publishing, as the manifest asks."""
         trainer = self._job.spec.trainer
         if trainer.dataset.watch:
-            self._start(
-                DatasetWatcher(self._watch(), report=self._report, on_samples=self.send_peers)
+            watch = FolderWatch(
+                self._job,
+                self._job.worker(self._parts.rank),
+                data_root=Path(self._config.data_root),
+                data=self._data,
+                stream=self._parts.stream,
             )
+            self._start(DatasetWatcher(watch, report=self._report, on_samples=self.send_peers))
         if trainer.stop.continuous:
-            self._start(self._publisher())
+            publisher = Publisher(
+                self._job,
+                self._parts.rank,
+                replica=self._parts.replica,
+                exchange=self._parts.exchange,
+                reachable=self._peer_selection.reachable,
+                held_out=(self._data.held_out_x, self._data.held_out_y),
+                results_dir=Path(self._config.results_dir),
+                report=self._report,
+                on_saved=self._on_saved,
+            )
+            self._start(publisher)
 
     def close(self) -> None:
         """Stop both tasks; afterwards nothing is written to the result folder."""
@@ -109,28 +125,6 @@ class BackgroundTasks:
     def _start(self, task: DatasetWatcher | Publisher) -> None:
         self._closing.callback(task.close)
         task.start()
-
-    def _watch(self) -> FolderWatch:
-        return FolderWatch(
-            self._job,
-            self._job.worker(self._config.rank),
-            data_root=Path(self._config.data_root),
-            data=self._data,
-            stream=self._parts.stream,
-        )
-
-    def _publisher(self) -> Publisher:
-        return Publisher(
-            self._job,
-            self._parts.rank,
-            replica=self._parts.replica,
-            exchange=self._parts.exchange,
-            reachable=self._peer_selection.reachable,
-            held_out=(self._data.held_out_x, self._data.held_out_y),
-            results_dir=Path(self._config.results_dir),
-            report=self._report,
-            on_saved=self._on_saved,
-        )
 
     def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         iteration = self._parts.replica.iteration

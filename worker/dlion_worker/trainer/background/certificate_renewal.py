@@ -19,11 +19,7 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.coordination import CoordinationClient
-from dlion_worker.security.credential_store import (
-    load_credentials,
-    store_changed_credentials,
-    store_credentials,
-)
+from dlion_worker.security.credential_store import load_credentials, store_credentials
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.trainer.signal_handler import Interrupted
 
@@ -122,8 +118,12 @@ class CertificateRenewer:
             self._trust_changed()
 
     def _store(self) -> None:
-        with self._storing:
-            store_changed_credentials(self._config.state_dir, self._job, self._credentials)
+        """Store them on disk; on failure the old ones remain."""
+        try:
+            with self._storing:
+                store_credentials(self._config.state_dir, self._job, self._credentials)
+        except OSError as error:
+            _LOG.warning("new certificate or bundles are not stored on disk: %s", error)
 
     def _run(self) -> None:
         _, chain_pem = self._credentials.key_and_chain()

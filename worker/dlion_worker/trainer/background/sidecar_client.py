@@ -67,16 +67,14 @@ class SidecarClient:
             self._lock.notify_all()
 
     def on_directive(self, call: Callable[[Directive], None]) -> None:
-        """Pass the latest directive and all later ones to `call`, in the listening thread. It must
-        not block."""
+        """Pass the latest and all later directives to `call`, which must not block."""
         with self._lock:
             self._on_directive, directive = call, self._directive
         if directive is not None:
             call(directive)
 
     def on_refused(self, call: Callable[[str], None]) -> None:
-        """Pass the sidecar's refusal reports to `call`, in the listening thread. It must not
-        block."""
+        """Pass the sidecar's refusal reports to `call`, which must not block."""
         self._on_refused = call
 
     def latest_directive(self) -> Directive | None:

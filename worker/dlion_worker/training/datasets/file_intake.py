@@ -86,8 +86,7 @@ class FileIntake:
         return files
 
     def take(self, keys: Sequence[str]) -> tuple[dict[str, Samples], dict[str, str]]:
-        """Return this worker's samples of each file (perhaps none), and the faults of unreadable
-        files."""
+        """Return this worker's samples by file (perhaps none), and the faults of bad files."""
         if self._spec.format == "images":
             taken, faults = self._take_images(keys)
         else:

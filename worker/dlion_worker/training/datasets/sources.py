@@ -6,6 +6,7 @@ the other workers' images.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,17 +31,17 @@ class SampleSource(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ArraySource:
     """Samples in memory."""
 
-    def __init__(self, name: str, x: NDArray[Any], y: Labels) -> None:
-        self.name = name
-        self.labels = y
-        self._x = x
+    name: str
+    x: NDArray[Any]
+    labels: Labels
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         """A copy of the chosen samples; the whole array, uncopied, if all are chosen."""
-        return self._x if len(index_K) == len(self._x) else self._x[index_K]
+        return self.x if len(index_K) == len(self.x) else self.x[index_K]
 
 
 class JoinedSource:

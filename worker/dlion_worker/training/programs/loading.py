@@ -33,7 +33,6 @@ _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "digits": builtins.digits,
     "mobilenet": builtins.mobilenet,
 }
-BUILTIN_NAMES = tuple(_BUILTINS)
 
 _PROTOCOL = (
     "A program needs build_model() and may have load_data(split, site, worker_index) and loss"
@@ -63,7 +62,7 @@ def builtin(name: str) -> TrainingProgram:
     if name not in _BUILTINS:
         raise ProgramError(
             f"trainer.program.builtin: no such program (given: {name}; allowed: "
-            f"{', '.join(BUILTIN_NAMES)})"
+            f"{', '.join(_BUILTINS)})"
         )
     return TrainingProgram(name=name, build=_BUILTINS[name])
 
@@ -80,8 +79,7 @@ def _from_file(path: Path) -> TrainingProgram:
     # Explicit loader, because a config map's key need not end in .py.
     loader = SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None:
-        raise ProgramError(f"program {path.name}: not a Python file: {path}. Name it *.py")
+    assert spec is not None, "the loader is given"
     module = importlib.util.module_from_spec(spec)
     # Registered first, as for imports: dataclasses and Keras' registry look up their module.
     sys.modules[name] = module
