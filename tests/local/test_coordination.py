@@ -244,9 +244,9 @@ def test_waiting_for_a_certificate_ends_when_asked(site: Site) -> None:
     site.coordinator.close()
     began_s = time.monotonic()
     with pytest.raises(UnavailableError):
-        client.sign(csr_pem(), stopped=lambda: time.monotonic() > began_s + 0.5)
+        client.sign(csr_pem=csr_pem(), stopped=lambda: time.monotonic() > began_s + 0.5)
     with pytest.raises(UnavailableError):
-        client.sign(csr_pem(), wait_s=0.3)
+        client.sign(csr_pem=csr_pem(), wait_s=0.3)
     assert time.monotonic() - began_s < 5
     client.close()
 
@@ -407,7 +407,7 @@ def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: 
         client.join("127.0.0.1:1", "", lambda _: None)
         client.report([event(0, "x")])
         with pytest.raises(UnavailableError):
-            client.sign(csr_pem(), wait_s=0.5)
+            client.sign(csr_pem=csr_pem(), wait_s=0.5)
         began_s = time.monotonic()
         assert not client.finish(flush_s=0.5)
         assert time.monotonic() - began_s < 2
@@ -434,16 +434,16 @@ def test_without_tls_a_worker_joins_and_nothing_is_signed(tmp_path: Path) -> Non
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
     with pytest.raises(ContractError, match="Disabled"):
-        client.sign(csr_pem())
+        client.sign(csr_pem=csr_pem())
     assert client.finish()
     site.coordinator.close()
 
 
 def test_the_servers_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
     site = Site(tmp_path, life=timedelta(seconds=1))
-    assert site.client(0).sign(csr_pem())
+    assert site.client(0).sign(csr_pem=csr_pem())
     time.sleep(1.5)
-    assert site.client(0).sign(csr_pem(), wait_s=10)
+    assert site.client(0).sign(csr_pem=csr_pem(), wait_s=10)
     site.coordinator.close()
 
 

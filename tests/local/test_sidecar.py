@@ -80,12 +80,12 @@ def wait_until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-@dataclass
 def is_connected(client: SidecarClient) -> bool:
     """Whether a sidecar is at its other end now."""
     return client._connection is not None
 
 
+@dataclass
 class Worker:
     """One sidecar process, and the trainer's client of it."""
 

@@ -179,8 +179,7 @@ class FlatModel:
         """
         weights = self._weights if snapshot is None else tensor_view(snapshot.weights_D)
         state = list(self._state if snapshot is None else snapshot.state)
-        correct_C = np.zeros(0, np.int64)
-        total_C = np.zeros(0, np.int64)
+        correct_C, total_C = np.zeros((2, self.class_count), np.int64)
         loss_sum = 0.0
         for start in range(0, len(x), batch_size):
             between_batches()
@@ -188,8 +187,8 @@ class FlatModel:
             function = self._function("evaluate", x_B, y_B)
             loss, correct, total = self._run(function, weights, self._fixed, state, x_B, y_B)
             loss_sum += float(loss) * len(x_B)
-            correct_C = _added(correct_C, np.asarray(correct))
-            total_C = _added(total_C, np.asarray(total))
+            correct_C += np.asarray(correct)
+            total_C += np.asarray(total)
         return EvaluationResult(
             accuracy=float(correct_C.sum() / max(1, total_C.sum())),
             loss=loss_sum / max(1, len(x)),
@@ -346,7 +345,3 @@ class FlatModel:
         with user_code(self.program, "loss(y_true, y_pred)", "It takes and yields tensors"):
             value = tf.convert_to_tensor(self.program.loss(y_B, logits))
             return tf.reduce_mean(tf.cast(value, tf.float32))
-
-
-def _added(total: NDArray[np.int64], part: NDArray[Any]) -> NDArray[np.int64]:
-    return part.astype(np.int64) if not total.size else total + part

@@ -16,6 +16,7 @@ import numpy as np
 from dlion_api.atomic_file import write_atomically
 from dlion_api.names import Rank
 from dlion_api.spec import Job
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.snapshot import TrainingState
 
 STILL_TRAINING = "still training"
@@ -141,9 +142,7 @@ def average(replicas: list[CollectedReplica]) -> TrainingState:
     )
 
 
-def _weighted(
-    shares: list[float], vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _weighted(shares: list[float], vectors: list[Flat]) -> Flat:
     total = np.zeros(vectors[0].shape, dtype=np.float64)
     for share, vector in zip(shares, vectors, strict=True):
         total += share * vector

@@ -112,7 +112,7 @@ def _shared(
 def _of_one_part(
     spec: Dataset, own: Samples, held_out: Samples, *, class_count: int, total: int
 ) -> DataSet:
-    """A data set whose parts do not change, without near-duplicates if the manifest says so."""
+    """A data set whose parts do not change, without near-duplicates if the manifest asks for it."""
     x, y = own
     count = len(y)
     if spec.drop_near_duplicates:
