@@ -25,7 +25,7 @@ from dlion_core.links.events import LinkUp, StateSnapshot
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 JOB = JobKey("default", "benchmark", "1")
 SITES = (SiteName("plant-a"), SiteName("plant-b"))

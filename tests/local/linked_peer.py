@@ -10,7 +10,7 @@ from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.links.events import StateSnapshot
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 
 def main() -> None:

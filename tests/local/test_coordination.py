@@ -213,7 +213,7 @@ def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
     """There and back takes 0.3 s, and a handshake several times that."""
     with far_away(site.port, 0.15) as port:
         client = site.client(0, at_port=port)
-        assert client.sign(csr_pem(), wait_s=LONG_S).chain_pem
+        assert client.sign(csr_pem=csr_pem(), wait_s=LONG_S).chain_pem
         client.join("127.0.0.1:1", "", lambda _: None)
         wait_until(client.connected, "connected")
         assert client.finish(flush_s=LONG_S)
@@ -221,7 +221,7 @@ def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
 
 def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) -> None:
     client = site.client(2)
-    signed = client.sign(csr_pem(), "trainer", ["127.0.0.1"])
+    signed = client.sign(csr_pem=csr_pem())
     client.close()
     names = (
         x509.load_pem_x509_certificate(signed.chain_pem)
@@ -236,7 +236,7 @@ def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) 
 def test_a_wrong_certificate_request_is_refused_for_good(site: Site) -> None:
     client = site.client(0)
     with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
-        client.sign(b"no request")
+        client.sign(csr_pem=b"no request")
     client.close()
     assert site.coordinator._server.service.refusals == {RefusalReason.MALFORMED: 1}
 
@@ -246,9 +246,9 @@ def test_waiting_for_a_certificate_ends_when_asked(site: Site) -> None:
     site.coordinator.close()
     began_s = time.monotonic()
     with pytest.raises(UnavailableError):
-        client.sign(csr_pem(), stopped=lambda: time.monotonic() > began_s + 0.5)
+        client.sign(csr_pem=csr_pem(), stopped=lambda: time.monotonic() > began_s + 0.5)
     with pytest.raises(UnavailableError):
-        client.sign(csr_pem(), wait_s=0.3)
+        client.sign(csr_pem=csr_pem(), wait_s=0.3)
     assert time.monotonic() - began_s < 5
     client.close()
 
@@ -409,7 +409,7 @@ def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: 
         client.join("127.0.0.1:1", "", lambda _: None)
         client.report([event(0, "x")])
         with pytest.raises(UnavailableError):
-            client.sign(csr_pem(), wait_s=0.5)
+            client.sign(csr_pem=csr_pem(), wait_s=0.5)
         began_s = time.monotonic()
         assert not client.finish(flush_s=0.5)
         assert time.monotonic() - began_s < 2
@@ -436,16 +436,16 @@ def test_without_tls_a_worker_joins_and_nothing_is_signed(tmp_path: Path) -> Non
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
     with pytest.raises(ContractError, match="Disabled"):
-        client.sign(csr_pem())
+        client.sign(csr_pem=csr_pem())
     assert client.finish()
     site.coordinator.close()
 
 
 def test_the_servers_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
     site = Site(tmp_path, life=timedelta(seconds=1))
-    assert site.client(0).sign(csr_pem())
+    assert site.client(0).sign(csr_pem=csr_pem())
     time.sleep(1.5)
-    assert site.client(0).sign(csr_pem(), wait_s=10)
+    assert site.client(0).sign(csr_pem=csr_pem(), wait_s=10)
     site.coordinator.close()
 
 

@@ -28,9 +28,8 @@ from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.transport import peer_exchange as exchange
-from dlion_worker.transport import server
+from dlion_worker.transport.peer_exchange import MAX_CALLS_PER_CONNECTION
 from dlion_worker.transport.peer_links import MAX_VIOLATIONS, PeerLink
-from dlion_worker.transport.server import MAX_CALLS_PER_CONNECTION
 from dlion_worker.transport.service import MAX_STREAMS_PER_CERTIFICATE, SERVICE, IncomingStream
 from dlion_worker.transport.state_server import MAX_PULLS_PER_PEER
 from linked_workers import (
@@ -507,7 +506,7 @@ def silent(channel: grpc.Channel) -> grpc.Call:
 def test_calls_of_all_peers_are_bounded(
     start: Start, authorities: dict[SiteName, CertificateAuthority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CALLS", 4)
+    monkeypatch.setattr(exchange, "MAX_CALLS", 4)
     a = start(A)
     channels = [
         channel

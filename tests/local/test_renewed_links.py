@@ -28,13 +28,12 @@ from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.events import LinkCounters, LinkDown, LinkUp, Refused
 from dlion_core.links.framing import PROTOCOL
-from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.transport import reauthentication
 from dlion_worker.transport.client import PeerConnector, open_channel
-from dlion_worker.transport.peer_links import LocalPeer, PeerLink
+from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink
 from dlion_worker.transport.service import SERVICE, IncomingStream
 from linked_workers import (
     JOB,
@@ -222,8 +221,8 @@ def test_the_old_connection_serves_until_a_new_one_stands(
 
 async def first_words(port_of: Worker, proof: WorkerCredentials, *frames: Frame) -> Any:
     """What worker B of that address and certificate hears who dials and says this."""
-    me = LocalPeer(JOB, B, 1, QueueRule.KEEP, 64, 2**20)
-    async with open_channel(port_of.exchange.address, A, me, proof) as channel:
+    me = PeerExchangeConfig(JOB, B, 1, proof)
+    async with open_channel(port_of.exchange.address, A, me) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Link")()
         for frame in frames:
             await call.write(frame.SerializeToString())

@@ -12,7 +12,7 @@ from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_core.links.events import ExchangeEvent, StateRequest, StateSnapshot
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 JOB = JobKey("default", "cifar10", "1")
 PLANT_A = SiteName("plant-a")

@@ -354,10 +354,11 @@ class Node:
             TrainerComponents(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
                 machine=self.machine, exchange=exchange, sidecar=sidecar, reporter=reporter,
-                inbox=self.inbox, refusals=refusals, training_set_samples=lambda _: 1000,
+                inbox=self.inbox, refusals=refusals,
             ),
             progress=self.progress, checkpointer=self.checkpointer,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
+            training_set_samples=lambda _: 1000,
         )  # fmt: skip
         while self.loop.run() is None:
             self._come_in_anew()

@@ -47,8 +47,7 @@ class CoordinatorAccess(Protocol):
 def open_channel(config: CoordinatorAccess) -> grpc.Channel:
     """A channel that trusts only the authority in the configuration's file.
 
-    Raises:
-        OSError: That file cannot be read.
+    Raises: OSError (that file cannot be read).
     """
     if not config.authority_pem_path:
         return grpc.insecure_channel(config.coordinator_address, options=_OPTIONS)

@@ -10,14 +10,20 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import grpc
 
 from dlion_api.errors import ContractError, DLionError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.wire import coordination_pb2
 from dlion_worker.coordination.channel import Caller, CallFailure, coordination_stub, open_channel
 from dlion_worker.coordination.join_stream import Announcement, JoinStream
 from dlion_worker.coordination.report_sender import ReportSender
@@ -28,16 +34,7 @@ from dlion_worker.coordination.saved_state import (
     raise_incarnation,
     save_membership,
 )
-from dlion_worker.coordination.signing import Role, SignedCertificate, request_certificate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import grpc
-
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.protocol.worker_config import WorkerConfig
-    from dlion_api.wire import coordination_pb2
+from dlion_worker.coordination.signing import request_certificate
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,11 +56,11 @@ class CoordinationClient:
     ) -> None:
         """Load the saved membership; open no connection yet.
 
-        Raises:
-            OSError: The authority's file cannot be read.
+        Raises: OSError (the authority's file cannot be read).
         """
         self._config = config
         self._worker = worker
+        self.sign = partial(request_certificate, config, job=job, worker=worker, role="trainer")
         self._caller = Caller(job, worker, Path(config.token_path))
         self._spec_hash = spec_hash
         self._incarnation = incarnation
@@ -83,7 +80,7 @@ class CoordinationClient:
         self._closing = False
         self._streams: list[JoinStream] = []
         self._announcement: Announcement | None = None
-        self._on_membership: Callable[[Membership], None] = _ignore
+        self._on_membership: Callable[[Membership], None] = lambda _: None
         self._on_bundles: Callable[[Mapping[SiteName, bytes]], None] | None = None
         self._channels = [open_channel(config)]
         """The newest one is in use; older ones are closed once it works."""
@@ -94,27 +91,6 @@ class CoordinationClient:
             incarnation,
             on_stop=self._set_stop_reason,
             on_failure=self._handle_failure,
-        )
-
-    def sign(
-        self,
-        csr_pem: bytes,
-        role: Role = "trainer",
-        addresses: Sequence[str] = (),
-        *,
-        stopped: Callable[[], bool] = lambda: False,
-        wait_s: float | None = None,
-    ) -> SignedCertificate:
-        """Request a certificate; see `request_certificate` for waiting and errors."""
-        return request_certificate(
-            self._config,
-            job=self._caller.job,
-            worker=self._worker,
-            csr_pem=csr_pem,
-            role=role,
-            addresses=addresses,
-            stopped=stopped,
-            wait_s=wait_s,
         )
 
     def join(
@@ -152,16 +128,13 @@ class CoordinationClient:
         """Move to a new connection, which shows the coordinator's current certificate.
 
         The worker stays joined: streams on the old connection end after it has joined on the new
-        one.
-
-        Raises:
-            OSError: The authority's file cannot be read.
+        one. Raises: OSError (the authority's file cannot be read).
         """
         channel = open_channel(self._config)
         with self._lock:
             self._channels.append(channel)
             self._stub = coordination_stub(channel)
-            self._sender.use_stub(self._stub)
+            self._sender.stub = self._stub
             announcement = self._announcement
         if announcement is not None:
             self._announce(announcement)
@@ -202,11 +175,8 @@ class CoordinationClient:
 
         Times in records count from `start_time_monotonic_s` as it was when this client was made.
         They are sent relative to the run's start, so a new worker waits for the first update of the
-        coordinator.
-
-        Raises:
-            ContractError: A record cannot be sent (`dlion_api.protocol.records`): a defect of the
-            caller.
+        coordinator. Raises: ContractError (a record cannot be sent (`dlion_api.protocol.records`):
+        a defect of the caller).
         """
         with self._clock_lock:
             if self._start_s is None and self._membership is None:
@@ -215,8 +185,7 @@ class CoordinationClient:
                 self._sender.put(map(self._on_run_clock, records))
 
     def membership(self) -> Membership | None:
-        """The last known membership: the coordinator's, or the saved one until there is an
-        update."""
+        """The coordinator's last membership, or the saved one until there is an update."""
         return self._membership
 
     def stop_reason(self) -> str | None:
@@ -354,7 +323,3 @@ def _member(view: coordination_pb2.MemberView) -> Member:
 
 def _first_finite(*moments: float | None) -> float | None:
     return next((m for m in moments if m is not None and math.isfinite(m)), None)
-
-
-def _ignore(membership: Membership) -> None:
-    """The default before `join`."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 
@@ -20,10 +21,6 @@ from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
 from dlion_worker.coordination.pod_proof import make_pod_proof
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,8 +37,7 @@ class Announcement:
     proof_dir: Path
 
     def request(self, known_version: int) -> coordination_pb2.JoinRequest:
-        """The join request, with the current token and the pod's proof. Raises OSError without
-        either."""
+        """The request, with the current token and the pod's proof. Raises: OSError without one."""
         return coordination_pb2.JoinRequest(
             run=str(self.caller.job),
             worker=self.caller.wire_worker(),
@@ -55,23 +51,17 @@ class Announcement:
         )
 
 
+@dataclass(eq=False)
 class JoinStream:
     """The stream of one announcement, reopened until closed, superseded or rejected permanently."""
 
-    def __init__(
-        self,
-        stub: coordination_pb2_grpc.CoordinationStub,
-        announcement: Announcement,
-        *,
-        known_version: Callable[[], int],
-        on_update: Callable[[coordination_pb2.MembershipUpdate], None],
-        on_failure: Callable[[CallFailure], None],
-    ) -> None:
-        self._stub = stub
-        self._announcement = announcement
-        self._known_version = known_version
-        self._on_update = on_update
-        self._on_failure = on_failure
+    stub: coordination_pb2_grpc.CoordinationStub
+    announcement: Announcement
+    known_version: Callable[[], int]
+    on_update: Callable[[coordination_pb2.MembershipUpdate], None]
+    on_failure: Callable[[CallFailure], None]
+
+    def __post_init__(self) -> None:
         self._ended = threading.Event()
         self._call: grpc.Call | None = None
         self._last_message = ""
@@ -98,7 +88,7 @@ class JoinStream:
             failure = self._read_updates(backoff)
             self.connected = False
             if not failure.passing and not self._ended.is_set():
-                self._on_failure(failure)
+                self.on_failure(failure)
                 return
             self._log_failure(failure)
             self._ended.wait(backoff.next_s())
@@ -106,14 +96,14 @@ class JoinStream:
     def _read_updates(self, backoff: Backoff) -> CallFailure:
         """Join and handle updates until the stream breaks; return the reason."""
         try:
-            call = self._stub.Join(self._announcement.request(self._known_version()))
+            call = self.stub.Join(self.announcement.request(self.known_version()))
             self._call = call
             if self._ended.is_set():  # closed between the two lines above
                 call.cancel()
             for update in call:
                 backoff.reset()
                 self.connected = True
-                self._on_update(update)
+                self.on_update(update)
         except ContractError as error:
             call.cancel()
             return failure_of(error)

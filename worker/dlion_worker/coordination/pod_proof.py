@@ -20,8 +20,7 @@ def make_pod_proof(
 ) -> coordination_pb2.PodProof:
     """Sign a request with the key that all processes of the pod share in that folder.
 
-    Raises:
-        OSError: A new key cannot be saved.
+    Raises: OSError (a new key cannot be saved).
     """
     key = load_or_create_proof_key(folder)
     # Nanoseconds since boot, but above the saved count: a sandbox may start at zero again.

@@ -33,12 +33,12 @@ class _QueuedRecord:
 class _BoundedQueue:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: deque[_QueuedRecord] = deque()
+        self.waiting: deque[_QueuedRecord] = deque()
         self._bytes = 0
 
     def put(self, waiting: _QueuedRecord) -> list[_QueuedRecord]:
         """Append; return the records dropped for it."""
-        self._waiting.append(waiting)
+        self.waiting.append(waiting)
         self._bytes += len(waiting.text)
         dropped = []
         while self._bytes > self._limit_bytes:
@@ -46,12 +46,9 @@ class _BoundedQueue:
         return dropped
 
     def take(self) -> _QueuedRecord:
-        waiting = self._waiting.popleft()
+        waiting = self.waiting.popleft()
         self._bytes -= len(waiting.text)
         return waiting
-
-    def first(self) -> _QueuedRecord | None:
-        return self._waiting[0] if self._waiting else None
 
 
 class RecordQueue:
@@ -72,8 +69,8 @@ class RecordQueue:
     def put(self, record: ProgressRecord) -> None:
         """Add one record.
 
-        Raises:
-            ContractError: It contains a value that cannot be sent (`dlion_api.protocol.records`).
+        Raises: ContractError (it contains a value that cannot be sent
+        (`dlion_api.protocol.records`)).
         """
         text = record_to_json(record)
         is_retained = isinstance(record, EvaluationRecord | EventRecord)
@@ -85,47 +82,29 @@ class RecordQueue:
 
     def take_batch(self) -> list[str]:
         """The oldest records as JSON, as many as one report may carry; empty if none are queued."""
-        texts: list[str] = []
+        texts = self._dropped_event()
         free_bytes = MAX_REPORT_BYTES - _ENVELOPE_BYTES
-        dropped_event = self._dropped_event()
-        if dropped_event:
-            texts.append(dropped_event)
-        while len(texts) < MAX_RECORDS_PER_REPORT:
-            queue = self._queue_with_oldest()
-            first = queue.first() if queue else None
-            if queue is None or first is None or len(first.text) + 8 > free_bytes:
+        while (queue := self._queue_with_oldest()) and len(texts) < MAX_RECORDS_PER_REPORT:
+            free_bytes -= len(queue.waiting[0].text) + 8  # a field's tag and length
+            if free_bytes < 0:
                 break
             texts.append(queue.take().text)
-            free_bytes -= len(first.text) + 8  # a field's tag and length
         return texts
 
     def __bool__(self) -> bool:
         return self._queue_with_oldest() is not None or self._last_dropped is not None
 
     def _queue_with_oldest(self) -> _BoundedQueue | None:
-        queues = [queue for queue in (self._droppable, self._retained) if queue.first()]
-        return min(queues, key=_first_number, default=None)
+        queues = [queue for queue in (self._droppable, self._retained) if queue.waiting]
+        return min(queues, key=lambda queue: queue.waiting[0].number, default=None)
 
-    def _dropped_event(self) -> str | None:
-        last = self._last_dropped
+    def _dropped_event(self) -> list[str]:
+        last, self._last_dropped = self._last_dropped, None
         if last is None:
-            return None
-        iteration = last.iteration
-        message = f"{self._dropped_count} records dropped while the coordinator was unreachable"
-        self._last_dropped = None
+            return []
+        text = f"{self._dropped_count} records dropped while the coordinator was unreachable"
         self._dropped_count = 0
-        return record_to_json(
-            EventRecord(
-                last.time_s,
-                last.rank,
-                iteration,
-                EventReason.RECORDS_DROPPED,
-                message,
-                warning=True,
-            )
+        event = EventRecord(
+            last.time_s, last.rank, last.iteration, EventReason.RECORDS_DROPPED, text, warning=True
         )
-
-
-def _first_number(queue: _BoundedQueue) -> int:
-    first = queue.first()
-    return first.number if first else -1
+        return [record_to_json(event)]

@@ -9,43 +9,35 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import grpc
 
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
 from dlion_worker.coordination.record_queue import RecordQueue
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.protocol.progress import ProgressRecord
-
 _LOG = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
 
 
+@dataclass(eq=False)
 class ReportSender:
     """The queue of one worker's records and the thread that empties it."""
 
-    def __init__(
-        self,
-        stub: coordination_pb2_grpc.CoordinationStub,
-        caller: Caller,
-        incarnation: int,
-        *,
-        on_stop: Callable[[str], None],
-        on_failure: Callable[[CallFailure], None],
-    ) -> None:
-        self._stub = stub
-        self._caller = caller
-        self._incarnation = incarnation
-        self._on_stop = on_stop
-        self._on_failure = on_failure
+    stub: coordination_pb2_grpc.CoordinationStub
+    """Another one counts from the next attempt on; a call broken by the change is repeated."""
+    caller: Caller
+    incarnation: int
+    on_stop: Callable[[str], None]
+    on_failure: Callable[[CallFailure], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._queue = RecordQueue()
         self._sequence = 0
@@ -58,15 +50,10 @@ class ReportSender:
     def start(self) -> None:
         self._thread.start()
 
-    def use_stub(self, stub: coordination_pb2_grpc.CoordinationStub) -> None:
-        """Use this stub for the next attempt; a call broken by the change is repeated."""
-        self._stub = stub
-
     def put(self, records: Iterable[ProgressRecord]) -> None:
         """Queue records; never wait for the network.
 
-        Raises:
-            ContractError: A record cannot be sent (`dlion_api.protocol.records`).
+        Raises: ContractError (a record cannot be sent (`dlion_api.protocol.records`)).
         """
         with self._lock:
             for record in records:
@@ -108,9 +95,9 @@ class ReportSender:
             return None
         self._sequence += 1
         return coordination_pb2.ProgressReport(
-            run=str(self._caller.job),
-            worker=self._caller.wire_worker(),
-            incarnation=self._incarnation,
+            run=str(self.caller.job),
+            worker=self.caller.wire_worker(),
+            incarnation=self.incarnation,
             records_json=texts,
             sequence=self._sequence,
             finished=finished,
@@ -127,7 +114,7 @@ class ReportSender:
                 _LOG.error("%d records rejected: %s", len(report.records_json), failure.message)
                 return True
             if not failure.passing:
-                self._on_failure(failure)
+                self.on_failure(failure)
                 return False
             _LOG.debug("report %d not accepted yet: %s", report.sequence, failure.message)
             self._pause(backoff.next_s())
@@ -135,8 +122,8 @@ class ReportSender:
 
     def _attempt(self, report: coordination_pb2.ProgressReport) -> CallFailure | None:
         try:
-            report.token = self._caller.token()
-            call = self._stub.Report.future(report)
+            report.token = self.caller.token()
+            call = self.stub.Report.future(report)
             self._call = call
             if self._abandoned.is_set():  # closed between the two lines above
                 call.cancel()
@@ -146,7 +133,7 @@ class ReportSender:
         except (grpc.RpcError, OSError, ValueError) as error:  # ValueError: the channel was closed
             return failure_of(error)
         if reply.stop_reason:
-            self._on_stop(reply.stop_reason)
+            self.on_stop(reply.stop_reason)
         return None
 
     def _pause(self, wait_s: float) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,7 @@ def next_incarnation(state_dir: Path | str, *, wall_clock_s: float | None = None
     It is the saved number plus one, or the wall clock in seconds if that is higher. A worker that
     lost its folder therefore starts above its earlier numbers, unless the clock went back. In that
     case the coordinator rejects it and reports the number it knows; `raise_incarnation` saves it,
-    and the next start succeeds. Source: ours.
-
-    Raises:
-        OSError: The folder is not writable.
+    and the next start succeeds. Source: ours. Raises: OSError (the folder is not writable).
     """
     now_s = time.time() if wall_clock_s is None else wall_clock_s
     incarnation = max(_saved_incarnation(Path(state_dir)) + 1, int(now_s))
@@ -72,8 +69,7 @@ def _saved_incarnation(state_dir: Path) -> int:
 def save_membership(state_dir: Path | str, saved: SavedMembership) -> None:
     """Save the membership.
 
-    Raises:
-        OSError: The disk is full or the folder is not writable; the old file remains.
+    Raises: OSError (the disk is full or the folder is not writable; the old file remains).
     """
     document = {
         "boot": _boot_id(),
@@ -122,26 +118,9 @@ def merge_memberships(saved: Membership | None, received: Membership) -> Members
 
 
 def _document(membership: Membership) -> dict[str, Any]:
-    return {
-        "version": membership.version,
-        "namespace": membership.job.namespace,
-        "name": membership.job.name,
-        "run_id": membership.job.run_id,
-        "expected_count": membership.expected_count,
-        "members": [
-            {
-                "rank": member.identity.rank,
-                "site": member.identity.site,
-                "group": member.identity.group,
-                "index": member.identity.index,
-                "incarnation": member.incarnation,
-                "state": member.state.value,
-                "exchange_address": member.exchange_address,
-                "measuring_address": member.measuring_address,
-            }
-            for member in membership.members
-        ],
-    }
+    document = asdict(membership)
+    members = [{**member.pop("identity"), **member} for member in document.pop("members")]
+    return {**document.pop("job"), **document, "members": members}
 
 
 def _membership(document: dict[str, Any]) -> Membership:

@@ -7,9 +7,10 @@ A trainer, sidecar or keeper calls this at its start and when its certificate is
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,25 +52,25 @@ def request_certificate(
     worker: WorkerIdentity | KeeperIdentity,
     csr_pem: bytes,
     role: Role,
-    addresses: Sequence[str] = (),
     stopped: Callable[[], bool] = lambda: False,
-    wait_s: float | None = None,
+    wait_s: float = math.inf,
 ) -> SignedCertificate:
     """Request a certificate; if the coordinator is unreachable, retry with backoff.
 
-    `addresses` are the IP addresses that the worker will serve on, for the record. `stopped` is
-    checked ten times a second. `wait_s` None means no time limit.
-
-    Raises:
-        UnavailableError: Stopped or timed out without a certificate; a retry may help.
-        ContractError: The coordinator rejects the request permanently.
+    `stopped` is checked ten times a second. Raises: UnavailableError (stopped or timed out without
+    a certificate; a retry may help), ContractError (the coordinator rejects the request
+    permanently).
     """
     caller = Caller(job, worker, Path(config.token_path))
-    deadline_s = None if wait_s is None else time.monotonic() + wait_s
+    deadline_s = time.monotonic() + wait_s
     backoff = Backoff(random.random)
     last_message = ""
+
+    def given_up() -> bool:
+        return stopped() or time.monotonic() > deadline_s
+
     while True:
-        outcome = _attempt(config, caller, csr_pem, role, addresses, stopped, deadline_s)
+        outcome = _attempt(config, caller, csr_pem, role, given_up)
         if isinstance(outcome, SignedCertificate):
             return outcome
         if not outcome.passing:
@@ -78,10 +79,10 @@ def request_certificate(
             _LOG.warning("%s: no certificate yet: %s", worker.name, outcome.message)
             last_message = outcome.message
         pause_until_s = time.monotonic() + backoff.next_s()
-        while time.monotonic() < pause_until_s:
-            if stopped() or (deadline_s is not None and time.monotonic() > deadline_s):
+        while (left_s := pause_until_s - time.monotonic()) > 0:
+            if given_up():
                 raise UnavailableError(f"{worker.name}: no certificate: {outcome.message}")
-            time.sleep(min(_SLICE_S, max(0.0, pause_until_s - time.monotonic())))
+            time.sleep(min(_SLICE_S, left_s))
 
 
 def _attempt(
@@ -89,9 +90,7 @@ def _attempt(
     caller: Caller,
     csr_pem: bytes,
     role: Role,
-    addresses: Sequence[str],
-    stopped: Callable[[], bool],
-    deadline_s: float | None,
+    given_up: Callable[[], bool],
 ) -> SignedCertificate | CallFailure:
     try:
         request = coordination_pb2.SignRequest(
@@ -100,18 +99,15 @@ def _attempt(
             worker=caller.wire_worker(),
             role=role,
             csr_pem=csr_pem,
-            addresses=addresses,
             proof=make_pod_proof(config.proof_dir, job=caller.job, use=role, csr_pem=csr_pem),
         )
         with open_channel(config) as channel:
-            stub = coordination_stub(channel)
-            call = stub.Sign.future(request)
+            call = coordination_stub(channel).Sign.future(request)
             while True:
                 try:
                     return _certificate(call.result(timeout=_SLICE_S))
                 except grpc.FutureTimeoutError:
-                    late = deadline_s is not None and time.monotonic() > deadline_s
-                    if stopped() or late:
+                    if given_up():
                         call.cancel()
                         return CallFailure(None, "the coordinator did not answer")
     except (grpc.RpcError, OSError) as error:

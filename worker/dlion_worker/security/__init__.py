@@ -1,2 +1,1 @@
-"""Certificates and keys of a worker: loading, renewal dates, storage, and proof of a peer's
-name."""
+"""A worker's certificates and keys: loading, renewal, storage, and proof of a peer's name."""

@@ -50,16 +50,6 @@ def store_credentials(state_dir: Path | str, job: JobKey, credentials: WorkerCre
     write_atomically(Path(state_dir) / CREDENTIALS_FILE, content, mode=0o600)
 
 
-def store_changed_credentials(
-    state_dir: Path | str, job: JobKey, credentials: WorkerCredentials
-) -> None:
-    """Store renewed credentials; on failure the old ones remain."""
-    try:
-        store_credentials(state_dir, job, credentials)
-    except OSError as error:
-        _LOG.warning("new certificate or bundles are not stored on disk: %s", error)
-
-
 def load_credentials(
     state_dir: Path | str,
     job: JobKey,
@@ -91,8 +81,7 @@ def load_credentials(
 def load_or_create_proof_key(folder: Path | str) -> WorkerKey:
     """Load the pod's key, or create it. Concurrent processes get the same key.
 
-    Raises:
-        OSError: it cannot be read or stored.
+    Raises: OSError (it cannot be read or stored).
     """
     path = Path(folder) / PROOF_KEY_FILE
     try:

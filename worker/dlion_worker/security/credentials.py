@@ -41,8 +41,7 @@ class WorkerKey:
     def from_pem(cls, pem: bytes) -> WorkerKey:
         """Load the key that `pem` returned, for the next process of the same worker.
 
-        Raises:
-            ValueError: It is not an elliptic-curve key.
+        Raises: ValueError (it is not an elliptic-curve key).
         """
         key = serialization.load_pem_private_key(pem, password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -54,8 +53,7 @@ class WorkerKey:
         return certificate.public_key() == self._key.public_key()
 
     def csr_pem(self) -> bytes:
-        """Return a certificate signing request without an identity; the authority knows the
-        caller."""
+        """Return a signing request without an identity; the authority knows the caller."""
         name = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "dlion")])
         request = x509.CertificateSigningRequestBuilder().subject_name(name)
         return request.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -150,8 +148,7 @@ class WorkerCredentials:
     def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
         """Credentials of a channel to a worker of that site, trusting no other; None: insecure.
 
-        Raises:
-            UnknownAuthorityError: The site's authority is not known.
+        Raises: UnknownAuthorityError (the site's authority is not known).
         """
         if self.key is None:
             return None
@@ -172,8 +169,7 @@ class WorkerCredentials:
     ) -> None:
         """Verify that the certificate is that worker's, by its site's authority.
 
-        Raises:
-            CallerError: It is not, or is missing. No retry helps.
+        Raises: CallerError (it is not, or is missing; no retry helps).
         """
         if not self.enabled:
             return

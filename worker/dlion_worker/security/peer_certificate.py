@@ -46,8 +46,7 @@ class PeerCertificate:
             self._grace = max(timedelta(0), life * GRACE_FRACTION)
 
     def is_expired(self, *, open_connection: bool = False, now: datetime | None = None) -> bool:
-        """Whether it has expired. `open_connection`: allow the grace period of an open
-        connection."""
+        """Whether it has expired. `open_connection`: allow the grace period of one."""
         if self._ends is None:
             return False
         return (now or datetime.now(UTC)) > self._ends + (self._grace * open_connection)
@@ -55,10 +54,7 @@ class PeerCertificate:
     def check(self, *, open_connection: bool = False, now: datetime | None = None) -> None:
         """Pass while it is unexpired and its authority is trusted.
 
-        Cheap unless the authorities have changed.
-
-        Raises:
-            CallerError: It is no longer valid.
+        Cheap unless the authorities have changed. Raises: CallerError (it is no longer valid).
         """
         if self.is_expired(open_connection=open_connection, now=now):
             raise CallerError(

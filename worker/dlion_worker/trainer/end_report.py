@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlion_api.endings import EndReport, own_reason
 from dlion_api.names import Rank
-from dlion_api.protocol.membership import Member, Membership, MemberState
+from dlion_api.protocol.membership import Membership, MemberState
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ def _expected_ranks(membership: Membership | None) -> set[Rank]:
         return set()
     joined = membership.members
     has_shrunk = len(joined) > membership.expected_count
-    return {member.identity.rank for member in joined if not (has_shrunk and _is_over(member))}
-
-
-def _is_over(member: Member) -> bool:
-    return member.state is MemberState.FINISHED
+    return {
+        member.identity.rank
+        for member in joined
+        if not (has_shrunk and member.state is MemberState.FINISHED)
+    }
 
 
 def write_end_report(path: Path, report: EndReport) -> None:

@@ -89,8 +89,6 @@ class TrainerComponents:
     reporter: Reporter
     inbox: WaitingInbox
     refusals: PeerRefusalReporter
-    training_set_samples: Callable[[bool], int]
-    """Samples of all workers; 0 if unknown. Its argument: whether this worker has made a step."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +126,17 @@ class TrainingLoop:
         external_stop: Callable[[], str | None],
         interrupted: Callable[[], bool],
         after_step: Callable[[JobProgress], None],
+        training_set_samples: Callable[[bool], int],
     ) -> None:
+        """`training_set_samples`: of all workers; 0 if unknown. Its argument: whether this worker
+        has made a step."""
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
         self._external_stop = external_stop
         self._interrupted = interrupted
         self._after_step = after_step
+        self._samples = training_set_samples
         self._instructions = InstructionExecutor(
             parts,
             progress,
@@ -279,7 +281,7 @@ class TrainingLoop:
         )
 
     def _training_set_samples(self) -> int:
-        return self._parts.training_set_samples(self._cycle.local_batch_size > 0)
+        return self._samples(self._cycle.local_batch_size > 0)
 
     def _announce(self, reason: str) -> None:
         inbox = self._parts.inbox

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Directive, Grouping
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.spec import Job
 from dlion_core.policies.interface import TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups, grouping_problem, groups_by_site
 from dlion_core.topology.topology import CLUSTERED, is_all_to_all, neighbours_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Directive, Grouping
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.protocol.worker_config import WorkerConfig
-    from dlion_api.spec import Job
-    from dlion_core.links.events import StateRequest, StateSnapshot
-    from dlion_worker.transport.peer_exchange import PeerExchange
+from dlion_worker.transport.peer_exchange import PeerExchange
 
 MIN_PATIENCE_S = 30.0
 MIN_PATIENCE_STEPS = 4.0
@@ -33,11 +27,6 @@ MIN_PATIENCE_STEPS = 4.0
 
 The stop message may need an iteration for each link on its way.
 """
-
-
-@dataclass(frozen=True)
-class _AssumedLink:
-    connected: bool = True
 
 
 class PeerSelection:
@@ -134,14 +123,8 @@ class PeerSelection:
         ready = () if membership is None else membership.ready()
         return {member.identity.rank for member in ready} - {self._rank}
 
-    # ---- for publishing ------------------------------------------------------------------------
-
-    def link_counters(self) -> Mapping[Rank, object]:
-        """States of peers to pull weights from; unlinked peers count if they are ready."""
-        if self.is_all_to_all:
-            return self._exchange.link_counters()
-        return dict.fromkeys(self._present(), _AssumedLink())
-
-    def pull_state(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
-        """Pull that worker's state. Raises: UnavailableError, ContractError."""
-        return self._exchange.pull_state(peer, wanted)
+    def reachable(self) -> set[Rank]:
+        """Peers to pull weights from: the linked ones, or all ready ones where few are linked."""
+        if not self.is_all_to_all:
+            return self._present()
+        return {peer for peer, link in self._exchange.link_counters().items() if link.connected}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.errors import ContractError, UnavailableError
@@ -41,37 +42,22 @@ LEAVE_WITHIN_S = 0.5
 """A worker that was asked to end waits no longer than this for slow links."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Shutdown:
     """The end of the run for one worker."""
 
-    def __init__(
-        self,
-        *,
-        job: Job,
-        rank: Rank,
-        exchange: PeerExchange,
-        inbox: WaitingInbox,
-        reporter: Reporter,
-        accuracy_of: Callable[[TrainingState], float],
-        save: Callable[[Path, TrainingState], None],
-        interrupted: Callable[[], bool],
-        missing: Callable[[set[Rank]], set[Rank]],
-        on_saved: Callable[[Path], None] = lambda _folder: None,
-    ) -> None:
-        """`missing(linked)`: unlinked workers that must be awaited. `on_saved(folder)`: called with
-        the folder of the site's model; returns when it is stored safely."""
-        self._on_saved = on_saved
-        self._missing = missing
-        self._job = job
-        self._rank = rank
-        self._exchange = exchange
-        self._inbox = inbox
-        self._reporter = reporter
-        self._accuracy_of = accuracy_of
-        self._save = save
-        self._interrupted = interrupted
-        self._since_s = time.time() - process_age_s()
-        """A model file older than this belongs to an earlier run in the same folder."""
+    job: Job
+    rank: Rank
+    exchange: PeerExchange
+    inbox: WaitingInbox
+    reporter: Reporter
+    accuracy_of: Callable[[TrainingState], float]
+    save: Callable[[Path, TrainingState], None]
+    interrupted: Callable[[], bool]
+    missing: Callable[[set[Rank]], set[Rank]]
+    """Given the linked workers: the unlinked ones that must be awaited."""
+    on_saved: Callable[[Path], None]
+    """Gets the folder of the site's model; returns when it is stored safely."""
 
     def run(
         self, own: CollectedReplica, *, results_dir: Path, stop_reason: str
@@ -81,15 +67,15 @@ class Shutdown:
         Returns the ranks in the model that it saved; empty: it saved none. A worker that has saved
         leaves last, so that the others learn of it.
         """
-        inbox, ranks_in_saved_model = self._inbox, tuple[Rank, ...]()
-        while not self._interrupted():
-            missing = self._missing(inbox.linked)
-            alive = {*inbox.linked, *missing, self._rank}
-            leads = site_leads(self._job, alive, saved_by=inbox.saved)
+        inbox, ranks_in_saved_model = self.inbox, tuple[Rank, ...]()
+        while not self.interrupted():
+            missing = self.missing(inbox.linked)
+            alive = {*inbox.linked, *missing, self.rank}
+            leads = site_leads(self.job, alive, saved_by=inbox.saved)
             if ranks_in_saved_model:
                 if inbox.linked <= inbox.saved:
                     break
-            elif self._rank in leads:
+            elif self.rank in leads:
                 if inbox.linked <= inbox.stopped and not missing:
                     replicas = self._gather(own)
                     if not self._save_model(replicas, results_dir, stop_reason):
@@ -103,18 +89,18 @@ class Shutdown:
         return ranks_in_saved_model
 
     def _broadcast(self, message: Message) -> None:
-        self._inbox.stop_message = message
-        for peer in sorted(self._inbox.linked):
-            self._exchange.send(peer, message)
+        self.inbox.stop_message = message
+        for peer in sorted(self.inbox.linked):
+            self.exchange.send(peer, message)
 
     def _gather(self, own: CollectedReplica) -> list[CollectedReplica]:
         replicas = [own]
-        for peer in sorted(self._inbox.linked):
+        for peer in sorted(self.inbox.linked):
             try:
-                snapshot = self._exchange.pull_state(peer, StateRequest(weights_only=True))
+                snapshot = self.exchange.pull_state(peer, StateRequest(weights_only=True))
                 state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
             except (UnavailableError, ContractError) as error:
-                self._reporter.event(
+                self.reporter.event(
                     EventReason.REPLICA_MISSING, f"worker {peer}: {error}", warning=True
                 )
                 continue
@@ -123,10 +109,10 @@ class Shutdown:
         return sorted(replicas, key=lambda replica: replica.rank)
 
     def _report_unlinked(self) -> None:
-        here = {*self._inbox.linked, self._rank}
-        if unlinked := sorted({worker.rank for worker in self._job.workers()} - here):
+        here = {*self.inbox.linked, self.rank}
+        if unlinked := sorted({worker.rank for worker in self.job.workers()} - here):
             message = f"worker{'s' * (len(unlinked) > 1)} {', '.join(map(str, unlinked))}: no link"
-            self._reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
+            self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
 
     def _save_model(
         self, replicas: list[CollectedReplica], results_dir: Path, stop_reason: str
@@ -135,21 +121,22 @@ class Shutdown:
 
         That happens if others of the site ended before this worker became its lead.
         """
-        site = self._job.worker(self._rank).site
-        if len(replicas) < len(ranks_in_saved_model(results_dir, site, since_s=self._since_s)):
-            message = f"worker {self._rank}: the site's saved model has more replicas and is kept"
-            self._reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
+        site = self.job.worker(self.rank).site
+        since_s = time.time() - process_age_s()  # an older file is of an earlier run
+        if len(replicas) < len(ranks_in_saved_model(results_dir, site, since_s=since_s)):
+            message = f"worker {self.rank}: the site's saved model has more replicas and is kept"
+            self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
             return False
         about, state = choose_model(
-            self._job, replicas, accuracy_of=self._accuracy_of, stop_reason=stop_reason
+            self.job, replicas, accuracy_of=self.accuracy_of, stop_reason=stop_reason
         )
-        folder = save_site_model(about, state, save=self._save, results_dir=results_dir, site=site)
-        self._reporter.event(
+        folder = save_site_model(about, state, save=self.save, results_dir=results_dir, site=site)
+        self.reporter.event(
             EventReason.MODEL_SAVED,
             str(about),
             iteration=max(replica.iteration for replica in replicas),
         )
-        self._on_saved(folder)
+        self.on_saved(folder)
         return True
 
 

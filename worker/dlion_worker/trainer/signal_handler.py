@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 
@@ -27,19 +27,17 @@ class SignalHandler:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
-    @contextmanager
-    def deferred(self) -> Iterator[None]:
+    def deferred(self) -> AbstractContextManager[None]:
         """Only record signals inside this context."""
-        self._is_deferred = True
-        try:
-            yield
-        finally:
-            self._is_deferred = False
+        return self._deferring(True)
+
+    def immediate(self) -> AbstractContextManager[None]:
+        """Let signals interrupt inside this context, even within `deferred`."""
+        return self._deferring(False)
 
     @contextmanager
-    def immediate(self) -> Iterator[None]:
-        """Let signals interrupt inside this context, even within `deferred`."""
-        was_deferred, self._is_deferred = self._is_deferred, False
+    def _deferring(self, is_deferred: bool) -> Iterator[None]:
+        was_deferred, self._is_deferred = self._is_deferred, is_deferred
         try:
             yield
         finally:

@@ -35,7 +35,7 @@ from dlion_worker.trainer.background.certificate_renewal import (
 )
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
-from dlion_worker.trainer.background.speed_probing import compile_functions
+from dlion_worker.trainer.background.speed_probing import compile_functions, measure_and_share_speed
 from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
@@ -52,7 +52,7 @@ from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
-from dlion_worker.transport.peer_exchange import PeerExchange, PeerExchangeConfig
+from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
 
 class Worker:
@@ -218,18 +218,25 @@ class Worker:
             on_topology_change=self._inbox.put,
         )
         self._sidecar.on_directive(self._peer_selection.on_directive)
+        self._parts = TrainerComponents(
+            job=self._job,
+            rank=self._rank,
+            replica=self._replica,
+            stream=self._stream,
+            machine=self._machine,
+            exchange=self._exchange,
+            sidecar=self._sidecar,
+            reporter=self._reporter,
+            inbox=self._inbox,
+            refusals=self._refusals,
+        )
         self._companions = BackgroundTasks(
-            self._job,
+            self._parts,
             self._config,
             data=self._data,
-            stream=self._stream,
-            replica=self._replica,
-            exchange=self._exchange,
             peer_selection=self._peer_selection,
-            sidecar=self._sidecar,
             coordination=self._coordination,
             credentials=credentials,
-            reporter=self._reporter,
             on_saved=self._saving.upload_model,
         )
         self._closing.callback(self._companions.close)
@@ -263,7 +270,9 @@ class Worker:
             linked = f"linked with {len(self._inbox.linked)} workers"
             self._report(EventReason.TRAINING_STARTED, linked)
         if snapshot is None:
-            self._companions.measure_speed(self._inbox, self._stopped)
+            measure_and_share_speed(
+                self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
+            )
 
     def _join_run(self, *, is_rejoin: bool = False) -> StateSnapshot | None:
         """Join the run. Return a peer's state to adopt, or None to keep the own one."""
@@ -293,24 +302,13 @@ class Worker:
         every_samples = self._job.spec.trainer.evaluation.every_samples
         self._schedule = EvaluationSchedule(every_samples, done_samples=self._progress.job_samples)
         self._loop = TrainingLoop(
-            TrainerComponents(
-                job=self._job,
-                rank=self._rank,
-                replica=self._replica,
-                stream=self._stream,
-                machine=self._machine,
-                exchange=self._exchange,
-                sidecar=self._sidecar,
-                reporter=self._reporter,
-                inbox=self._inbox,
-                refusals=self._refusals,
-                training_set_samples=self._companions.training_set_samples,
-            ),
+            self._parts,
             progress=self._progress,
             checkpointer=self._saving.checkpointer,
             external_stop=self._stopped,
             interrupted=self._is_interrupted,
             after_step=self._after_step,
+            training_set_samples=self._companions.training_set_samples,
         )
         self._companions.start()
         while (reason := self._loop.run()) is None:

@@ -9,9 +9,8 @@ in case a peer has made the update (`adopt`).
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +18,13 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError, DataError
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import StateSnapshot
+from dlion_core.policies.interface import Value
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 
-Value = NDArray[np.generic] | int | float | str
 Values = dict[str, Value]
-
-
-class Stateful(Protocol):
-    """Anything whose state is flat named values: policies, optimizers, streams."""
-
-    def state(self) -> Values: ...
-    def restore(self, state: Values) -> None: ...
-
-
-class RestorablePolicies(Stateful, Protocol):
-    """The part of a worker's machine that checkpointing needs."""
-
-    def take_over(self, iteration: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -60,25 +48,19 @@ class StepState:
         }
 
 
+@dataclass
 class Checkpointer:
     """Saves to one file, at most every `every_s` seconds."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        every_s: float,
-        replica: LocalReplica,
-        progress: JobProgress,
-        stream: Stateful,
-        machine: RestorablePolicies,
-    ) -> None:
-        self._path = path
-        self._every_s = every_s
-        self._replica = replica
-        self._progress = progress
-        self._stream = stream
-        self._machine = machine
+    path: Path
+    _: KW_ONLY
+    every_s: float
+    replica: LocalReplica
+    progress: JobProgress
+    stream: BatchStream
+    machine: IterationGuard
+
+    def __post_init__(self) -> None:
         self._saved_s = time.monotonic()
         self._before: StepState | None = None
         self._undone: StepState | None = None
@@ -86,7 +68,7 @@ class Checkpointer:
 
     def due(self) -> bool:
         """Whether the interval has passed since the last save."""
-        return time.monotonic() - self._saved_s >= self._every_s
+        return time.monotonic() - self._saved_s >= self.every_s
 
     def begin_step(self) -> None:
         """Record the state before a local step whose update follows later, at a barrier."""
@@ -100,26 +82,25 @@ class Checkpointer:
         """Undo a step whose update was not made before the run ended."""
         if self._before is not None:
             self._undone = self._current()
-            self._progress.take(self._before.progress)
+            self.progress.take(self._before.progress)
 
-    def reset(self, machine: RestorablePolicies) -> None:
+    def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
         self._before = self._undone = None
         self._after = {}
-        self._machine = machine
+        self.machine = machine
 
     def save(self) -> None:
-        """Write the file atomically. Raises `OSError` where the disk is full; the old file
-        remains."""
+        """Write the file atomically. Raises: OSError (a full disk); the old one remains."""
         values: Values = {
             **(self._before or self._current()).values(),
-            "weights": self._replica.model.get_weights(),
-            "applied_iteration": self._replica.iteration,
-            **_prefixed("optimizer", self._replica.optimizer.state()),
+            "weights": self.replica.model.get_weights(),
+            "applied_iteration": self.replica.iteration,
+            **_prefixed("optimizer", self.replica.optimizer.state()),
         }
         if self._undone is not None:
             values.update(_prefixed("after", self._undone.values()))
-        save_checkpoint(self._path, values)
+        save_checkpoint(self.path, values)
         self._saved_s = time.monotonic()
 
     def load(self) -> bool:
@@ -128,7 +109,7 @@ class Checkpointer:
         Raises: DamagedCheckpointError where it is unreadable; DataError where it belongs to another
         job.
         """
-        loaded = load_checkpoint(self._path)
+        loaded = load_checkpoint(self.path)
         if loaded is None:
             return False
         values = {name: _plain(value) for name, value in loaded.items()}
@@ -136,7 +117,7 @@ class Checkpointer:
             self._restore(values)
         except (KeyError, ValueError, ContractError) as error:
             msg = (
-                f"checkpoint {self._path} does not fit this job ({error}); resume with the "
+                f"checkpoint {self.path} does not fit this job ({error}); resume with the "
                 "manifest that it was made with, or remove it to start from scratch"
             )
             raise DataError(msg) from error
@@ -149,45 +130,43 @@ class Checkpointer:
         stay. Otherwise they are void (`Horizon.take_over`), as with an older release's checkpoint,
         which lacks them. Raises: ContractError where the state is of another model.
         """
-        self._replica.restore_from(snapshot)
+        self.replica.restore_from(snapshot)
         policies: Values = {}
         if self._after and int(_array(self._after["iteration"])) == snapshot.iteration:
             self._restore_current(self._after)
             policies = _unprefixed("policies", self._after)
         if policies:
-            self._machine.restore({**policies, "iteration": snapshot.iteration})
+            self.machine.restore({**policies, "iteration": snapshot.iteration})
         else:
-            self._machine.take_over(snapshot.iteration)
-        self._progress.iteration = snapshot.iteration
-        self._replica.samples = self._progress.own_samples
+            self.machine.take_over(snapshot.iteration)
+        self.progress.iteration = snapshot.iteration
+        self.replica.samples = self.progress.own_samples
 
     def _current(self) -> StepState:
-        progress = JobProgress()
-        progress.take(self._progress)
-        model = self._replica.model
+        model = self.replica.model
         return StepState(
-            progress,
-            self._stream.state(),
-            self._machine.state(),
+            replace(self.progress),
+            self.stream.state(),
+            self.machine.state(),
             model.get_counters(),
             model.get_state(),
         )
 
     def _restore(self, values: Values) -> None:
         self._after = _unprefixed("after", values)
-        self._replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
-        self._replica.optimizer.restore(_unprefixed("optimizer", values))
+        self.replica.model.set_weights(_array(values["weights"]).astype(np.float32, copy=False))
+        self.replica.optimizer.restore(_unprefixed("optimizer", values))
         self._restore_current(values)
-        self._machine.restore(_unprefixed("policies", values))
-        self._replica.iteration = int(_array(values["applied_iteration"]))
-        self._replica.samples = self._progress.own_samples
+        self.machine.restore(_unprefixed("policies", values))
+        self.replica.iteration = int(_array(values["applied_iteration"]))
+        self.replica.samples = self.progress.own_samples
 
     def _restore_current(self, values: Values) -> None:
-        model = self._replica.model
+        model = self.replica.model
         model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
         model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
-        self._stream.restore(_unprefixed("stream", values))
-        self._progress.take(
+        self.stream.restore(_unprefixed("stream", values))
+        self.progress.take(
             JobProgress(
                 iteration=int(_array(values["iteration"])),
                 own_samples=int(_array(values["own_samples"])),

@@ -9,13 +9,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from dlion_api.errors import ProgramError
 from dlion_worker.training.framework import keras, tf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Form = Literal["savedmodel", "tflite"]
 
@@ -30,28 +27,22 @@ def convert(keras_file: Path, form: Form) -> Path:
     target = keras_file.with_name("saved_model" if form == "savedmodel" else "model.tflite")
     with tempfile.TemporaryDirectory(dir=keras_file.parent, prefix=".convert-") as folder:
         made = Path(folder) / target.name
-        model = _converted(keras_file, lambda: keras.models.load_model(keras_file, compile=False))
-        if form == "savedmodel":
-            _converted(keras_file, lambda: model.export(made, verbose=False))
-        else:
-            made.write_bytes(_converted(keras_file, lambda: _lite(model)))
+        content: bytes | None = None
+        try:
+            model = keras.models.load_model(keras_file, compile=False)
+            if form == "savedmodel":
+                model.export(made, verbose=False)
+            else:
+                content = tf.lite.TFLiteConverter.from_keras_model(model).convert()
+        except Exception as error:  # Keras, TensorFlow and the converter raise any type
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ProgramError(
+                f"{keras_file}: cannot be converted: {reason}. The .keras file itself is intact; "
+                "if the model has custom layers, convert it in a program that defines them"
+            ) from error
+        if content is not None:
+            made.write_bytes(content)
         if target.is_dir():
             shutil.rmtree(target)
         made.replace(target)
     return target
-
-
-def _lite(model: Any) -> bytes:
-    content: bytes = tf.lite.TFLiteConverter.from_keras_model(model).convert()
-    return content
-
-
-def _converted(keras_file: Path, step: Callable[[], Any]) -> Any:
-    try:
-        return step()
-    except Exception as error:  # Keras, TensorFlow and the converter raise any type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProgramError(
-            f"{keras_file}: cannot be converted: {reason}. The .keras file itself is intact; if "
-            "the model has custom layers, convert it in a program that defines them"
-        ) from error

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.lifecycle.reporting import EvaluatedSnapshot
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.model import FlatModel, Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.interface import Flat
 
 _CHUNK = 65_536
 
@@ -44,20 +40,16 @@ class Evaluator:
         max_samples: int,
         on_result: Callable[[EvaluatedSnapshot], object],
         on_error: Callable[[Exception], None],
-        batch_size: int = 64,
     ) -> None:
         self._model = model
         self._x, self._y = x, y
         self._seed = seed
-        self._batch_size = batch_size
         self._on_result, self._on_error = on_result, on_error
-        order = np.random.default_rng([seed, 7]).permutation(len(x))[:max_samples]
-        self._partial = np.sort(order) if len(order) < len(x) else None
+        self._subset = evaluated_subset(len(x), seed=seed, max_samples=max_samples)
         self._lock = threading.Lock()
         self._waiting: tuple[Any, Snapshot] | None = None
         self._busy = False
         self._closed = False
-        self._work: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
 
     def submit(self, tag: Any) -> None:
@@ -70,22 +62,15 @@ class Evaluator:
             self._waiting = (tag, snapshot)
             if not self._busy:
                 self._busy = True
-                self._work = self._thread.submit(self._drain)
-                self._work.add_done_callback(self._finished)
+                self._thread.submit(self._drain)
 
     def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> EvaluatedSnapshot:
         """Evaluate the whole held-out split in the caller's thread: the final evaluation."""
-        return self._evaluated(
-            tag, snapshot or self._model.snapshot(), self._x, self._y, lambda: None
-        )
+        return self._evaluated(tag, snapshot or self._model.snapshot(), slice(None))
 
     def evaluate_subset(self, tag: Any, *, snapshot: Snapshot) -> EvaluatedSnapshot:
         """Evaluate as many samples as between steps, in the caller's thread."""
-        return self._evaluated(tag, snapshot, *self._samples(), lambda: None)
-
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is queued or running; return whether that happened in time."""
-        return self._work is None or bool(wait([self._work], timeout_s).done)
+        return self._evaluated(tag, snapshot, self._subset)
 
     def close(self) -> None:
         """Drop what is queued and end the thread after the current batch."""
@@ -95,20 +80,13 @@ class Evaluator:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _drain(self) -> None:
-        try:
-            while (waiting := self._next()) is not None:
-                tag, snapshot = waiting
-                x, y = self._samples()
-                self._on_result(self._evaluated(tag, snapshot, x, y, self._between_batches))
-        except BaseException:
-            with self._lock:
-                self._busy = False
-            raise
-
-    def _finished(self, work: Future[None]) -> None:
-        error = None if work.cancelled() else work.exception()
-        if isinstance(error, Exception) and not isinstance(error, CancelledError):
-            self._on_error(error)
+        while (waiting := self._next()) is not None:
+            try:
+                self._on_result(self._evaluated(*waiting, self._subset, self._check_open))
+            except CancelledError:
+                return
+            except Exception as error:  # noqa: BLE001 - the user's program may raise anything
+                self._on_error(error)
 
     def _next(self) -> tuple[Any, Snapshot] | None:
         with self._lock:
@@ -116,30 +94,19 @@ class Evaluator:
             self._busy = waiting is not None
             return waiting
 
-    def _between_batches(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise CancelledError
-
-    def _samples(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        if self._partial is None:
-            return self._x, self._y
-        return self._x[self._partial], self._y[self._partial]
 
     def _evaluated(
         self,
         tag: Any,
         snapshot: Snapshot,
-        x: NDArray[Any],
-        y: NDArray[Any],
-        between_batches: Callable[[], None],
+        subset: slice | NDArray[np.int64],
+        between_batches: Callable[[], None] = lambda: None,
     ) -> EvaluatedSnapshot:
-        evaluation = self._model.evaluate(
-            x,
-            y,
-            snapshot=snapshot,
-            batch_size=self._batch_size,
-            between_batches=between_batches,
-        )
+        x, y = self._x[subset], self._y[subset]
+        evaluation = self._model.evaluate(x, y, snapshot=snapshot, between_batches=between_batches)
         weights_D = snapshot.weights_D
         return EvaluatedSnapshot(
             tag=tag,
@@ -147,6 +114,13 @@ class Evaluator:
             sketch=tuple(float(v) for v in sketch(weights_D, self._seed)),
             weights_norm=float(np.linalg.norm(weights_D)),
         )
+
+
+def evaluated_subset(count: int, *, seed: int, max_samples: int) -> slice | NDArray[np.int64]:
+    """Which held-out samples are evaluated during training: all, or as many as allowed."""
+    if count <= max_samples:
+        return slice(None)
+    return np.sort(np.random.default_rng([seed, 7]).permutation(count)[:max_samples])
 
 
 def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:

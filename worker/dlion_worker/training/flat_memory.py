@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from dlion_core.policies.interface import Flat
 
 _ALIGNMENT_BYTES = 64  # TensorFlow copies memory with a smaller alignment
 

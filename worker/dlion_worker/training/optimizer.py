@@ -7,25 +7,18 @@ simulator. Source: formulas and order of operations of `keras.optimizers.SGD` an
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.spec import Optimizer
-    from dlion_core.policies.interface import Flat
+from dlion_api.spec import Optimizer
+from dlion_core.policies.interface import Flat, Value
 
 _BLOCK = 65_536
 """Entries per block: 256 KiB per array, so that temporaries stay in the cache."""
 
 _EXACT = 2**20
-
-StateValue = NDArray[np.generic] | int | float | str
 
 
 # NumPy: converting policies' gradients to tensors costs more than TensorFlow's fused update saves.
@@ -66,12 +59,12 @@ class FlatOptimizer:
             else:
                 self._plain(weights_D[block], gradient_D[block], rate)
 
-    def state(self) -> dict[str, StateValue]:
+    def state(self) -> dict[str, Value]:
         """Moments and step count, for a checkpoint."""
-        moments: dict[str, StateValue] = {n: m.copy() for n, m in self._moments.items()}
+        moments: dict[str, Value] = {n: m.copy() for n, m in self._moments.items()}
         return {"steps": self._steps, **moments}
 
-    def restore(self, state: Mapping[str, StateValue]) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         """Restore the result of `state`. Raises: ContractError where it is another optimizer's."""
         if set(state) != {"steps", *self._moments}:
             raise ContractError(
@@ -170,12 +163,7 @@ def learning_rate_for(spec: Optimizer, batch_samples: int, *, initial_batch_samp
     Source: rule ours; linear as Goyal et al. 2017, square root as Krizhevsky 2014.
     """
     ratio = batch_samples / initial_batch_samples
-    if spec.learning_rate_scaling == "linear":
-        factor = ratio
-    elif spec.learning_rate_scaling == "sqrt":
-        factor = math.sqrt(ratio)
-    else:
-        factor = 1.0
+    factor = {"linear": ratio, "sqrt": math.sqrt(ratio)}.get(spec.learning_rate_scaling, 1.0)
     cap = spec.learning_rate_max_factor
     bounded: float = min(cap, max(1 / cap, factor))
     return spec.learning_rate * bounded

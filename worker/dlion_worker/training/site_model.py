@@ -16,6 +16,7 @@ import numpy as np
 from dlion_api.atomic_file import write_atomically
 from dlion_api.names import Rank
 from dlion_api.spec import Job
+from dlion_core.policies.interface import Flat
 from dlion_worker.training.snapshot import TrainingState
 
 STILL_TRAINING = "still training"
@@ -65,21 +66,26 @@ def choose_model(
     *,
     accuracy_of: Callable[[TrainingState], float],
     stop_reason: str,
+    candidates: list[CollectedReplica] | None = None,
 ) -> tuple[ModelSummary, TrainingState]:
-    """Return the better of the average and the best replica, with its description."""
-    averaged = average(replicas)
-    accuracies = {replica.rank: accuracy_of(replica.state) for replica in replicas}
+    """Return the better of the average and the best replica, with its description.
+
+    Only `candidates` are evaluated besides the average, and may be the best; None: all replicas.
+    """
+    averaged, candidates = average(replicas), candidates or replicas
+    accuracies = {replica.rank: accuracy_of(replica.state) for replica in candidates}
     averaged_accuracy = accuracy_of(averaged)
-    best = max(replicas, key=lambda replica: (accuracies[replica.rank], -replica.rank))
+    best = max(candidates, key=lambda replica: (accuracies[replica.rank], -replica.rank))
     is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
+    is_complete = len(accuracies) == len(replicas)
     about = ModelSummary(
         model="averaged" if is_averaged else f"replica {best.rank}",
         accuracy=max(averaged_accuracy, accuracies[best.rank]),
         averaged_accuracy=averaged_accuracy,
-        best_replica=best.rank,
-        best_replica_accuracy=accuracies[best.rank],
-        mean_replica_accuracy=float(np.mean(list(accuracies.values()))),
-        ranks=tuple(replica.rank for replica in replicas),
+        best_replica=best.rank if is_complete else None,
+        best_replica_accuracy=accuracies[best.rank] if is_complete else None,
+        mean_replica_accuracy=float(np.mean([*accuracies.values()])) if is_complete else None,
+        ranks=tuple(sorted(replica.rank for replica in replicas)),
         sites=tuple(sorted({job.worker(replica.rank).site for replica in replicas})),
         samples=sum(replica.samples for replica in replicas),
         stop_reason=stop_reason,
@@ -136,9 +142,7 @@ def average(replicas: list[CollectedReplica]) -> TrainingState:
     )
 
 
-def _weighted(
-    shares: list[float], vectors: list[np.ndarray[tuple[int], np.dtype[np.float32]]]
-) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _weighted(shares: list[float], vectors: list[Flat]) -> Flat:
     total = np.zeros(vectors[0].shape, dtype=np.float64)
     for share, vector in zip(shares, vectors, strict=True):
         total += share * vector

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
-from dlion_core.policies.interface import Flat
-
-CheckpointValues = Mapping[str, NDArray[np.generic] | int | float | str]
+from dlion_core.policies.interface import Flat, Value
 
 
 class DamagedCheckpointError(DataError):
@@ -73,7 +71,7 @@ def storage_error_message(error: OSError) -> str:
     )
 
 
-def save_checkpoint(path: Path, values: CheckpointValues) -> None:
+def save_checkpoint(path: Path, values: Mapping[str, Value]) -> None:
     """Write named values. Raises `OSError` (a full disk, say); the old file then remains."""
     path.parent.mkdir(exist_ok=True)  # the parent is the run's folder: never recreate it
     temporary = path.with_suffix(".writing")

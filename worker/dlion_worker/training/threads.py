@@ -43,12 +43,10 @@ def environment(quota_cores: float | None) -> dict[str, str]:
     }
 
 
-def configure(quota_cores: float | None, *, deterministic: bool = False) -> int:
+def configure(quota_cores: float | None) -> int:
     """Size TensorFlow's pools; return the number of threads inside an operation.
 
-    Two operations may run at once, so an evaluation never waits for a whole step. `deterministic`
-    makes TensorFlow reject operations that depend on thread order; the built-in programs are
-    bit-reproducible without it.
+    Two operations may run at once, so an evaluation never waits for a whole step.
 
     Raises: DLionError where TensorFlow has already run an operation (the pools are then fixed).
     """
@@ -65,6 +63,4 @@ def configure(quota_cores: float | None, *, deterministic: bool = False) -> int:
             "TensorFlow's thread pools already exist. Call threads.configure before anything "
             "else that uses TensorFlow in this process"
         ) from error
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
     return count

@@ -6,19 +6,16 @@ Only `FlatModel` uses it. Shape suffixes: D flat trained variables, S flat float
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, ProgramError
 from dlion_core.policies.interface import Flat, Layout
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 _SEED_STATE = "seed_generator_state"
 """Suffix of the path of Keras' random generator state (dropout and similar)."""
@@ -36,6 +33,7 @@ class ModelVariables:
         frozen = _frozen_paths([v.path for v in self._trainable + self._state], freeze)
         self._is_trained = [v.path not in frozen for v in self._trainable]
         trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
+        self._trained = trained
         if not trained:
             raise ProgramError(
                 "the model has no variable left to train. Freeze fewer variables "
@@ -69,8 +67,7 @@ class ModelVariables:
 
     def read_weights(self, out_D: Flat) -> None:
         """Copy the Keras variables' values into the flat vector."""
-        trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
-        for part, variable in zip(self.layout.slices(), trained, strict=True):
+        for part, variable in zip(self.layout.slices(), self._trained, strict=True):
             out_D[part] = np.asarray(variable.value).ravel()
 
     def read_fixed(self) -> list[Any]:
@@ -84,9 +81,8 @@ class ModelVariables:
 
     def write(self, weights_D: Flat, state: Sequence[Any]) -> None:
         """Copy flat weights and state back into the Keras variables, to save them."""
-        trained = [v for v, yes in zip(self._trainable, self._is_trained, strict=True) if yes]
-        for part, shape, variable in zip(self.layout.slices(), self._shapes, trained, strict=True):
-            variable.assign(weights_D[part].reshape(shape))
+        for part, variable in zip(self.layout.slices(), self._trained, strict=True):
+            variable.assign(weights_D[part].reshape(variable.shape))
         for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 

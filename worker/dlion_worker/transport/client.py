@@ -31,9 +31,9 @@ from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES
 from dlion_core.links.state_transfer import StateAssembler
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
-from dlion_worker.security.credentials import UnknownAuthorityError, WorkerCredentials
+from dlion_worker.security.credentials import UnknownAuthorityError
 from dlion_worker.security.peer_certificate import PeerCertificate
-from dlion_worker.transport.peer_links import LocalPeer, PeerLink
+from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink
 from dlion_worker.transport.reauthentication import ConnectionTrust, Reauthentication, TrustVerdict
 from dlion_worker.transport.service import SERVICE
 
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 WAIT_GROWTH = 1.6
 CONNECT_TIMEOUT_S = 10.0
 """Time limit for a replacement connection to a linked peer; then another one is tried."""
+
+MAX_STATE_BYTES = 2**30
 
 LinkMethod = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
 PullMethod = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
@@ -62,13 +64,11 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def open_channel(
-    address: str, peer: WorkerIdentity, local: LocalPeer, credentials: WorkerCredentials
-) -> grpc.aio.Channel:
+def open_channel(address: str, peer: WorkerIdentity, local: PeerExchangeConfig) -> grpc.aio.Channel:
     """A channel that accepts only that worker as its server."""
     name = peer.dns_name(local.job)
-    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *credentials.target_options(name)]
-    channel = credentials.channel(peer.site)
+    options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *local.credentials.target_options(name)]
+    channel = local.credentials.channel(peer.site)
     if channel is None:
         return grpc.aio.insecure_channel(address, options)
     return grpc.aio.secure_channel(address, channel, options)
@@ -116,10 +116,8 @@ class OutgoingStream:
     async def run(self) -> None:
         """Run the stream until it ends; call `close` afterwards.
 
-        Raises:
-            grpc.aio.AioRpcError: The peer or the network ended it.
-            UnavailableError: We ended it.
-            ContractError: The peer sent invalid acknowledgements.
+        Raises: grpc.aio.AioRpcError (the peer or the network ended it), UnavailableError (we ended
+        it), ContractError (the peer sent invalid acknowledgements).
         """
         self._link.outgoing_started(self)
         read = asyncio.create_task(self._read())
@@ -190,17 +188,14 @@ class OutgoingStream:
 class PeerConnector:
     """Keeps a stream to one peer while the peer is a member."""
 
-    def __init__(
-        self, link: PeerLink, local: LocalPeer, credentials: WorkerCredentials, rng: random.Random
-    ) -> None:
+    def __init__(self, link: PeerLink, local: PeerExchangeConfig, rng: random.Random) -> None:
         self._link = link
         self._local = local
-        self._credentials = credentials
         self._rng = rng
         self._last_report = ""
         self._handshakes = ClosedHandshakes()
         self._renewed = asyncio.Event()
-        self._reauthentication = Reauthentication(credentials, link.peer)
+        self._reauthentication = Reauthentication(local.credentials, link.peer)
         self.stream: OutgoingStream | None = None
 
     def renew(self) -> None:
@@ -274,7 +269,7 @@ class PeerConnector:
         trust = (
             self._reauthentication.current_trust()
         )  # read first: the channel may then trust newer bundles, never older ones
-        channel = open_channel(address, self._link.peer, self._local, self._credentials)
+        channel = open_channel(address, self._link.peer, self._local)
         return StreamConnection(channel, trust)
 
     async def _migrate_on_renewal(self, stream: OutgoingStream, address: str) -> None:
@@ -304,7 +299,7 @@ class PeerConnector:
             connection = self._connection(address)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 with contextlib.suppress(grpc.aio.UsageError, asyncio.InvalidStateError):
-                    await connection.call.write(self._link.migration_hello())
+                    await connection.call.write(self._link.hello_frame(continues=True))
                 # If the call has ended, the read raises the reason.
                 is_open = await connection.call.read() is not grpc.aio.EOF
         except grpc.aio.AioRpcError as error:
@@ -343,12 +338,11 @@ class PeerConnector:
         if kind is not None:
             self._link.peer_refused(kind, text)
 
-    async def pull(self, wanted: StateRequest, *, max_state_bytes: int) -> StateSnapshot:
+    async def pull(self, wanted: StateRequest) -> StateSnapshot:
         """Pull the peer's state, for as long as it keeps arriving.
 
-        Raises:
-            UnavailableError: The peer is unreachable or went silent; another peer may work.
-            ContractError: The data received is not a state.
+        Raises: UnavailableError (the peer is unreachable or went silent; another peer may work),
+        ContractError (the data received is not a state).
         """
         request = PullStateRequest(
             run=str(self._local.job),
@@ -359,11 +353,11 @@ class PeerConnector:
         )
         if not self._link.target:
             raise UnavailableError(f"{self._link.peer.name} has no address yet")
-        channel = open_channel(self._link.target, self._link.peer, self._local, self._credentials)
+        channel = open_channel(self._link.target, self._link.peer, self._local)
         try:
             method: PullMethod = channel.unary_stream(f"/{SERVICE}/PullState")
             call = method(request.SerializeToString())
-            return await _take_state(call, StateAssembler(max_state_bytes))
+            return await _take_state(call, StateAssembler(MAX_STATE_BYTES))
         except grpc.aio.AioRpcError as error:
             raise UnavailableError(f"state of {self._link.peer.name}: {error.details()}") from error
         finally:

@@ -32,11 +32,7 @@ class ExchangeCpuMeter:
 
     def seconds(self) -> float:
         """CPU seconds so far. Never decreases, even when a thread ends."""
-        now_s = {}
-        for task in self._ours():
-            spent_s = _spent_s(task)
-            if spent_s is not None:
-                now_s[task] = spent_s
+        now_s = {t: spent_s for t in self._ours() if (spent_s := _spent_s(t)) is not None}
         if not now_s and self._thread.ident is not None and self._thread.is_alive():
             return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
         for task, before_s in self._last_s.items():

@@ -15,27 +15,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 
 import grpc.aio
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import UnavailableError
-from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_api.protocol.membership import Membership, MemberState
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
-from dlion_core.links.framing import check_outgoing
-from dlion_core.links.link_budget import QueueRule, equalize_similar
-from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
+from dlion_core.links.framing import MAX_FRAME_BYTES, check_outgoing
+from dlion_core.links.link_budget import equalize_similar
 from dlion_core.policies.interface import Message
-from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.transport.client import PeerConnector
+from dlion_worker.transport.client import CHANNEL_OPTIONS, PeerConnector
 from dlion_worker.transport.cpu import ExchangeCpuMeter
 from dlion_worker.transport.link_watchdog import check_link
-from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink, PeerLinks
-from dlion_worker.transport.server import bounded_server, listen
+from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
 from dlion_worker.transport.service import ExchangeService
 
 logger = logging.getLogger(__name__)
@@ -43,22 +39,19 @@ logger = logging.getLogger(__name__)
 TICK_S = HEARTBEAT_S / 2
 START_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
+MAX_CALLS = 4096
+"""Concurrent calls of all peers: a link, its successor and a pull each. Callers retry when
+rejected. For limits per caller see `service` and `state_server`."""
+MAX_CALLS_PER_CONNECTION = 8
+"""A conforming peer makes one call per connection; further ones wait."""
 
-
-@dataclass(frozen=True)
-class PeerExchangeConfig:
-    job: JobKey
-    identity: WorkerIdentity
-    incarnation: int
-    credentials: WorkerCredentials
-    listen_host: str = "127.0.0.1"
-    listen_port: int = 0  # 0: any free port
-    advertise_host: str = ""  # empty: the same as `listen_host`
-    is_exposed: bool = False  # peers of other sites connect to the address in the membership
-    max_message_bytes: int = 256 * 2**20
-    max_state_bytes: int = 2**30
-    queue_rule: QueueRule = QueueRule.KEEP
-    max_queued_messages: int = MAX_QUEUED_MESSAGES
+_SERVER_OPTIONS = [
+    *(option for option in CHANNEL_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    # Somewhat above the protocol's limit, so that our own check reports such a frame.
+    ("grpc.max_receive_message_length", 2 * MAX_FRAME_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    ("grpc.so_reuseport", 0),
+]
 
 
 class PeerExchange:
@@ -71,17 +64,8 @@ class PeerExchange:
         """`state_provider` runs in a thread of its own. It may block, and may raise
         `UnavailableError` if there is no state to send."""
         self._config = config
-        local = LocalPeer(
-            config.job,
-            config.identity,
-            config.incarnation,
-            config.queue_rule,
-            config.max_queued_messages,
-            config.max_message_bytes,
-        )
-        self._shared = LinkContext(local, on_event, config.is_exposed)
-        self._links = PeerLinks(self._shared)
-        self._service = ExchangeService(self._links, config.credentials, state_provider)
+        self._links = PeerLinks(config, on_event)
+        self._service = ExchangeService(self._links, state_provider)
         self._connectors: dict[Rank, PeerConnector] = {}
         self._connector_tasks: dict[Rank, asyncio.Task[None]] = {}
         self._outgoing: deque[tuple[Rank, Message]] = deque()
@@ -90,7 +74,7 @@ class PeerExchange:
         self._reported: dict[Rank, tuple[int, int, float]] = {}
         self._rng = random.Random()  # noqa: S311 -- jitter
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._cpu = ExchangeCpuMeter(self._thread)
         self._started: Future[int] = Future()
@@ -100,8 +84,7 @@ class PeerExchange:
     def start(self) -> int:
         """Start the thread and the server; return the server's port.
 
-        Raises:
-            UnavailableError: The address cannot be listened on.
+        Raises: UnavailableError (the address cannot be listened on).
         """
         self._thread.start()
         return self._started.result(START_TIMEOUT_S)
@@ -109,7 +92,7 @@ class PeerExchange:
     @property
     def address(self) -> str:
         """`host:port` for peers to connect to; empty before `start`."""
-        return self._shared.address
+        return self._links.address
 
     def set_members(
         self,
@@ -127,15 +110,13 @@ class PeerExchange:
 
     def set_iteration(self, iteration: int) -> None:
         """Set the last finished iteration, which hellos report to peers."""
-        self._shared.iteration = iteration
+        self._links.iteration = iteration
 
     def send(self, peer: Rank, message: Message) -> None:
         """Queue a message; if the link is down, drop and count it.
 
-        The payload is not copied and must not change.
-
-        Raises:
-            ContractError: The message exceeds what peers accept.
+        The payload is not copied and must not change. Raises: ContractError (the message exceeds
+        what peers accept).
         """
         check_outgoing(message, self._config.max_message_bytes)
         self._outgoing.append((peer, message))
@@ -146,13 +127,12 @@ class PeerExchange:
         budget_bytes: Mapping[Rank, int],
         bandwidth_bytes_per_s: Mapping[Rank, float] | None = None,
     ) -> None:
-        """Set bytes per iteration and, where known, bandwidth per link. Links without a budget are
-        unbounded."""
+        """Set bytes per iteration (none: unbounded) and, where known, bandwidth per link."""
         self._budgets = dict(budget_bytes)
         self._bandwidths = dict(bandwidth_bytes_per_s or {})
         for rank, link in list(self._links.by_rank.items()):
             link.send_queue.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
-        self._call(self._wake)
+            self._call(link.wake.set)
 
     def sendable_bytes(self) -> dict[Rank, int]:
         """For each link with a budget, the largest gradient in bytes to send now.
@@ -177,9 +157,9 @@ class PeerExchange:
         self._call(self._links.close_streams, reason)
 
     def migrate_links(self) -> None:
-        """Move all links to connections with the newest certificate; nothing is interrupted or
-        lost."""
-        self._call(self._migrate_links)
+        """Move all links to connections with the newest certificate, without a loss."""
+        for connector in list(self._connectors.values()):
+            self._call(connector.renew)
 
     def record_violation(self, peer: Rank, reason: str) -> None:
         """Count an invalid message against the peer's incarnation.
@@ -187,7 +167,8 @@ class PeerExchange:
         Violations of the link protocol count too. At `MAX_VIOLATIONS` the peer is rejected until it
         restarts.
         """
-        self._call(self._record_violation, peer, reason)
+        if (link := self._links.by_rank.get(peer)) is not None:
+            self._call(link.record_violation, reason)
 
     def link_counters(self) -> dict[Rank, LinkCounters]:
         links = list(self._links.by_rank.items())
@@ -198,8 +179,7 @@ class PeerExchange:
         return sum(link.wire_bytes for link in list(self._links.by_rank.values()))
 
     def cpu_s(self) -> float:
-        """CPU seconds of the exchange so far, including gRPC's threads. Call it from one thread
-        only."""
+        """CPU seconds so far, including gRPC's threads. Call it from one thread only."""
         return self._cpu.seconds()
 
     def take_deliveries(self) -> list[LinkDelivery]:
@@ -226,9 +206,8 @@ class PeerExchange:
     def pull_state(self, peer: Rank, wanted: StateRequest | None = None) -> StateSnapshot:
         """Pull that peer's state; block while it keeps arriving.
 
-        Raises:
-            UnavailableError: The peer is unreachable or went silent, or the exchange was closed.
-            ContractError: The data received is not a state.
+        Raises: UnavailableError (the peer is unreachable or went silent, or the exchange was
+        closed), ContractError (the data received is not a state).
         """
         loop = self._loop
         if loop is None or not self._thread.is_alive():
@@ -240,7 +219,7 @@ class PeerExchange:
             raise UnavailableError("the exchange was closed") from error
 
     def close(self) -> None:
-        self._call(self._request_stop)
+        self._call(self._stop.set)
         if self._thread.is_alive():
             self._thread.join(2 * CLOSE_TIMEOUT_S)
             if self._thread.is_alive():
@@ -265,20 +244,24 @@ class PeerExchange:
             runner.run(self._main())
 
     async def _main(self) -> None:
-        self._stop = asyncio.Event()
         own = self._config
-        server = bounded_server(self._service.handler())
+        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        server.add_generic_rpc_handlers((self._service.handler(),))
+        address, secure = join_host_port(own.listen_host, own.listen_port), own.credentials.server()
         try:
-            port = listen(server, own.listen_host, own.listen_port, own.credentials)
-            await server.start()
-        except UnavailableError as error:
-            self._started.set_exception(error)
+            if secure is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, secure)
+        except RuntimeError as error:
+            self._started.set_exception(UnavailableError(f"cannot listen on {address}: {error}"))
             return
-        self._shared.address = join_host_port(own.advertise_host or own.listen_host, port)
+        await server.start()
+        self._links.address = join_host_port(own.advertise_host or own.listen_host, port)
         ticking = asyncio.create_task(self._tick())
         self._started.set_result(port)
         await self._stop.wait()
-        self._shared.emit = lambda _: None  # the caller of `close` expects links to go down
+        self._links.emit = lambda _: None  # the caller of `close` expects links to go down
         await self._end(server, [ticking, *self._connector_tasks.values()])
 
     async def _end(self, server: grpc.aio.Server, tasks: list[asyncio.Task[None]]) -> None:
@@ -287,10 +270,6 @@ class PeerExchange:
             task.cancel()
         await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S / 2)
         await server.stop(grace=CLOSE_TIMEOUT_S / 4)
-
-    def _request_stop(self) -> None:
-        if self._stop is not None:
-            self._stop.set()
 
     def _set_members(
         self, membership: Membership, dial: Mapping[Rank, str], linked: Collection[Rank] | None
@@ -313,11 +292,9 @@ class PeerExchange:
 
     def _add(self, identity: WorkerIdentity) -> PeerLink:
         rank = identity.rank
-        link = self._links.by_rank[rank] = PeerLink(identity, self._shared)
+        link = self._links.by_rank[rank] = PeerLink(identity, self._links)
         link.send_queue.set_budget(self._budgets.get(rank), self._bandwidths.get(rank))
-        self._connectors[rank] = PeerConnector(
-            link, self._shared.local, self._config.credentials, self._rng
-        )
+        self._connectors[rank] = PeerConnector(link, self._config, self._rng)
         return link
 
     def _connect(self, link: PeerLink) -> None:
@@ -342,24 +319,11 @@ class PeerExchange:
             else:
                 link.push(message)
 
-    def _wake(self) -> None:
-        for link in self._links.by_rank.values():
-            link.wake.set()
-
-    def _migrate_links(self) -> None:
-        for connector in self._connectors.values():
-            connector.renew()
-
-    def _record_violation(self, peer: Rank, reason: str) -> None:
-        if (link := self._links.by_rank.get(peer)) is not None:
-            link.record_violation(reason)
-
     async def _pull(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
         connector = self._connectors.get(peer)
         if connector is None:
             raise UnavailableError(f"rank {peer} is not a known member")
-        limit = self._config.max_state_bytes
-        return await connector.pull(wanted, max_state_bytes=limit)
+        return await connector.pull(wanted)
 
     async def _tick(self) -> None:
         """Send heartbeats on idle links and close silent streams."""

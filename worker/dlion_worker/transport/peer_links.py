@@ -21,8 +21,9 @@ from dlion_core.links.events import ExchangeEvent, LinkCounters, LinkDown, LinkU
 from dlion_core.links.framing import PROTOCOL
 from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
 from dlion_core.links.link_budget import QueueRule
-from dlion_core.links.send_queue import SendQueue
+from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, SendQueue
 from dlion_core.policies.interface import Message, MessageArrived
+from dlion_worker.security.credentials import WorkerCredentials
 
 logger = logging.getLogger(__name__)
 
@@ -39,34 +40,26 @@ class LinkStream(Protocol):
 
 
 @dataclass(frozen=True)
-class LocalPeer:
-    """This worker, for hellos and certificates."""
+class PeerExchangeConfig:
+    """This worker, and the settings of its links."""
 
     job: JobKey
     identity: WorkerIdentity
     incarnation: int
-    queue_rule: QueueRule
-    max_queued_messages: int
-    max_message_bytes: int
-
-
-@dataclass
-class LinkContext:
-    """What all links share."""
-
-    local: LocalPeer
-    emit: Callable[[ExchangeEvent], None]
-    is_exposed: bool = False
-    """Whether peers of other sites connect to another address than peers of this site."""
-    address: str = ""
-    iteration: int = 0
+    credentials: WorkerCredentials
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0  # 0: any free port
+    advertise_host: str = ""  # empty: the same as `listen_host`
+    is_exposed: bool = False  # peers of other sites connect to the address in the membership
+    max_message_bytes: int = 256 * 2**20
+    queue_rule: QueueRule = QueueRule.KEEP
 
 
 class PeerLink:
-    def __init__(self, peer: WorkerIdentity, shared: LinkContext) -> None:
+    def __init__(self, peer: WorkerIdentity, shared: PeerLinks) -> None:
         self.peer = peer
         self._shared = shared
-        self.send_queue = SendQueue(shared.local.queue_rule, shared.local.max_queued_messages)
+        self.send_queue = SendQueue(shared.local.queue_rule, MAX_QUEUED_MESSAGES)
         self.handshake = Handshake(peer.rank)
         self.address = ""
         self.dial_override: str | None = None
@@ -151,8 +144,7 @@ class PeerLink:
     def check_caller(self, incarnation: int) -> None:
         """Check that this incarnation of the peer may call.
 
-        Raises:
-            CallerError: It has been replaced or is quarantined.
+        Raises: CallerError (it has been replaced or is quarantined).
         """
         self.handshake.check(incarnation)
         if self._quarantined is not None and incarnation <= self._quarantined:
@@ -162,8 +154,7 @@ class PeerLink:
     def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
         """Use the peer's new stream instead of an older one.
 
-        Raises:
-            CallerError: That incarnation has been replaced or is quarantined.
+        Raises: CallerError (that incarnation has been replaced or is quarantined).
         """
         self.check_caller(hello.incarnation)
         older, self.incoming = self.incoming, stream
@@ -239,26 +230,32 @@ class PeerLink:
         self.close_streams(str(error))
 
     def peer_refused(self, kind: PeerRefusal, reason: str) -> None:
-        """Report that the peer rejects our stream or fails to authenticate: retrying alone does not
-        help."""
+        """Report that the peer rejects our stream or fails to authenticate; no retry helps."""
         self._shared.emit(Refused(self.rank, reason, outgoing=True, kind=kind))
 
     # ---- outgoing frames and state ----
 
     def next_frame(self, now_s: float) -> bytes | None:
         """The next frame of the outgoing stream, or None: wait for `wake`."""
-        if self._hello_due:
-            self._hello_due = False
-            self.send_queue.heartbeat()  # its acknowledgement measures the idle link's delay
-            data = Frame(hello=self._hello()).SerializeToString()
-            self.send_queue.wire_sent_bytes += len(data)
-            return data
-        return self.send_queue.next_frame(now_s)
+        if not self._hello_due:
+            return self.send_queue.next_frame(now_s)
+        self._hello_due = False
+        self.send_queue.heartbeat()  # its acknowledgement measures the idle link's delay
+        return self.hello_frame()
 
-    def migration_hello(self) -> bytes:
-        """The first frame on a new connection that the stream is to move to."""
-        hello = self._hello()
-        hello.continues = True
+    def hello_frame(self, *, continues: bool = False) -> bytes:
+        """The first frame on a connection. `continues`: the stream is to move to it."""
+        local = self._shared.local
+        hello = Hello(
+            run=str(local.job),
+            rank=local.identity.rank,
+            incarnation=local.incarnation,
+            protocol=PROTOCOL,
+            epoch=self.send_queue.epoch,
+            iteration=self._shared.iteration,
+            address=self._shared.address if self._uses_announced_address else "",
+            continues=continues,
+        )
         data = Frame(hello=hello).SerializeToString()
         self.send_queue.wire_sent_bytes += len(data)
         return data
@@ -305,30 +302,21 @@ class PeerLink:
         self._hello_due = True
         self.wake.set()
 
-    def _hello(self) -> Hello:
-        local = self._shared.local
-        return Hello(
-            run=str(local.job),
-            rank=local.identity.rank,
-            incarnation=local.incarnation,
-            protocol=PROTOCOL,
-            epoch=self.send_queue.epoch,
-            iteration=self._shared.iteration,
-            address=self._shared.address if self._uses_announced_address else "",
-        )
-
     @property
     def _uses_announced_address(self) -> bool:
-        """Whether both sides connect to the addresses in hellos; if not, to those in the
-        membership."""
-        return not self._shared.is_exposed or self.peer.site == self._shared.local.identity.site
+        """Whether both sides use the addresses in hellos, or those in the membership."""
+        local = self._shared.local
+        return not local.is_exposed or self.peer.site == local.identity.site
 
 
 @dataclass
 class PeerLinks:
-    """All links by rank."""
+    """All links by rank, and what they share."""
 
-    shared: LinkContext
+    local: PeerExchangeConfig
+    emit: Callable[[ExchangeEvent], None]
+    address: str = ""
+    iteration: int = 0
     by_rank: dict[Rank, PeerLink] = field(default_factory=dict)
 
     def close_streams(self, reason: str) -> None:
@@ -339,12 +327,11 @@ class PeerLinks:
     def find_caller(self, run: str, rank: int) -> PeerLink:
         """Find the link for the rank and run that a caller claims.
 
-        Raises:
-            CallerError: The caller belongs to another run.
-            UnavailableError: The rank is unknown; our membership may be outdated.
+        Raises: CallerError (the caller belongs to another run), UnavailableError (the rank is
+        unknown; our membership may be outdated).
         """
-        if run != str(self.shared.local.job):
-            text = f"run {run[:300]!r}; this worker takes part in {self.shared.local.job}"
+        if run != str(self.local.job):
+            text = f"run {run[:300]!r}; this worker takes part in {self.local.job}"
             raise CallerError(PeerRefusal.WRONG_RUN, text)
         link = self.by_rank.get(Rank(rank))
         if link is None:

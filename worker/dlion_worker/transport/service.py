@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -22,13 +21,17 @@ from dlion_api.protocol.refusals import CallerError, PeerRefusal, refusal_kind
 from dlion_api.wire import exchange_pb2
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.deadline import ArrivalDeadline
-from dlion_core.links.events import Refused, StateRequest, StateSnapshot
+from dlion_core.links.events import Refused
 from dlion_core.links.framing import PROTOCOL, StreamReceiver, split_payload
-from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.security.peer_certificate import PeerCertificate
-from dlion_worker.transport.call_context import CallContext, certificate_of, refusal_metadata
 from dlion_worker.transport.peer_links import PeerLink, PeerLinks
-from dlion_worker.transport.state_server import StateServer
+from dlion_worker.transport.state_server import (
+    CallContext,
+    StateProvider,
+    StateServer,
+    certificate_of,
+    refusal_metadata,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +49,9 @@ an iteration, the unit of the window, and the same for every acknowledgement."""
 
 
 class ExchangeService:
-    def __init__(
-        self,
-        links: PeerLinks,
-        credentials: WorkerCredentials,
-        state_provider: Callable[[StateRequest], StateSnapshot],
-    ) -> None:
+    def __init__(self, links: PeerLinks, state_provider: StateProvider) -> None:
         self._links = links
-        self._credentials = credentials
-        self._pulls = StateServer(links, credentials, state_provider)
+        self._pulls = StateServer(links, state_provider)
         self._open: Counter[bytes] = Counter()
         """Open streams by the caller's certificate, which identifies it before its hello."""
 
@@ -72,34 +69,27 @@ class ExchangeService:
         caller = certificate_of(context)
         if caller is not None and self._open[caller] >= MAX_STREAMS_PER_CERTIFICATE:
             text = f"{MAX_STREAMS_PER_CERTIFICATE} streams by this certificate are open already"
-            self._links.shared.emit(Refused(None, text, kind=PeerRefusal.MALFORMED))
+            self._links.emit(Refused(None, text, kind=PeerRefusal.MALFORMED))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if caller is not None:
             self._open[caller] += 1
         try:
-            stream = IncomingStream(self._links, self._credentials, context)
+            stream = IncomingStream(self._links, context)
             code, reason = await stream.run()
         finally:
-            self._release(caller)
+            if caller is not None:
+                self._open[caller] -= 1
+                self._open += Counter()  # drops those at zero
         if code is not grpc.StatusCode.OK:
             await context.abort(code, reason, refusal_metadata(stream.refusal))
-
-    def _release(self, caller: bytes | None) -> None:
-        if caller is not None:
-            self._open[caller] -= 1
-            if not self._open[caller]:
-                del self._open[caller]
 
 
 class IncomingStream:
     """One peer's stream to this worker, from its hello to its end."""
 
-    def __init__(
-        self, links: PeerLinks, credentials: WorkerCredentials, context: CallContext
-    ) -> None:
+    def __init__(self, links: PeerLinks, context: CallContext) -> None:
         self._links = links
-        self._local = links.shared.local
-        self._credentials = credentials
+        self._local = links.local
         self._context = context
         self._receiver = StreamReceiver(self._local.max_message_bytes, self._local.incarnation)
         self._has_messages = False
@@ -122,8 +112,7 @@ class IncomingStream:
     def check_proof(self) -> None:
         """Check that the peer, and its waiting successor, would be admitted again now.
 
-        Raises:
-            CallerError: Its site is no longer trusted, or its certificate has expired.
+        Raises: CallerError (its site is no longer trusted, or its certificate has expired).
         """
         if self.proof is not None and not self._ended.done():
             self.proof.check(open_connection=True)
@@ -141,7 +130,7 @@ class IncomingStream:
         except ContractError as error:
             logger.warning("rejected a stream: %s", error)
             self.refusal = refusal_kind(error)
-            self._links.shared.emit(Refused(None, str(error), kind=self.refusal))
+            self._links.emit(Refused(None, str(error), kind=self.refusal))
             return grpc.StatusCode.FAILED_PRECONDITION, str(error)
         tasks = {asyncio.create_task(self._read(link)), asyncio.create_task(self._write())}
         reason = "the connection to the peer broke"  # gRPC then cancels this very task
@@ -173,8 +162,11 @@ class IncomingStream:
             raise ContractError("the first frame of a stream is not a hello")
         link = self._links.find_caller(frame.hello.run, frame.hello.rank)
         certificate = certificate_of(self._context)
-        self.proof = PeerCertificate(self._credentials, certificate, link.peer, self._local.job)
-        self._check(frame.hello)
+        local = self._local
+        self.proof = PeerCertificate(local.credentials, certificate, link.peer, local.job)
+        if frame.hello.protocol != PROTOCOL:
+            text = f"protocol {frame.hello.protocol}; allowed: {PROTOCOL}"
+            raise CallerError(PeerRefusal.WRONG_RELEASE, f"{text}. Run the same release everywhere")
         if not link.wanted:
             raise UnavailableError(
                 f"rank {link.rank} is not a neighbour at the moment; retry later"
@@ -188,16 +180,10 @@ class IncomingStream:
         self._acknowledge.set()
         return link
 
-    def _check(self, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            text = f"protocol {hello.protocol}; allowed: {PROTOCOL}"
-            raise CallerError(PeerRefusal.WRONG_RELEASE, f"{text}. Run the same release everywhere")
-
     async def _wait_for_handover(self, link: PeerLink, hello: Hello) -> None:
         """Wait beside the peer's existing stream, until that one moves to this one.
 
-        Raises:
-            UnavailableError: There is no such stream, or it ended otherwise.
+        Raises: UnavailableError (there is no such stream, or it ended otherwise).
         """
         before = link.incoming
         if not isinstance(before, IncomingStream) or not before.matches(hello):
@@ -244,12 +230,8 @@ class IncomingStream:
         has_messages: bool,
     ) -> None:
         """Continue the stream that this one was waiting for."""
-        self._hello, self._receiver, self.deadline, self._has_messages = (
-            hello,
-            receiver,
-            deadline,
-            has_messages,
-        )
+        self._hello, self._receiver = hello, receiver
+        self.deadline, self._has_messages = deadline, has_messages
         self._acknowledge.set()
         self._resumed.set_result(None)
 

@@ -11,19 +11,18 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-import grpc
+import grpc.aio
 from google.protobuf.message import DecodeError
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import Rank
-from dlion_api.protocol.refusals import refusal_kind
+from dlion_api.protocol.refusals import REASON_KEY, PeerRefusal, refusal_kind
 from dlion_api.wire.exchange_pb2 import PullStateRequest, StateChunk
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import Refused, StatePulled, StateRequest, StateSnapshot
 from dlion_core.links.state_transfer import state_chunks
-from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.transport.call_context import CallContext, certificate_of, refusal_metadata
 from dlion_worker.transport.peer_links import PeerLink, PeerLinks
 
 MAX_PULLS_PER_PEER = 3
@@ -33,6 +32,17 @@ Its trainer and its publisher may pull at once, and a broken call ends only when
 """
 
 StateProvider = Callable[[StateRequest], StateSnapshot]
+CallContext = grpc.aio.ServicerContext[Any, Any]
+
+
+def certificate_of(context: CallContext) -> bytes | None:
+    """The certificate that the caller presented, as PEM; None without one."""
+    return next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+
+
+def refusal_metadata(kind: PeerRefusal | None) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata with the reason why a call is rejected."""
+    return () if kind is None else ((REASON_KEY, str(kind)),)
 
 
 @dataclass
@@ -42,11 +52,8 @@ class _PullQueue:
 
 
 class StateServer:
-    def __init__(
-        self, links: PeerLinks, credentials: WorkerCredentials, provider: StateProvider
-    ) -> None:
+    def __init__(self, links: PeerLinks, provider: StateProvider) -> None:
         self._links = links
-        self._credentials = credentials
         self._provider = provider
         self._queues: dict[Rank, _PullQueue] = {}
 
@@ -57,7 +64,7 @@ class StateServer:
             puller = self._authorize(request, context).rank
         except (ContractError, DecodeError) as error:
             kind = refusal_kind(error)
-            self._links.shared.emit(Refused(None, f"pull of state: {error}", kind=kind))
+            self._links.emit(Refused(None, f"pull of state: {error}", kind=kind))
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, str(error), refusal_metadata(kind)
             )
@@ -81,7 +88,7 @@ class StateServer:
                 yield StateChunk().SerializeToString()
             for chunk in state_chunks(gathering.result()):
                 yield chunk
-            self._links.shared.emit(StatePulled(puller, weights_only=request.weights_only))
+            self._links.emit(StatePulled(puller, weights_only=request.weights_only))
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
@@ -91,13 +98,12 @@ class StateServer:
     def _authorize(self, request: PullStateRequest, context: CallContext) -> PeerLink:
         """The link of a caller that may have the state.
 
-        Raises:
-            ContractError: The caller is not authorised.
-            UnavailableError: The caller is not known yet.
+        Raises: ContractError (the caller is not authorised), UnavailableError (the caller is not
+        known yet).
         """
         link = self._links.find_caller(request.run, request.rank)
-        job = self._links.shared.local.job
-        self._credentials.check_peer(certificate_of(context), link.peer, job)
+        local = self._links.local
+        local.credentials.check_peer(certificate_of(context), link.peer, local.job)
         link.check_caller(request.incarnation)
         return link
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlion_api.errors import DataError
+from dlion_api.reasons import EventReason
 from dlion_worker.trainer.background.dataset_watcher import (
     DatasetWatcher,
     format_file_list,
     summarize_changes,
 )
-from dlion_worker.training.datasets import FileChange, FileChangeKind
+from dlion_worker.training.datasets import FileChange
 
 
 @dataclass
@@ -53,7 +54,7 @@ def _growing(folder: _Folder) -> tuple[DatasetWatcher, _Told]:
 
 
 def _added(count: int) -> list[FileChange]:
-    return [FileChange(FileChangeKind.ADDED, f"{number}.npz", 2) for number in range(count)]
+    return [FileChange(EventReason.DATA_ADDED, f"{number}.npz", 2) for number in range(count)]
 
 
 def test_many_files_make_one_event() -> None:
@@ -69,22 +70,22 @@ def test_many_files_make_one_event() -> None:
 
 def test_each_kind_of_change_has_its_event() -> None:
     changes = [
-        FileChange(FileChangeKind.REMOVED, "old.npz", 0),
-        FileChange(FileChangeKind.CHANGED, "new.npz", 3),
-        FileChange(FileChangeKind.SKIPPED, "bad.npz", 0, "data/bad.npz: not a readable .npz file"),
-        FileChange(FileChangeKind.SKIPPED, "odd.npz", 0, "samples of another shape"),
+        FileChange(EventReason.DATA_REMOVED, "old.npz", 0),
+        FileChange(EventReason.DATA_CHANGED, "new.npz", 3),
+        FileChange(EventReason.DATA_SKIPPED, "bad.npz", 0, "data/bad.npz: no readable .npz file"),
+        FileChange(EventReason.DATA_SKIPPED, "odd.npz", 0, "samples of another shape"),
     ]
     assert summarize_changes(changes) == [
         ("DataChanged", "new.npz: 3 samples for this worker", False),
         ("DataRemoved", "old.npz", False),
-        ("DataSkipped", "data/bad.npz: not a readable .npz file", True),
+        ("DataSkipped", "data/bad.npz: no readable .npz file", True),
         ("DataSkipped", "odd.npz: samples of another shape", True),
     ]
 
 
 def test_skipped_files_beyond_a_few_are_counted() -> None:
     told = summarize_changes(
-        [FileChange(FileChangeKind.SKIPPED, f"{n}.npz", 0, "corrupt") for n in range(20)]
+        [FileChange(EventReason.DATA_SKIPPED, f"{n}.npz", 0, "corrupt") for n in range(20)]
     )
     assert len(told) == 6
     assert told[-1][1].endswith("and 10 more: also skipped")
@@ -109,7 +110,7 @@ def test_a_file_that_stays_unread_is_told_once() -> None:
 
 def test_a_change_of_samples_is_passed_on() -> None:
     growing, told = _growing(
-        _Folder([[], _added(3), [FileChange(FileChangeKind.ADDED, "none.npz", 0)]])
+        _Folder([[], _added(3), [FileChange(EventReason.DATA_ADDED, "none.npz", 0)]])
     )
     growing.check(1.0)
     assert told.grown_count == 0

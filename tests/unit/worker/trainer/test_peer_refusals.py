@@ -17,10 +17,15 @@ from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Hello
 from dlion_core.links.events import LinkDown, Refused
-from dlion_core.links.link_budget import QueueRule
 from dlion_worker.once_per_key import MAX_PER_KEY
+from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
-from dlion_worker.transport.peer_links import MAX_VIOLATIONS, LinkContext, LocalPeer, PeerLink
+from dlion_worker.transport.peer_links import (
+    MAX_VIOLATIONS,
+    PeerExchangeConfig,
+    PeerLink,
+    PeerLinks,
+)
 from linked_workers import JOB, identity
 
 PEER = Rank(3)
@@ -37,9 +42,9 @@ class Worker:
         sidecar: Any = SimpleNamespace(send=self._count, on_refused=self._listen)
         exchange: Any = SimpleNamespace(record_violation=self._record_violation)
         self.refusals = PeerRefusalReporter(reporter, sidecar, lambda: exchange, lambda: 7)
-        me = LocalPeer(JOB, identity(0), 1, QueueRule.NEWEST, 10, 1000)
+        me = PeerExchangeConfig(JOB, identity(0), 1, WorkerCredentials.insecure())
         take = self.refusals.filtered(lambda _: None)
-        self.link = PeerLink(identity(PEER), LinkContext(me, take))
+        self.link = PeerLink(identity(PEER), PeerLinks(me, take))
 
     def _event(self, _reason: str, message: str, *, iteration: int, warning: bool) -> None:
         assert warning

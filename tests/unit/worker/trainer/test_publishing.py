@@ -153,7 +153,10 @@ class Published:
             job(),
             peer.who.rank,
             replica=own or peer.replica,
-            peers=peer.exchange,
+            exchange=peer.exchange,
+            reachable=lambda: {
+                rank for rank, link in peer.exchange.link_counters().items() if link.connected
+            },
             held_out=(np.repeat(X, copies, axis=0), y),
             results_dir=folder,
             report=self._report,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,13 +68,11 @@ def sidecar(tmp_path: Path) -> Iterator[SidecarClient]:
 def companions(sidecar: SidecarClient, clock: Clock, dataset: dict[str, object]) -> BackgroundTasks:
     x, y = np.zeros((OWN_SAMPLES, 8, 8, 1), np.float32), np.zeros(OWN_SAMPLES, np.int32)
     data = DataSet({"own": (x, y)}, x, y, class_count=10, training_set_samples=2 * OWN_SAMPLES)
-    others: dict[str, Any] = dict.fromkeys(
-        ("replica", "exchange", "peer_selection", "coordination", "credentials", "reporter")
-    )
+    others: dict[str, Any] = dict.fromkeys(("peer_selection", "coordination", "credentials"))
     stream = BatchStream(data, seed=0, rank=0)
+    parts: Any = SimpleNamespace(job=job(dataset), stream=stream, sidecar=sidecar)
     return BackgroundTasks(
-        job(dataset), None, data=data, stream=stream, sidecar=sidecar, now_s=clock,  # type: ignore[arg-type]
-        on_saved=lambda _: None, **others,
+        parts, None, data=data, now_s=clock, on_saved=lambda _: None, **others,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

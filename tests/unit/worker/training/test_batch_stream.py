@@ -170,16 +170,6 @@ def test_a_position_is_of_one_moment_while_samples_come_and_go() -> None:
         growing.join()
 
 
-def test_samples_that_do_not_fit_are_refused_and_nothing_changes() -> None:
-    stream = _stream(5)
-    good = _part(10, 2)
-    with pytest.raises(DataError, match=r"bad: samples of another shape \(given: \[3\]"):
-        stream.extend({"good": good, "bad": (np.zeros((1, 3), np.float32), np.zeros(1, np.int32))})
-    with pytest.raises(DataError, match="of another type"):
-        stream.extend({"bad": (np.zeros((1, 2), np.uint8), np.zeros(1, np.int32))})
-    assert stream.samples == 5
-
-
 def test_a_stream_needs_a_sample() -> None:
     with pytest.raises(DataError, match="worker 3: no sample to train on"):
         _stream(0, rank=3)

@@ -8,6 +8,7 @@ Left out: how much an evaluation slows steps down.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ class _Evaluations:
         self.errors: list[Exception] = []
         self.gate = threading.Event()
         self.entered = threading.Event()
-        settings = {"seed": 3, "max_samples": 50, "batch_size": 16, **options}
+        settings = {"seed": 3, "max_samples": 50, **options}
         self.evaluator = Evaluator(
             model, *samples, on_result=self._keep, on_error=self.errors.append, **settings
         )
@@ -51,6 +52,10 @@ class _Evaluations:
         self.entered.set()
         assert self.gate.wait(30)
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Whether nothing waits or runs by then, in the one thread."""
+        return bool(wait([self.evaluator._thread.submit(lambda: None)], timeout_s).done)
+
 
 def test_results_are_those_of_the_moment_of_the_call(model: FlatModel, samples) -> None:
     runs = _Evaluations(model, samples)
@@ -59,7 +64,7 @@ def test_results_are_those_of_the_moment_of_the_call(model: FlatModel, samples) 
     whole = runs.evaluator.evaluate_all("now")
     runs.evaluator.submit("now")
     model.weights_D[:] = 0  # training goes on
-    assert runs.evaluator.wait_idle(30)
+    assert runs.wait_idle(30)
     model.set_weights(saved_D)
     (result,) = runs.results
     assert result.tag == "now"
@@ -68,7 +73,7 @@ def test_results_are_those_of_the_moment_of_the_call(model: FlatModel, samples) 
     assert result.sketch == whole.sketch
     assert result.weights_norm == pytest.approx(np.linalg.norm(saved_D))
     chosen = np.sort(np.random.default_rng([3, 7]).permutation(120)[:50])
-    expected = model.evaluate(samples[0][chosen], samples[1][chosen], batch_size=16)
+    expected = model.evaluate(samples[0][chosen], samples[1][chosen])
     assert result.evaluation == expected
     runs.evaluator.close()
 
@@ -79,9 +84,9 @@ def test_the_newest_waiting_snapshot_counts(model: FlatModel, samples) -> None:
     assert runs.entered.wait(30)
     for tag in (2, 3, 4):
         runs.evaluator.submit(tag)
-    assert not runs.evaluator.wait_idle(0)
+    assert not runs.wait_idle(0)
     runs.gate.set()
-    assert runs.evaluator.wait_idle(30)
+    assert runs.wait_idle(30)
     assert [r.tag for r in runs.results] == [1, 4]
     runs.evaluator.close()
 
@@ -91,10 +96,10 @@ def test_a_failed_evaluation_is_told_and_the_next_one_works(model: FlatModel, sa
     runs.gate.set()
     keep, runs.evaluator._on_result = runs.evaluator._on_result, _raise
     runs.evaluator.submit(1)
-    assert runs.evaluator.wait_idle(30)
+    assert runs.wait_idle(30)
     runs.evaluator._on_result = keep
     runs.evaluator.submit(2)
-    assert runs.evaluator.wait_idle(30)
+    assert runs.wait_idle(30)
     assert [str(e) for e in runs.errors] == ["disk full"]
     assert [r.tag for r in runs.results] == [2]
     runs.evaluator.close()

@@ -18,8 +18,9 @@ import pytest
 import tensorflow as tf
 
 from dlion_api.errors import DataError
+from dlion_api.reasons import EventReason
 from dlion_worker.training import datasets, programs
-from dlion_worker.training.datasets import BatchStream, FileChangeKind, FolderWatch
+from dlion_worker.training.datasets import BatchStream, FolderWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ class _Site:
         )
         self.now_s = 0.0
 
-    def poll(self, times: int = 2) -> list[tuple[FileChangeKind, str, int]]:
+    def poll(self, times: int = 2) -> list[tuple[EventReason, str, int]]:
         changes = []
         for _ in range(times):
             self.now_s += 1
@@ -99,7 +100,7 @@ def test_a_new_class_arrives_with_a_new_file(site: _Site, root: Path) -> None:
     assert site.labels() == {0}
     assert site.poll(3) == []
     _save(root / "in" / "late.npz", 7)
-    assert site.poll() == [(FileChangeKind.ADDED, "late.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "late.npz", 12)]
     assert site.labels() == {0, 7}
     assert site.poll(3) == []
 
@@ -108,18 +109,18 @@ def test_a_file_that_goes_takes_its_samples_with_it(site: _Site, root: Path) -> 
     _save(root / "in" / "late.npz", 7)
     site.poll()
     (root / "in" / "first.npz").unlink()
-    assert site.poll(1) == [(FileChangeKind.REMOVED, "first.npz", 0)]
+    assert site.poll(1) == [(EventReason.DATA_REMOVED, "first.npz", 0)]
     assert site.labels() == {7}
 
 
 def test_the_last_samples_stay_until_others_come(site: _Site, root: Path) -> None:
     (root / "in" / "first.npz").unlink()
-    assert site.poll(3) == [(FileChangeKind.SKIPPED, "first.npz", 0)]
+    assert site.poll(3) == [(EventReason.DATA_SKIPPED, "first.npz", 0)]
     assert site.labels() == {0}
     _save(root / "in" / "late.npz", 7)
     assert site.poll(3) == [
-        (FileChangeKind.ADDED, "late.npz", 12),
-        (FileChangeKind.REMOVED, "first.npz", 0),
+        (EventReason.DATA_ADDED, "late.npz", 12),
+        (EventReason.DATA_REMOVED, "first.npz", 0),
     ]
     assert site.labels() == {7}
 
@@ -129,8 +130,8 @@ def test_a_folder_that_vanishes_takes_nothing_with_it(site: _Site, root: Path) -
     site.poll()
     (root / "in").rename(root / "away")
     assert sorted(site.poll(3)) == [
-        (FileChangeKind.SKIPPED, "first.npz", 0),
-        (FileChangeKind.SKIPPED, "late.npz", 0),
+        (EventReason.DATA_SKIPPED, "first.npz", 0),
+        (EventReason.DATA_SKIPPED, "late.npz", 0),
     ]
     assert site.labels() == {0, 7}
     (root / "away").rename(root / "in")
@@ -149,7 +150,7 @@ def test_a_file_that_is_not_taken_in_yet_is_waiting(site: _Site, root: Path) -> 
 
 def test_a_changed_file_replaces_its_old_samples(site: _Site, root: Path) -> None:
     _save(root / "in" / "first.npz", 3, count=20)
-    assert site.poll() == [(FileChangeKind.CHANGED, "first.npz", 20)]
+    assert site.poll() == [(EventReason.DATA_CHANGED, "first.npz", 20)]
     assert site.labels() == {3}
     assert site.stream.samples == 20
 
@@ -165,7 +166,7 @@ def test_a_half_written_file_is_waited_for(site: _Site, root: Path) -> None:
     # It pauses within the patience, unreadable.
     assert site.poll(5) == []
     path.write_bytes(whole)
-    assert site.poll() == [(FileChangeKind.ADDED, "late.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "late.npz", 12)]
 
 
 def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> None:
@@ -173,9 +174,12 @@ def test_a_corrupt_file_is_skipped_once_and_named(site: _Site, root: Path) -> No
     path.write_bytes(b"nonsense")
     _save(root / "in" / "good.npz", 2)
     seen = site.poll(30)
-    assert seen == [(FileChangeKind.ADDED, "good.npz", 12), (FileChangeKind.SKIPPED, "bad.npz", 0)]
+    assert seen == [
+        (EventReason.DATA_ADDED, "good.npz", 12),
+        (EventReason.DATA_SKIPPED, "bad.npz", 0),
+    ]
     _save(path, 5)
-    assert site.poll() == [(FileChangeKind.ADDED, "bad.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "bad.npz", 12)]
     assert site.labels() == {0, 2, 5}
 
 
@@ -201,12 +205,12 @@ def test_a_file_that_is_bad_at_the_start_does_not_stop_the_run(root: Path, make_
     site = _Site(_job(make_job), root)
     assert site.poll(3) == []
     path.write_bytes(whole)
-    assert site.poll() == [(FileChangeKind.ADDED, "half.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "half.npz", 12)]
 
 
 def test_a_touched_file_is_read_again(site: _Site, root: Path) -> None:
     os.utime(root / "in" / "first.npz", (1, 1))
-    assert site.poll() == [(FileChangeKind.CHANGED, "first.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_CHANGED, "first.npz", 12)]
     assert site.stream.samples == 12
 
 
@@ -223,9 +227,9 @@ def test_near_duplicates_of_what_is_there_are_left_out(root: Path, make_job) -> 
     site = _Site(_job(make_job, dropNearDuplicates=True), root)
     x, y = (np.load(root / "in" / "first.npz")[k] for k in ("x", "y"))
     np.savez(root / "in" / "again.npz", x=x ^ 1, y=y)
-    assert site.poll() == [(FileChangeKind.ADDED, "again.npz", 0)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "again.npz", 0)]
     (root / "in" / "first.npz").unlink()
-    assert site.poll(1)[0][0] is FileChangeKind.SKIPPED  # nothing else is left to train on
+    assert site.poll(1)[0][0] is EventReason.DATA_SKIPPED  # nothing else is left to train on
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -239,9 +243,12 @@ def test_a_file_of_another_type_keeps_none_else_out_and_comes_once_corrected(
         x, y = right["x"], right["y"]
     np.savez(root / "in" / "odd.npz", x=x.astype(np.float32), y=y)
     seen = site.poll(15)
-    assert seen == [(FileChangeKind.ADDED, "good.npz", 12), (FileChangeKind.SKIPPED, "odd.npz", 0)]
+    assert seen == [
+        (EventReason.DATA_ADDED, "good.npz", 12),
+        (EventReason.DATA_SKIPPED, "odd.npz", 0),
+    ]
     np.savez(root / "in" / "odd.npz", x=x, y=y)
-    assert site.poll() == [(FileChangeKind.ADDED, "odd.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "odd.npz", 12)]
 
 
 def test_a_file_of_another_type_at_the_start_leaves_the_others_as_they_are(
@@ -250,7 +257,7 @@ def test_a_file_of_another_type_at_the_start_leaves_the_others_as_they_are(
     np.savez(root / "in" / "odd.npz", x=np.ones((3, 8, 8, 1)), y=np.ones(3, int))
     site = _Site(_job(make_job), root)
     assert site.stream.next(1)[0].dtype == np.uint8
-    assert site.poll(15) == [(FileChangeKind.SKIPPED, "odd.npz", 0)]
+    assert site.poll(15) == [(EventReason.DATA_SKIPPED, "odd.npz", 0)]
     assert "of another type (given: float32; allowed: uint8" in _said_of(site, root, "odd.npz")
 
 
@@ -272,7 +279,7 @@ def test_what_did_not_fit_into_memory_is_no_copy_of_itself_later(root: Path, mak
     with pytest.raises(MemoryError):
         site.poll(1)
     site.stream.extend = extend
-    assert site.poll() == [(FileChangeKind.ADDED, "late.npz", 12)]
+    assert site.poll() == [(EventReason.DATA_ADDED, "late.npz", 12)]
 
 
 def _out_of_memory(parts: dict[str, object]) -> None:
@@ -298,13 +305,13 @@ def test_images_come_one_by_one(tmp_path: Path, make_job) -> None:
     (tmp_path / "in" / "ant" / "bad.png").write_bytes(b"nonsense")
     _png(tmp_path / "in" / "dog" / "3.png", 30)
     assert site.poll() == [
-        (FileChangeKind.ADDED, "cat/1.png", 1),
-        (FileChangeKind.ADDED, "cat/2.png", 1),
+        (EventReason.DATA_ADDED, "cat/1.png", 1),
+        (EventReason.DATA_ADDED, "cat/2.png", 1),
     ]
     assert site.labels() == {0, 2}
     assert sorted(site.poll(12)) == [
-        (FileChangeKind.SKIPPED, "ant/bad.png", 0),
-        (FileChangeKind.SKIPPED, "dog/3.png", 0),
+        (EventReason.DATA_SKIPPED, "ant/bad.png", 0),
+        (EventReason.DATA_SKIPPED, "dog/3.png", 0),
     ]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from dlion_api.names import SiteName
 from dlion_api.wire.exchange_pb2 import Frame, Hello
-from dlion_core.links.link_budget import QueueRule
-from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink
+from dlion_worker.security.credentials import WorkerCredentials
+from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
 from linked_workers import JOB, PLANT_A, PLANT_B, identity
 
 HERE, NEW, FAR = "10.0.0.1:7440", "10.0.0.9:7440", "192.0.2.7:30000"
@@ -25,8 +25,9 @@ class Dialled:
 
 
 def link(peer_site: SiteName, *, is_exposed: bool) -> PeerLink:
-    local = LocalPeer(JOB, identity(0), 1, QueueRule.KEEP, 64, 2**20)
-    shared = LinkContext(local, lambda event: None, is_exposed, HERE)
+    proof = WorkerCredentials.insecure()
+    local = PeerExchangeConfig(JOB, identity(0), 1, proof, is_exposed=is_exposed)
+    shared = PeerLinks(local, lambda event: None, HERE)
     return PeerLink(identity(1, peer_site), shared)
 
 

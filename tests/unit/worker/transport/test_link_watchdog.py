@@ -15,9 +15,9 @@ import pytest
 
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS, ArrivalDeadline
-from dlion_core.links.send_queue import QueueRule
+from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.transport.link_watchdog import check_link
-from dlion_worker.transport.peer_links import LinkContext, LocalPeer, PeerLink
+from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
 
 SILENT_S = 100.0
 """Far beyond the longest time-out of a stream on which nothing has arrived."""
@@ -39,8 +39,9 @@ class Connector:
 def link() -> PeerLink:
     identity = WorkerIdentity(Rank(0), SiteName("plant-a"), "small", 0)
     peer = WorkerIdentity(Rank(1), SiteName("plant-b"), "large", 0)
-    local = LocalPeer(JobKey("default", "digits", "1"), identity, 1, QueueRule.KEEP, 8, 1 << 20)
-    return PeerLink(peer, LinkContext(local, lambda _event: None))
+    job, proof = JobKey("default", "digits", "1"), WorkerCredentials.insecure()
+    local = PeerExchangeConfig(job, identity, 1, proof)
+    return PeerLink(peer, PeerLinks(local, lambda _event: None))
 
 
 def checked(connector: Any, now_s: float, late_s: float = 0.0) -> PeerLink:

@@ -1,6 +1,6 @@
 """Tasks in threads beside a worker's steps: dataset watching and model publishing.
 
-Also reports membership, training set size and initial speed to the sidecar. Called by `worker`.
+Also reports membership and training set size to the sidecar. Called by `worker`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,13 @@ from dlion_api.protocol.measurements import Peers
 from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
-from dlion_api.spec import Job
-from dlion_core.lifecycle.reporting import Reporter
 from dlion_worker.coordination import CoordinationClient
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.background.dataset_watcher import DatasetWatcher
 from dlion_worker.trainer.background.publishing import Publisher
-from dlion_worker.trainer.background.sidecar_client import SidecarClient
-from dlion_worker.trainer.background.speed_probing import measure_and_share_speed
+from dlion_worker.trainer.loop import TrainerComponents
 from dlion_worker.trainer.peer_selection import PeerSelection
-from dlion_worker.trainer.waiting_inbox import WaitingInbox
-from dlion_worker.training.datasets import (
-    BatchStream,
-    DataSet,
-    FolderWatch,
-    training_set_size_is_known,
-)
-from dlion_worker.training.replica import LocalReplica
-from dlion_worker.transport.peer_exchange import PeerExchange
+from dlion_worker.training.datasets import DataSet, FolderWatch, training_set_size_is_known
 
 MAX_TOTAL_WAIT_S = 60.0
 """How long after its first step a worker waits for the size of the training set, if it sees only a
@@ -44,32 +33,23 @@ class BackgroundTasks:
 
     def __init__(
         self,
-        job: Job,
+        parts: TrainerComponents,
         config: WorkerConfig,
         *,
         data: DataSet,
-        stream: BatchStream,
-        replica: LocalReplica,
-        exchange: PeerExchange,
         peer_selection: PeerSelection,
-        sidecar: SidecarClient,
         coordination: CoordinationClient,
         credentials: WorkerCredentials,
-        reporter: Reporter,
         on_saved: Callable[[Path], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_saved` gets the folder of each published model."""
         self._on_saved = on_saved
-        self._job, self._config = job, config
-        self._data, self._stream = data, stream
-        self._replica = replica
-        self._exchange = exchange
+        self._parts, self._job, self._config = parts, parts.job, config
+        self._data = data
         self._peer_selection = peer_selection
-        self._sidecar = sidecar
         self._coordination = coordination
         self._credentials = credentials
-        self._reporter = reporter
         self._now_s = now_s
         self._first_step_s: float | None = None
         self._sending = threading.Lock()
@@ -83,7 +63,7 @@ class BackgroundTasks:
         """
         if training_set_size_is_known(self._job):
             return self._estimated_total()
-        directive = self._sidecar.latest_directive()
+        directive = self._parts.sidecar.latest_directive()
         if directive is not None and directive.training_set_samples:
             return directive.training_set_samples
         if has_stepped and self._first_step_s is None:
@@ -95,7 +75,7 @@ class BackgroundTasks:
 
     def _estimated_total(self) -> int:
         if self._job.spec.trainer.dataset.watch:
-            return self._stream.samples * len(self._job.workers())
+            return self._parts.stream.samples * len(self._job.workers())
         return self._data.training_set_samples
 
     def send_peers(self) -> None:
@@ -103,37 +83,40 @@ class BackgroundTasks:
         with self._sending:
             membership = self._coordination.membership()
             if membership is not None:
-                self._sidecar.send(
+                self._parts.sidecar.send(
                     Peers(
                         membership,
                         self._estimated_total(),
-                        self._stream.samples,
+                        self._parts.stream.samples,
                         trust_fingerprint(self._credentials.site_bundles_pem),
                     )
                 )
-
-    def measure_speed(self, inbox: WaitingInbox, stopped: Callable[[], str | None]) -> None:
-        """Measure this worker's speed; wait (bounded) until the sidecar knows all speeds."""
-        measure_and_share_speed(
-            self._job,
-            self._reporter.rank,
-            model=self._replica.model,
-            stream=self._stream,
-            exchange=self._exchange,
-            sidecar=self._sidecar,
-            inbox=inbox,
-            stopped=lambda: bool(inbox.stop_reason or stopped()),
-        )
 
     def start(self) -> None:
         """Start dataset watching and model publishing, as the manifest asks."""
         trainer = self._job.spec.trainer
         if trainer.dataset.watch:
-            self._start(
-                DatasetWatcher(self._watch(), report=self._report, on_samples=self.send_peers)
+            watch = FolderWatch(
+                self._job,
+                self._job.worker(self._parts.rank),
+                data_root=Path(self._config.data_root),
+                data=self._data,
+                stream=self._parts.stream,
             )
+            self._start(DatasetWatcher(watch, report=self._report, on_samples=self.send_peers))
         if trainer.stop.continuous:
-            self._start(self._publisher())
+            publisher = Publisher(
+                self._job,
+                self._parts.rank,
+                replica=self._parts.replica,
+                exchange=self._parts.exchange,
+                reachable=self._peer_selection.reachable,
+                held_out=(self._data.held_out_x, self._data.held_out_y),
+                results_dir=Path(self._config.results_dir),
+                report=self._report,
+                on_saved=self._on_saved,
+            )
+            self._start(publisher)
 
     def close(self) -> None:
         """Stop both tasks; afterwards nothing is written to the result folder."""
@@ -143,27 +126,6 @@ class BackgroundTasks:
         self._closing.callback(task.close)
         task.start()
 
-    def _watch(self) -> FolderWatch:
-        return FolderWatch(
-            self._job,
-            self._job.worker(self._config.rank),
-            data_root=Path(self._config.data_root),
-            data=self._data,
-            stream=self._stream,
-        )
-
-    def _publisher(self) -> Publisher:
-        return Publisher(
-            self._job,
-            self._reporter.rank,
-            replica=self._replica,
-            peers=self._peer_selection,
-            held_out=(self._data.held_out_x, self._data.held_out_y),
-            results_dir=Path(self._config.results_dir),
-            report=self._report,
-            on_saved=self._on_saved,
-        )
-
     def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
-        iteration = self._replica.iteration
-        self._reporter.event(reason, message, iteration=iteration, warning=warning)
+        iteration = self._parts.replica.iteration
+        self._parts.reporter.event(reason, message, iteration=iteration, warning=warning)

@@ -7,6 +7,7 @@ Exchange and coordination hand over what is in transit; no iteration waits. Call
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -18,11 +19,7 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.coordination import CoordinationClient
-from dlion_worker.security.credential_store import (
-    load_credentials,
-    store_changed_credentials,
-    store_credentials,
-)
+from dlion_worker.security.credential_store import load_credentials, store_credentials
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.trainer.signal_handler import Interrupted
 
@@ -52,12 +49,9 @@ def initial_credentials(
     """Load an earlier process's credentials if usable, or obtain new ones. None without TLS.
 
     If the stored certificate is due for renewal and the coordinator is unavailable, it is used
-    until it expires; `CertificateRenewer` replaces it later.
-
-    Raises:
-        Interrupted: before the coordinator answered.
-        ContractError: the coordinator refuses this worker.
-        OSError: the credentials cannot be stored.
+    until it expires; `CertificateRenewer` replaces it later. Raises: Interrupted (before the
+    coordinator answered), ContractError (the coordinator refuses this worker), OSError (the
+    credentials cannot be stored).
     """
     if job.spec.tls.mode == "Disabled":
         return WorkerCredentials.insecure()
@@ -67,9 +61,9 @@ def initial_credentials(
     key = WorkerKey()
     if is_restart:
         stored = load_credentials(config.state_dir, job.key, min_life_left=0.0)
-    wait_s = None if stored is None else SIGNING_TIMEOUT_S
+    wait_s = math.inf if stored is None else SIGNING_TIMEOUT_S
     try:
-        signed = coordination.sign(key.csr_pem(), "trainer", stopped=interrupted, wait_s=wait_s)
+        signed = coordination.sign(csr_pem=key.csr_pem(), stopped=interrupted, wait_s=wait_s)
     except UnavailableError as error:
         if stored is None or interrupted():
             raise Interrupted(str(error)) from error
@@ -124,8 +118,12 @@ class CertificateRenewer:
             self._trust_changed()
 
     def _store(self) -> None:
-        with self._storing:
-            store_changed_credentials(self._config.state_dir, self._job, self._credentials)
+        """Store them on disk; on failure the old ones remain."""
+        try:
+            with self._storing:
+                store_credentials(self._config.state_dir, self._job, self._credentials)
+        except OSError as error:
+            _LOG.warning("new certificate or bundles are not stored on disk: %s", error)
 
     def _run(self) -> None:
         _, chain_pem = self._credentials.key_and_chain()
@@ -140,7 +138,7 @@ class CertificateRenewer:
         try:
             # Reported again after each failed wait; the coordinator may be unavailable.
             signed = self._coordination.sign(
-                key.csr_pem(), "trainer", stopped=self._ended.is_set, wait_s=due_s / 2
+                csr_pem=key.csr_pem(), stopped=self._ended.is_set, wait_s=due_s / 2
             )
         except (UnavailableError, ContractError) as error:
             if not self._ended.is_set():

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dlion_api.errors import DataError
 from dlion_api.reasons import EventReason
-from dlion_worker.training.datasets import FileChange, FileChangeKind
+from dlion_worker.training.datasets import FileChange, FolderWatch
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,33 +28,12 @@ MAX_NAMED = 5
 
 CLOSE_WITHIN_S = 0.5
 
-PENDING = EventReason.DATA_PENDING
-UNAVAILABLE = EventReason.DATA_UNAVAILABLE
-
 
 class EventSink(Protocol):
     """Receives events."""
 
     def __call__(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         """Take one event."""
-
-
-class WatchedFolder(Protocol):
-    """A folder that can be polled (`FolderWatch`)."""
-
-    @property
-    def samples(self) -> int:
-        """This worker's current samples."""
-        ...
-
-    @property
-    def waiting(self) -> Collection[str]:
-        """Files that were detected but not read yet."""
-        ...
-
-    def poll(self, now_s: float) -> list[FileChange]:
-        """Poll once; return the changes."""
-        ...
 
 
 class DatasetWatcher:
@@ -65,7 +44,7 @@ class DatasetWatcher:
     """
 
     def __init__(
-        self, watch: WatchedFolder, *, report: EventSink, on_samples: Callable[[], None]
+        self, watch: FolderWatch, *, report: EventSink, on_samples: Callable[[], None]
     ) -> None:
         self._watch = watch
         self._report = report
@@ -112,7 +91,7 @@ class DatasetWatcher:
         finally:
             if not self._ended.is_set():  # a bug; its traceback is in the worker's log
                 self._report(
-                    UNAVAILABLE,
+                    EventReason.DATA_UNAVAILABLE,
                     "the data is no longer watched because of an unexpected error; see this "
                     "worker's log. Training continues with the present samples",
                     warning=True,
@@ -121,7 +100,7 @@ class DatasetWatcher:
     def _report_fault(self, fault: str) -> None:
         """Report a fault once, not at every poll; training continues."""
         if fault != self._fault:
-            self._report(UNAVAILABLE, f"{fault}. Retrying", warning=True)
+            self._report(EventReason.DATA_UNAVAILABLE, f"{fault}. Retrying", warning=True)
         self._fault = fault
 
     def _report_pending(self) -> None:
@@ -129,7 +108,10 @@ class DatasetWatcher:
         waiting = frozenset(self._watch.waiting)
         pending = waiting & self._last_waiting
         if new := sorted(pending - self._reported_pending):
-            self._report(PENDING, f"{format_file_list(new)}: incomplete, waiting for the rest")
+            self._report(
+                EventReason.DATA_PENDING,
+                f"{format_file_list(new)}: incomplete, waiting for the rest",
+            )
         self._last_waiting, self._reported_pending = waiting, pending
 
 
@@ -139,20 +121,19 @@ def summarize_changes(changes: Collection[FileChange]) -> list[tuple[EventReason
     Skipped files are named with the reason for each.
     """
     events: list[tuple[EventReason, str, bool]] = []
-    for kind in (FileChangeKind.ADDED, FileChangeKind.CHANGED, FileChangeKind.REMOVED):
+    for kind in (EventReason.DATA_ADDED, EventReason.DATA_CHANGED, EventReason.DATA_REMOVED):
         matching = [change for change in changes if change.kind is kind]
         if not matching:
             continue
         message = format_file_list([change.file for change in matching])
-        if kind is not FileChangeKind.REMOVED:
+        if kind is not EventReason.DATA_REMOVED:
             message += f": {sum(change.samples for change in matching)} samples for this worker"
-        events.append((kind.reason, message, False))
-    skipped = [change for change in changes if change.kind is FileChangeKind.SKIPPED]
-    events += [(c.kind.reason, _skip_reason(c), True) for c in skipped[:MAX_NAMED]]
+        events.append((kind, message, False))
+    skipped = [change for change in changes if change.kind is EventReason.DATA_SKIPPED]
+    events += [(c.kind, _skip_reason(c), True) for c in skipped[:MAX_NAMED]]
     if rest := [change.file for change in skipped[MAX_NAMED:]]:
-        events.append(
-            (FileChangeKind.SKIPPED.reason, f"{format_file_list(rest)}: also skipped", True)
-        )
+        message = f"{format_file_list(rest)}: also skipped"
+        events.append((EventReason.DATA_SKIPPED, message, True))
         _LOG.warning("skipped: %s", "; ".join(_skip_reason(c) for c in skipped))
     return events
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
@@ -25,26 +26,22 @@ MAX_SIDECAR_MESSAGES = 1000
 """Limit on different refusals from sidecars; each new sidecar starts its own count."""
 
 
+@dataclass
 class PeerRefusalReporter:
     """Reports one worker's refusals."""
 
-    def __init__(
-        self,
-        reporter: Reporter,
-        sidecar: SidecarClient,
-        exchange: Callable[[], PeerExchange],
-        iteration: Callable[[], int],
-    ) -> None:
-        """`exchange` is called when a message is refused. `iteration` returns the last finished
-        iteration."""
-        self._reporter = reporter
-        self._sidecar = sidecar
-        self._exchange = exchange
-        self._iteration = iteration
+    reporter: Reporter
+    sidecar: SidecarClient
+    exchange: Callable[[], PeerExchange]
+    """Called when a message is refused."""
+    iteration: Callable[[], int]
+    """Returns the last finished iteration."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[PeerRefusal, bool]] = Counter()
         self._peer_messages, self._sidecar_messages = OncePerKey(), OncePerKey(MAX_SIDECAR_MESSAGES)
-        sidecar.on_refused(self._report_from_sidecar)
+        self.sidecar.on_refused(self._report_from_sidecar)
 
     def filtered(self, put: Callable[[ExchangeEvent], None]) -> Callable[[ExchangeEvent], None]:
         """Report refusals from the exchange's thread at once; pass other events to `put`.
@@ -63,7 +60,7 @@ class PeerRefusalReporter:
 
     def refuse(self, peer: Rank, reason: str) -> None:
         """Report a message that a policy refused; the exchange then reports it (`filtered`)."""
-        self._exchange().record_violation(peer, reason)
+        self.exchange().record_violation(peer, reason)
 
     def report(self, refusals: Iterable[Refused]) -> None:
         """Report each refusal once, because a peer may repeat it without limit."""
@@ -74,19 +71,18 @@ class PeerRefusalReporter:
             message += refused.reason
             # One key per peer and kind, so that no source suppresses another's messages.
             if self._peer_messages.is_new((refused.peer, refused.kind, refused.outgoing), message):
-                self._send_event(message, self._iteration())
+                self._send_event(message)
 
     def _report_from_sidecar(self, message: str) -> None:
         if self._sidecar_messages.is_new("measuring", message):
-            self._send_event(f"measuring: {message}", self._iteration())
+            self._send_event(f"measuring: {message}")
 
     def _count(self, kind: PeerRefusal, *, dialled: bool) -> None:
         with self._lock:
             self._counts[kind, dialled] += 1
             counts = [RefusalCount(str(k), d, count) for (k, d), count in self._counts.items()]
-            self._sidecar.send(StreamRefusals(tuple(counts)))
+            self.sidecar.send(StreamRefusals(tuple(counts)))
 
-    def _send_event(self, message: str, iteration: int) -> None:
-        self._reporter.event(
-            EventReason.MESSAGE_REFUSED, message, iteration=iteration, warning=True
-        )
+    def _send_event(self, message: str) -> None:
+        at = self.iteration()
+        self.reporter.event(EventReason.MESSAGE_REFUSED, message, iteration=at, warning=True)

@@ -8,33 +8,31 @@ saves the final model.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import ContractError, ProgramError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_core.links.events import StateRequest, StateSnapshot
+from dlion_core.links.events import StateRequest
 from dlion_worker.trainer.background.dataset_watcher import EventSink
+from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import (
     STILL_TRAINING,
     CollectedReplica,
-    ModelSummary,
-    average,
+    choose_model,
+    save_site_model,
     site_leads,
 )
 from dlion_worker.training.snapshot import TrainingState, storage_error_message, unpack
+from dlion_worker.transport import PeerExchange
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,18 +41,6 @@ CLOSE_WITHIN_S = 0.5
 
 class _ClosedError(Exception):
     """The run is over; abandon the work in progress."""
-
-
-class ReplicaSource(Protocol):
-    """The part of the links that publishing needs (`PeerExchange`)."""
-
-    def link_counters(self) -> Any:
-        """States by peer, each with `connected`."""
-        ...
-
-    def pull_state(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
-        """Pull that peer's state; blocks."""
-        ...
 
 
 class Publisher:
@@ -66,21 +52,26 @@ class Publisher:
         rank: Rank,
         *,
         replica: LocalReplica,
-        peers: ReplicaSource,
+        exchange: PeerExchange,
+        reachable: Callable[[], set[Rank]],
         held_out: tuple[NDArray[Any], NDArray[Any]],
         results_dir: Path,
         report: EventSink,
         on_saved: Callable[[Path], None] = lambda _folder: None,
     ) -> None:
-        """`report` takes events and `on_saved` each model's folder, both in the publishing
-        thread."""
+        """`reachable` returns the peers to pull from. `report` takes events and `on_saved` each
+        model's folder, both in the publishing thread."""
         self._on_saved = on_saved
         self._job, self._rank = job, rank
         self._replica = replica
-        self._peers = peers
-        self._x, self._y = _evaluation_subset(held_out, job)
-        site = job.worker(rank).site
-        self._folder = results_dir / "models" / str(site)
+        self._exchange, self._reachable = exchange, reachable
+        subset = evaluated_subset(
+            len(held_out[0]),
+            seed=job.spec.trainer.seed,
+            max_samples=job.spec.trainer.evaluation.max_samples,
+        )
+        self._x, self._y = (part[subset] for part in held_out)
+        self._results_dir = results_dir
         self._report = report
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -100,11 +91,11 @@ class Publisher:
 
     def publish(self) -> None:
         """Publish now, if this worker leads its site; report failures."""
-        connected = {peer for peer, s in self._peers.link_counters().items() if s.connected}
-        if self._rank not in site_leads(self._job, {*connected, self._rank}):
+        peers = self._reachable()
+        if self._rank not in site_leads(self._job, {*peers, self._rank}):
             return
         try:
-            self._publish(self._gather(sorted(connected)))
+            self._publish(self._gather(sorted(peers)))
         except _ClosedError:
             return
         except OSError as error:
@@ -126,7 +117,7 @@ class Publisher:
         for peer in peers:
             self._check_open()
             try:
-                snapshot = self._peers.pull_state(peer, StateRequest(weights_only=True))
+                snapshot = self._exchange.pull_state(peer, StateRequest(weights_only=True))
                 theirs = unpack(bytes(snapshot.payload), state, weights_only=True)
             except (UnavailableError, ContractError) as error:
                 _LOG.warning("published without worker %d: %s", peer, error)
@@ -135,47 +126,30 @@ class Publisher:
         return replicas
 
     def _publish(self, replicas: list[CollectedReplica]) -> None:
-        own, averaged = replicas[0], average(replicas)
-        own_accuracy, averaged_accuracy = self._accuracy(own.state), self._accuracy(averaged)
-        is_alone = len(replicas) == 1  # otherwise some replicas were not evaluated
-        is_averaged = not is_alone and averaged_accuracy >= own_accuracy
-        ranks = tuple(sorted(replica.rank for replica in replicas))
-        about = ModelSummary(
-            model="averaged" if is_averaged else f"replica {own.rank}",
-            accuracy=max(own_accuracy, averaged_accuracy),
-            averaged_accuracy=averaged_accuracy,
-            best_replica=own.rank if is_alone else None,
-            best_replica_accuracy=own_accuracy if is_alone else None,
-            mean_replica_accuracy=own_accuracy if is_alone else None,
-            ranks=ranks,
-            sites=tuple(sorted({str(self._job.worker(rank).site) for rank in ranks})),
-            samples=sum(replica.samples for replica in replicas),
+        about, state = choose_model(
+            self._job,
+            replicas,
+            accuracy_of=self._accuracy,
             stop_reason=STILL_TRAINING,
+            candidates=replicas[:1],
         )
-        self._write(averaged if is_averaged else own.state, about)
-        self._report(
-            EventReason.MODEL_PUBLISHED,
-            f"{about.model} of workers {', '.join(map(str, ranks))}: accuracy "
-            f"{about.accuracy:.4f} on {len(self._y)} held-out samples",
-        )
-
-    def _write(self, state: TrainingState, about: ModelSummary) -> None:
-        """Replace each file atomically, the model first."""
-        snapshot = self._replica.snapshot_of(state)
+        site = self._job.worker(self._rank).site
+        save, folder = self._replica.save, self._results_dir
         with self._writing:
             self._check_open()
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._replica.model.save_keras(self._folder / "model.keras", snapshot=snapshot)
-            text = json.dumps(asdict(about), indent=2) + "\n"
-            write_atomically(self._folder / "model.json", text.encode(), mode=0o644)
-        self._on_saved(self._folder)
+            folder = save_site_model(about, state, save=save, results_dir=folder, site=site)
+        self._on_saved(folder)
+        self._report(
+            EventReason.MODEL_PUBLISHED,
+            f"{about.model} of workers {', '.join(map(str, about.ranks))}: accuracy "
+            f"{about.accuracy:.4f} on {len(self._y)} held-out samples",
+        )
 
     def _accuracy(self, state: TrainingState) -> float:
         evaluation = self._replica.model.evaluate(
             self._x,
             self._y,
             snapshot=self._replica.snapshot_of(state),
-            batch_size=64,
             between_batches=self._check_open,
         )
         return evaluation.accuracy
@@ -186,17 +160,3 @@ class Publisher:
 
     def _failed(self, message: str) -> None:
         self._report(EventReason.PUBLISH_FAILED, message, warning=True)
-
-
-def _evaluation_subset(
-    held_out: tuple[NDArray[Any], NDArray[Any]], job: Job
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Draw at max_samples `evaluation.maxSamples` held-out samples from the seed."""
-    x, y = held_out
-    max_samples = job.spec.trainer.evaluation.max_samples
-    if len(x) <= max_samples:
-        return x, y
-    chosen = np.sort(
-        np.random.default_rng([job.spec.trainer.seed, 7]).permutation(len(x))[:max_samples]
-    )
-    return x[chosen], y[chosen]

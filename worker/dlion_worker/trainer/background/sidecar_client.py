@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.protocol.measurements import (
@@ -55,7 +54,6 @@ class SidecarClient:
         self._endpoint: str | None = None
         self._connection: socket.socket | None = None
         self._closed = False
-        self._dropped_count = 0
         self._thread = threading.Thread(target=self._run, name="sidecar-client", daemon=True)
         self._thread.start()
 
@@ -65,21 +63,18 @@ class SidecarClient:
             if isinstance(record, CpuAllowance | Peers | StreamRefusals):
                 self._states[type(record)] = record
             else:
-                self._dropped_count += len(self._events) == MAX_QUEUED_RECORDS
                 self._events.append(record)
             self._lock.notify_all()
 
     def on_directive(self, call: Callable[[Directive], None]) -> None:
-        """Pass the latest directive and all later ones to `call`, in the listening thread. It must
-        not block."""
+        """Pass the latest and all later directives to `call`, which must not block."""
         with self._lock:
             self._on_directive, directive = call, self._directive
         if directive is not None:
             call(directive)
 
     def on_refused(self, call: Callable[[str], None]) -> None:
-        """Pass the sidecar's refusal reports to `call`, in the listening thread. It must not
-        block."""
+        """Pass the sidecar's refusal reports to `call`, which must not block."""
         self._on_refused = call
 
     def latest_directive(self) -> Directive | None:
@@ -101,14 +96,6 @@ class SidecarClient:
                 raise UnavailableError(f"sidecar at {self._path}: the client is closed")
             return self._endpoint
 
-    def connected(self) -> bool:
-        """Whether a sidecar is connected now."""
-        return self._connection is not None
-
-    def dropped_count(self) -> int:
-        """Records that were dropped because the sidecar was too slow."""
-        return self._dropped_count
-
     def close(self) -> None:
         """End the thread; queued records are lost."""
         with self._lock:
@@ -116,12 +103,6 @@ class SidecarClient:
             self._disconnect()
             self._lock.notify_all()
         self._thread.join(timeout=5)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- background threads --------------------------------------------------------------------
 

@@ -16,12 +16,10 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import SpeedProbe
 from dlion_api.spec import Job
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
-from dlion_worker.trainer.background.sidecar_client import SidecarClient
+from dlion_worker.trainer.loop import TrainerComponents
 from dlion_worker.trainer.start_up_times import logged_first_trace
-from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.datasets import BatchStream, training_set_size_is_known
 from dlion_worker.training.model import FlatModel
-from dlion_worker.transport.peer_exchange import PeerExchange
 
 FIRST_SAMPLES = 8
 GROWTH = 4
@@ -145,32 +143,22 @@ class SpeedProber:
         return _Timing(samples, max(1e-9, self._wall_s() - wall_s), used_s, 1)
 
 
-def measure_and_share_speed(
-    job: Job,
-    rank: Rank,
-    *,
-    model: FlatModel,
-    stream: BatchStream,
-    exchange: PeerExchange,
-    sidecar: SidecarClient,
-    inbox: WaitingInbox,
-    stopped: Callable[[], bool],
-) -> None:
+def measure_and_share_speed(parts: TrainerComponents, stopped: Callable[[], bool]) -> None:
     """Measure this worker's speed and wait (bounded) until its sidecar knows all speeds.
 
     Does nothing if the speeds have no effect, or are known already, as after a restart.
     """
+    job, rank, inbox, stream = parts.job, parts.rank, parts.inbox, parts.stream
 
     def known(ranks: set[Rank]) -> bool:
-        directive = sidecar.latest_directive()
+        directive = parts.sidecar.latest_directive()
         return directive is not None and ranks <= directive.capacities.keys()
 
     if not _speeds_matter(job) or not inbox.linked or known({rank}):
         return
 
-    twin = model.sibling(
-        seed=job.spec.trainer.seed, rank=rank
-    )  # peers may pull the real model's state
+    # peers may pull the real model's state
+    twin = parts.replica.model.sibling(seed=job.spec.trainer.seed, rank=rank)
 
     def step(samples: int) -> None:
         twin.step(*stream.next(samples))
@@ -181,12 +169,12 @@ def measure_and_share_speed(
             step,
             max_samples=max(1, min(batch, MAX_EQUAL_SHARES * batch // len(job.workers()))),
             quota=QuotaWatch(),
-            other_cpu_s=exchange.cpu_s,
+            other_cpu_s=parts.exchange.cpu_s,
             stopped=stopped,
         ).run()
     if probe is None:
         return
-    sidecar.send(probe)
+    parts.sidecar.send(probe)
     end_s = time.monotonic() + WAIT_S
     awaited = {rank, *inbox.linked}
     if job.spec.exchange.topology != "allToAll":  # the batch is still divided among all workers

@@ -12,14 +12,13 @@ from dlion_worker.training.datasets.dataset_cache import DatasetCache
 from dlion_worker.training.datasets.loading import load
 from dlion_worker.training.datasets.open_sources import training_set_size_is_known
 from dlion_worker.training.datasets.stream import BatchStream
-from dlion_worker.training.datasets.watch import FileChange, FileChangeKind, FolderWatch
+from dlion_worker.training.datasets.watch import FileChange, FolderWatch
 
 __all__ = [
     "BatchStream",
     "DataSet",
     "DatasetCache",
     "FileChange",
-    "FileChangeKind",
     "FolderWatch",
     "load",
     "training_set_size_is_known",

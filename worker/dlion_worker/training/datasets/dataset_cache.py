@@ -6,15 +6,13 @@ thread-safe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dlion_worker.training.datasets.sources import ArraySource, SampleSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _T = TypeVar("_T")
 

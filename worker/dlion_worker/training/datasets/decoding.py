@@ -5,18 +5,15 @@ Used for TFRecord files and folders. TensorFlow decodes JPEG, PNG, GIF (first fr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.sources import check_size
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """For `tf.data` functions without Python's `if` and `for`. Autograph's analysis takes as long as

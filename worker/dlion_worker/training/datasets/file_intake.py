@@ -8,12 +8,15 @@ in all files.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Job
 from dlion_worker.training.datasets import folder, npz, open_sources, selection, tfrecord
 from dlion_worker.training.datasets.dataset import (
     DataSet,
@@ -23,7 +26,6 @@ from dlion_worker.training.datasets.dataset import (
     check_alike,
     checked,
 )
-from dlion_worker.training.datasets.decoding import image_fault
 from dlion_worker.training.datasets.partition import (
     Indices,
     part_index,
@@ -31,12 +33,6 @@ from dlion_worker.training.datasets.partition import (
     shares_of_classes,
 )
 from dlion_worker.training.datasets.sources import ArraySource, SampleSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
 
 
 class FileIntake:
@@ -57,11 +53,11 @@ class FileIntake:
         self._class_names = class_names
         self._class_count = class_count
         self._input_shape = input_shape
+        self._no_samples = np.zeros((0, *input_shape), np.uint8), np.zeros(0, np.int32)
         self._dtype: np.dtype[Any] | None = None
         """Type of all samples: that of the first ones."""
-        seed = [job.spec.trainer.seed]
         self._share_CP = shares_of_classes(
-            job.workers(), self._spec, class_count=class_count, seed=seed
+            job.workers(), self._spec, class_count=class_count, seed=[job.spec.trainer.seed]
         )
         self._duplicates = (
             selection.NearDuplicates(self._spec.near_duplicate_threshold)
@@ -90,8 +86,7 @@ class FileIntake:
         return files
 
     def take(self, keys: Sequence[str]) -> tuple[dict[str, Samples], dict[str, str]]:
-        """Return this worker's samples of each file (perhaps none), and the faults of unreadable
-        files."""
+        """Return this worker's samples by file (perhaps none), and the faults of bad files."""
         if self._spec.format == "images":
             taken, faults = self._take_images(keys)
         else:
@@ -127,7 +122,7 @@ class FileIntake:
         """Raises: DataError where the file does not fit the rest of the data set."""
         index = self._own_indices(key, source.labels)
         if not len(index):
-            return np.zeros((0, *self._input_shape), np.uint8), np.zeros(0, np.int32)
+            return self._no_samples
         x, y = checked(source.read(index), source.labels[index], source.name)
         check_alike(x, self._input_shape, source.name)
         if x.dtype != (expected := self._require_dtype(x.dtype)):
@@ -154,29 +149,26 @@ class FileIntake:
             parts = partition_of_file(labels[index], len(workers), self._share_CP, seed=seed)
             index = index[parts[part_index(self._identity, workers)]]
         own_seed = [*seed, self._identity.rank]
-        return index[selection.subsampled_file(labels[index], spec.keep_fraction, seed=own_seed)]
+        fraction = spec.keep_fraction
+        return index[selection.subsampled(labels[index], fraction, seed=own_seed, of_file=True)]
 
     def _take_images(self, keys: Sequence[str]) -> tuple[dict[str, Samples], dict[str, str]]:
         """Read image files, of one sample each; this worker's are decoded together."""
         taken: dict[str, Samples] = {}
         faults: dict[str, str] = {}
         own: list[tuple[str, int]] = []
+        names = list(self._class_names or ())
         for key in keys:
-            name = Path(key).parent.name
-            if name not in (self._class_names or ()):
-                faults[key] = (
-                    f"{self._path / key}: no such class (given: {name}; allowed: "
-                    f"{', '.join(self._class_names or ())})"
-                )
-                continue
-            label = list(self._class_names or ()).index(name)
-            if len(self._own_indices(key, np.array([label], np.int32))):
-                if fault := self._image_fault(self._path / key):
-                    faults[key] = fault
-                else:
-                    own.append((key, label))
+            path, name = self._path / key, Path(key).parent.name
+            if name not in names:
+                allowed = ", ".join(names)
+                faults[key] = f"{path}: no such class (given: {name}; allowed: {allowed})"
+            elif not len(self._own_indices(key, np.array([names.index(name)], np.int32))):
+                taken[key] = self._no_samples
+            elif fault := folder.file_fault(path, self._input_shape):
+                faults[key] = fault
             else:
-                taken[key] = (np.zeros((0, *self._input_shape), np.uint8), np.zeros(0, np.int32))
+                own.append((key, names.index(name)))
         if own:
             files = [(self._path / key, label) for key, label in own]
             source = folder.ImageSource(str(self._path), files)
@@ -184,13 +176,6 @@ class FileIntake:
             for row, (key, _) in enumerate(own):
                 taken[key] = (images[row : row + 1], source.labels[row : row + 1])
         return taken, faults
-
-    def _image_fault(self, path: Path) -> str | None:
-        try:
-            fault = image_fault(path.read_bytes(), self._input_shape)
-        except OSError as error:
-            fault = f"cannot be read: {error.strerror}"
-        return f"{path}: {fault}. Correct the file, or remove it" if fault else None
 
     def _without_duplicates(self, taken: dict[str, Samples]) -> dict[str, Samples]:
         filled = {key: pair for key, pair in taken.items() if len(pair[1])}

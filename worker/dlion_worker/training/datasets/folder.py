@@ -6,19 +6,16 @@ alphabetical order of the subfolders does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_worker.training.datasets.decoding import decode_all, image_fault
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp")
 _BATCH = 64
@@ -99,12 +96,17 @@ def read_class_list(path: Path) -> list[str] | None:
     return None
 
 
+def file_fault(path: Path, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with one image file; None if nothing."""
+    try:
+        fault = image_fault(path.read_bytes(), shape)
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    return f"{path}: {fault}. Correct the file, or remove it" if fault else None
+
+
 def _find_fault(files: Sequence[Path], shape: tuple[int, ...]) -> DataError:
     for path in files:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            return DataError(f"{path}: cannot be read: {error.strerror}")
-        if fault := image_fault(data, shape):
-            return DataError(f"{path}: {fault}. Correct the file, or remove it")
+        if fault := file_fault(path, shape):
+            return DataError(fault)
     return DataError(f"{files[0].parent}: the images cannot be read")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError, ProgramError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Dataset, Job
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
 from dlion_worker.training.datasets.dataset_cache import DatasetCache
@@ -20,14 +23,6 @@ from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
 from dlion_worker.training.datasets.sources import ArraySource, SampleSource
 from dlion_worker.training.programs.program import TrainingProgram, user_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,10 +106,18 @@ def _shared(
     own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
     x, y = checked(source.read(index_N[own_K]), source.labels[index_N[own_K]], source.name)
     check_alike(held_out[0], tuple(x.shape[1:]), "held-out samples")
+    return _of_one_part(spec, (x, y), held_out, class_count=class_count, total=total)
+
+
+def _of_one_part(
+    spec: Dataset, own: Samples, held_out: Samples, *, class_count: int, total: int
+) -> DataSet:
+    """A data set whose parts do not change, without near-duplicates if the manifest asks for it."""
+    x, y = own
     count = len(y)
     if spec.drop_near_duplicates:
         filtering = selection.NearDuplicates(spec.near_duplicate_threshold)
-        kept = filtering.select_new(x, y, [SINGLE_PART] * len(y))
+        kept = filtering.select_new(x, y, [SINGLE_PART] * count)
         x, y = x[kept], y[kept]
         _LOG.info("near-duplicates left out: %d of %d samples", count - len(y), count)
     return DataSet(
@@ -186,14 +189,11 @@ def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) 
             f"program {program.name}: no data. Give trainer.dataset.name or path in the manifest, "
             "or load_data(split, site, worker_index) in the program"
         )
+    # counts over groups, so no two workers get the same data
     at_site = [worker for worker in job.workers() if worker.site == identity.site]
-    number = part_index(
-        identity, at_site
-    )  # counts over groups, so no two workers get the same data
-    pairs = [
-        _user_samples(program, split, str(identity.site), number) for split in ("train", "test")
-    ]
-    (x, y), (held_x, held_y) = pairs
+    number = part_index(identity, at_site)
+    x, y = _user_samples(program, "train", str(identity.site), number)
+    held_x, held_y = _user_samples(program, "test", str(identity.site), number)
     check_alike(held_x, tuple(x.shape[1:]), f"program {program.name}: load_data('test', ...)")
     if x.dtype != held_x.dtype:
         raise ProgramError(
@@ -201,23 +201,17 @@ def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) 
             f"{held_x.dtype}). Use one"
         )
     spec = job.spec.trainer.dataset
-    count = len(y)
     kept = selection.of_classes(y, spec.keep_classes)
     seed = [job.spec.trainer.seed, identity.rank]
     kept = kept[selection.subsampled(y[kept], spec.keep_fraction, seed=seed)]
-    subsampled_size = len(kept)
-    if spec.drop_near_duplicates:
-        filtering = selection.NearDuplicates(spec.near_duplicate_threshold)
-        kept = kept[filtering.select_new(x[kept], y[kept], [SINGLE_PART] * len(kept))]
-    if len(kept) < count:
+    if len(kept) < len(y):
         x, y = x[kept], y[kept]
-    return DataSet(
-        parts={SINGLE_PART: (x, y)},
-        held_out_x=held_x,
-        held_out_y=held_y,
+    return _of_one_part(
+        spec,
+        (x, y),
+        (held_x, held_y),
         class_count=open_sources.class_count_of(None, program.name, y, held_y),
-        training_set_samples=subsampled_size * len(job.workers()),
-        near_duplicates_left_out=subsampled_size - len(kept),
+        total=len(y) * len(job.workers()),
     )
 
 

@@ -6,19 +6,16 @@ Never loads pickled objects, and validates each array's header before reading it
 from __future__ import annotations
 
 import zipfile
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
 from dlion_worker.training.datasets.dataset import Samples, checked
 from dlion_worker.training.datasets.sources import MAX_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 SUFFIXES = (".npz",)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Dataset, Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_worker.training.datasets import folder, npz, tfrecord
 from dlion_worker.training.datasets.dataset import Labels, Samples, checked
@@ -16,13 +19,6 @@ from dlion_worker.training.datasets.sources import (
     SampleSource,
     data_files,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Dataset, Job
 
 
 def resolve_path(path: str, identity: WorkerIdentity, data_root: Path) -> Path:
@@ -49,13 +45,18 @@ def training_set_size_is_known(job: Job) -> bool:
     return is_partitioned or len(job.workers()) == 1
 
 
-def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> SampleSource:
+def open_path(
+    path: Path,
+    spec: Dataset,
+    class_names: Sequence[str] | None,
+    read_npz: Callable[[Path], Samples] = npz.read_train,
+) -> SampleSource:
     """All samples at a path. Raises: DataError."""
     if spec.format == "images":
         return folder.open_folder(path, class_names)
     if spec.format == "npz":
         sources: list[SampleSource] = [
-            ArraySource(str(p), *npz.read_train(p)) for p in data_files(path, npz.SUFFIXES)
+            ArraySource(str(p), *read_npz(p)) for p in data_files(path, npz.SUFFIXES)
         ]
     else:
         sources = [tfrecord.TFRecordSource(p) for p in data_files(path, tfrecord.SUFFIXES)]
@@ -64,11 +65,7 @@ def open_path(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> S
 
 def open_held_out(path: Path, spec: Dataset, class_names: Sequence[str] | None) -> Samples:
     """All samples of the evaluation path. Raises: DataError."""
-    if spec.format == "npz":
-        pairs = [npz.read_evaluation(p) for p in data_files(path, npz.SUFFIXES)]
-        source: SampleSource = JoinedSource(str(path), [ArraySource(str(path), *p) for p in pairs])
-    else:
-        source = open_path(path, spec, class_names)
+    source = open_path(path, spec, class_names, npz.read_evaluation)
     return checked(source.read(np.arange(len(source.labels))), source.labels, source.name)
 
 

@@ -6,19 +6,15 @@ except for classes that no site is given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Dataset
-    from dlion_worker.training.datasets.dataset import Labels
+from dlion_api.names import WorkerIdentity
+from dlion_api.spec import Dataset
+from dlion_worker.training.datasets.dataset import Labels
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]

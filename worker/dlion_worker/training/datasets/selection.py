@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_worker.training.datasets.dataset import Labels
+from dlion_worker.training.datasets.dataset import Labels
 
 _THUMBNAIL_SIDE = 16
 _FEATURES = 256
@@ -26,22 +23,13 @@ def of_classes(labels: Labels, classes: Sequence[int]) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(labels, list(classes)))
 
 
-def subsampled(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
-    """Ascending indices of a random share of each class, at least one sample of each."""
-    if fraction >= 1:
-        return np.arange(len(labels))
-    generator = np.random.default_rng([*seed, 2])
-    kept = [
-        generator.permutation(np.flatnonzero(labels == label))[: subsampled_count(count, fraction)]
-        for label, count in zip(*np.unique(labels, return_counts=True), strict=True)
-    ]
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *kept]))
+def subsampled(
+    labels: Labels, fraction: float, *, seed: Sequence[int], of_file: bool = False
+) -> NDArray[np.int64]:
+    """Ascending indices of a random share of each class, at least one sample of each.
 
-
-def subsampled_file(labels: Labels, fraction: float, *, seed: Sequence[int]) -> NDArray[np.int64]:
-    """As `subsampled`, for one of many files; a small file may keep none.
-
-    The count is rounded at random, so that its mean is the exact fraction.
+    `of_file`: of one of many files. Counts are then rounded at random, so that their mean is the
+    exact fraction; a small file may keep none.
     """
     if fraction >= 1:
         return np.arange(len(labels))
@@ -49,7 +37,11 @@ def subsampled_file(labels: Labels, fraction: float, *, seed: Sequence[int]) -> 
     kept = [np.zeros(0, np.int64)]
     for label in np.unique(labels):
         index = generator.permutation(np.flatnonzero(labels == label))
-        kept.append(index[: int(float(fraction) * len(index) + generator.random())])
+        if of_file:
+            count = int(float(fraction) * len(index) + generator.random())
+        else:
+            count = subsampled_count(len(index), fraction)
+        kept.append(index[:count])
     return np.sort(np.concatenate(kept))
 
 

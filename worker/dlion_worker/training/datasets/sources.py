@@ -6,18 +6,15 @@ the other workers' images.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_worker.training.datasets.dataset import Labels
+from dlion_worker.training.datasets.dataset import Labels
 
 MAX_BYTES = 16 * 2**30
 """Memory limit of any set of samples; protects against invalid headers."""
@@ -34,17 +31,17 @@ class SampleSource(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ArraySource:
     """Samples in memory."""
 
-    def __init__(self, name: str, x: NDArray[Any], y: Labels) -> None:
-        self.name = name
-        self.labels = y
-        self._x = x
+    name: str
+    x: NDArray[Any]
+    labels: Labels
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         """A copy of the chosen samples; the whole array, uncopied, if all are chosen."""
-        return self._x if len(index_K) == len(self._x) else self._x[index_K]
+        return self.x if len(index_K) == len(self.x) else self.x[index_K]
 
 
 class JoinedSource:

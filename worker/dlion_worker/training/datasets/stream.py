@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError
-from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from dlion_core.policies.interface import Value
+from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples
 
 _LOG = logging.getLogger(__name__)
 
 _GROWTH = 1.25
-
-StateValue = NDArray[np.generic] | int | float | str
 
 
 class BatchStream:
@@ -43,7 +40,6 @@ class BatchStream:
             )
         self._seed, self._rank = seed, rank
         self._lock = threading.Lock()
-        self._input_shape = data.input_shape
         self._x, self._y, self._rows = _joined(data.parts)
         self._epoch = 0
         self._position = 0
@@ -81,17 +77,10 @@ class BatchStream:
     def extend(self, parts: Mapping[str, Samples]) -> None:
         """Add samples under their keys; an existing key is replaced.
 
-        Raises: DataError where samples have another shape or type; nothing is added then.
+        `FileIntake` has checked that their shape and type are those of the data set.
         """
         if not parts:
             return  # keep the order of the rest of the epoch
-        for key, (x, _) in parts.items():
-            check_alike(x, self._input_shape, key)
-            if x.dtype != self._x.dtype:
-                raise DataError(
-                    f"{key}: samples of another type (given: {x.dtype}; allowed: {self._x.dtype}, "
-                    "as in the rest of the data set)"
-                )
         with self._lock:
             self._drop(parts.keys() & self._rows.keys())
             added = self._append(parts)
@@ -115,7 +104,7 @@ class BatchStream:
                 )
             self._drop(known)
 
-    def state(self) -> dict[str, StateValue]:
+    def state(self) -> dict[str, Value]:
         """The position, for a checkpoint."""
         with self._lock:
             return {
@@ -124,7 +113,7 @@ class BatchStream:
                 "samples": len(self._order),
             }
 
-    def restore(self, state: Mapping[str, StateValue]) -> None:
+    def restore(self, state: Mapping[str, Value]) -> None:
         """Restore a position: the same data then gives the same next batch.
 
         If the data has changed, the current epoch starts again.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import DataError
+from dlion_worker.training.datasets.dataset import Labels
 from dlion_worker.training.datasets.decoding import (
     READ_FAULTS,
     decode_all,
@@ -17,13 +20,6 @@ from dlion_worker.training.datasets.decoding import (
     without_autograph,
 )
 from dlion_worker.training.framework import tf
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from dlion_worker.training.datasets.dataset import Labels
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".record")
 

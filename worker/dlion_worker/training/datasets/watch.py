@@ -7,45 +7,26 @@ copy of new samples. Time is an argument.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.errors import DataError
+from dlion_api.names import WorkerIdentity
 from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
 from dlion_worker.training.datasets import open_sources
-from dlion_worker.training.datasets.dataset import DataSet, Fingerprint, Samples
+from dlion_worker.training.datasets.dataset import DataSet, Fingerprint
 from dlion_worker.training.datasets.file_intake import FileIntake
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dlion_api.names import WorkerIdentity
-    from dlion_api.spec import Job
-    from dlion_worker.training.datasets.stream import BatchStream
+from dlion_worker.training.datasets.stream import BatchStream
 
 UNREADABLE_AFTER_S = 10.0
 """An unchanged file that is unreadable for this long is corrupt, not incomplete."""
 
 
-class FileChangeKind(StrEnum):
-    """What happened to a file; the values are event reasons."""
-
-    ADDED = EventReason.DATA_ADDED
-    CHANGED = EventReason.DATA_CHANGED
-    REMOVED = EventReason.DATA_REMOVED
-    SKIPPED = EventReason.DATA_SKIPPED
-
-    @property
-    def reason(self) -> EventReason:
-        """The event's reason."""
-        return EventReason[f"DATA_{self.name}"]
-
-
 @dataclass(frozen=True)
 class FileChange:
-    """One file that was added, removed or skipped. `samples`: this worker's in that file."""
+    """One file that was added, changed, removed or skipped. `samples`: this worker's in it."""
 
-    kind: FileChangeKind
+    kind: EventReason
     file: str
     samples: int
     message: str = ""
@@ -110,15 +91,18 @@ class FolderWatch:
         changes = self._take_out(present)
         ready = self._ready(present, now_s)
         taken, faults = self._intake.take(ready) if ready else ({}, {})
-        try:
-            changes += self._take_in(taken)
+        try:  # all at once, so that steps wait for one copy
+            self._stream.extend({key: pair for key, pair in taken.items() if len(pair[1])})
         except MemoryError:
-            self._intake.forget(
-                list(taken)
-            )  # otherwise the next poll takes them for near-duplicates of themselves
+            # otherwise the next poll takes them for near-duplicates of themselves
+            self._intake.forget(list(taken))
             raise
-        changes += [c for key in faults if (c := self._give_up(key, faults[key], now_s))]
-        return changes
+        changes += [self._note_taken(key, len(y)) for key, (_, y) in taken.items()]
+        return changes + [
+            self._skip(key, fault)
+            for key, fault in faults.items()
+            if now_s - self._waiting[key].since_s >= self._patience_s
+        ]
 
     def _take_out(self, present: dict[str, Fingerprint]) -> list[FileChange]:
         for key in self._waiting.keys() - present.keys():
@@ -132,12 +116,12 @@ class FolderWatch:
             # Stay in `_taken`, so that they are removed once there are other samples.
             new = [key for key in removed if key not in self._lingering]
             self._lingering = set(removed)
-            return [FileChange(FileChangeKind.SKIPPED, key, 0, str(error)) for key in new]
+            return [FileChange(EventReason.DATA_SKIPPED, key, 0, str(error)) for key in new]
         self._lingering.clear()
         self._intake.forget(removed)
         for key in removed:
             del self._taken[key]
-        return [FileChange(FileChangeKind.REMOVED, key, 0) for key in removed]
+        return [FileChange(EventReason.DATA_REMOVED, key, 0) for key in removed]
 
     def _ready(self, present: dict[str, Fingerprint], now_s: float) -> list[str]:
         """Files that are new or changed, and unchanged since the last poll."""
@@ -154,34 +138,18 @@ class FolderWatch:
         self._intake.forget([key for key in ready if key in self._taken])
         return ready
 
-    def _take_in(self, taken: dict[str, Samples]) -> list[FileChange]:
-        """Add all at once, so that steps wait for one copy; one by one if some do not fit."""
-        try:
-            self._stream.extend({key: pair for key, pair in taken.items() if len(pair[1])})
-        except DataError as error:
-            if len(taken) > 1:
-                return [c for key, pair in taken.items() for c in self._take_in({key: pair})]
-            return [self._skip(key, str(error)) for key in taken]
-        return [self._note_taken(key, len(y)) for key, (_, y) in taken.items()]
-
     def _note_taken(self, key: str, count: int) -> FileChange:
         if not count:
             try:
                 self._stream.remove({key})
             except DataError as error:
                 return self._skip(key, str(error))
-        kind = FileChangeKind.CHANGED if key in self._taken else FileChangeKind.ADDED
+        kind = EventReason.DATA_CHANGED if key in self._taken else EventReason.DATA_ADDED
         self._taken[key] = self._waiting.pop(key).fingerprint
         self._skipped.pop(key, None)
         return FileChange(kind, key, count)
 
-    def _give_up(self, key: str, reason: str, now_s: float) -> FileChange | None:
-        waiting = self._waiting[key]
-        if now_s - waiting.since_s < self._patience_s:
-            return None
-        return self._skip(key, reason)
-
     def _skip(self, key: str, reason: str) -> FileChange:
         self._intake.forget([key])  # as in `poll`
         self._skipped[key] = self._waiting.pop(key).fingerprint
-        return FileChange(FileChangeKind.SKIPPED, key, 0, reason)
+        return FileChange(EventReason.DATA_SKIPPED, key, 0, reason)

@@ -6,7 +6,7 @@ optimizers, exchange or shares.
 
 from __future__ import annotations
 
-from dlion_worker.training.programs.loading import BUILTIN_NAMES, builtin, load
-from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.programs.loading import builtin, load
+from dlion_worker.training.programs.program import TrainingProgram
 
-__all__ = ["BUILTIN_NAMES", "TrainingProgram", "builtin", "load", "user_code"]
+__all__ = ["TrainingProgram", "builtin", "load"]

@@ -16,19 +16,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from dlion_api.errors import ProgramError
+from dlion_api.spec import Program as ProgramSpec
 from dlion_worker.training.programs import builtin as builtins
 from dlion_worker.training.programs.program import TrainingProgram, user_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from dlion_api.spec import Program as ProgramSpec
 
 _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "cipher": builtins.cipher,
@@ -36,7 +33,6 @@ _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "digits": builtins.digits,
     "mobilenet": builtins.mobilenet,
 }
-BUILTIN_NAMES = tuple(_BUILTINS)
 
 _PROTOCOL = (
     "A program needs build_model() and may have load_data(split, site, worker_index) and loss"
@@ -66,7 +62,7 @@ def builtin(name: str) -> TrainingProgram:
     if name not in _BUILTINS:
         raise ProgramError(
             f"trainer.program.builtin: no such program (given: {name}; allowed: "
-            f"{', '.join(BUILTIN_NAMES)})"
+            f"{', '.join(_BUILTINS)})"
         )
     return TrainingProgram(name=name, build=_BUILTINS[name])
 
@@ -83,8 +79,7 @@ def _from_file(path: Path) -> TrainingProgram:
     # Explicit loader, because a config map's key need not end in .py.
     loader = SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    if spec is None:
-        raise ProgramError(f"program {path.name}: not a Python file: {path}. Name it *.py")
+    assert spec is not None, "the loader is given"
     module = importlib.util.module_from_spec(spec)
     # Registered first, as for imports: dataclasses and Keras' registry look up their module.
     sys.modules[name] = module
