@@ -24,7 +24,7 @@ from dlion_environments import Plan
 from dlion_local.runner.deferred_signals import DeferredSignals
 from dlion_local.runner.outcome import RunOutcome
 from dlion_local.runner.runner import LocalRunner
-from dlion_results.run_folder.environment import Comparison, EnvironmentReport, environment_report
+from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import SiteModel, read_models
 from dlion_results.summary.judgement import EndReason, judge_run
@@ -76,15 +76,11 @@ class EnvironmentRequest:
     document: dict[str, Any]
 
     def report(
-        self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
+        self, figures: tuple[EnvironmentFigure, ...] = (), notes: tuple[str, ...] = ()
     ) -> EnvironmentReport:
         """The request together with the measured values."""
-        return environment_report(
-            self.plan.environment,
-            comparisons,
-            document=self.document,
-            notes=notes if self.document else (),
-        )
+        given = notes if self.document else ()
+        return EnvironmentReport(self.plan.environment, figures, given, self.document)
 
 
 @dataclass(kw_only=True)

@@ -35,7 +35,7 @@ from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments import Plan, load_environment
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_results.run_folder.description import describe
-from dlion_results.run_folder.environment import EnvironmentReport, environment_report
+from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.storage import write_whole
@@ -197,7 +197,7 @@ def simulate(
     request = SimulationRequest(
         job=job,
         plan=plan,
-        environment=environment_report(loaded.name, document=to_document(loaded)),
+        environment=EnvironmentReport(loaded.name, document=to_document(loaded)),
         program_root=find_program_root(job, file, None),
         data_root=data_root.resolve(),
         fixed_core_s=fixed_core_s or 0.0,
