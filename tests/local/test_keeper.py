@@ -117,7 +117,7 @@ class Keeper:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
         self.service = ArtifactService(
-            job().key, workers, ArtifactStore(self.folder), lambda: credentials, self.refusals
+            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))

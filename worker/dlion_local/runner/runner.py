@@ -191,7 +191,8 @@ class LocalRunner:
             config_path = str(self._write_config(worker, work_dir, address))
             if rank == 0 and self._evaluator.folder is not None:
                 evaluate = partial(self._evaluator.start, self._group, config_path)
-                self._keep_running(NAME, EventReason.EVALUATOR_ENDED, evaluate)
+                evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
+                self._auxiliaries.start(evaluator, time.monotonic())
             # Temporary files of libraries and programs are removed with the run.
             env = {"TMPDIR": str(work_dir)}
             start = partial(
@@ -201,7 +202,8 @@ class LocalRunner:
                 env=env,
                 prefix=self._environment.sidecar_prefix(rank),
             )
-            self._keep_running(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
+            sidecar = AuxiliaryProcess(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
+            self._auxiliaries.start(sidecar, time.monotonic())
             self._restarts.watch(rank, self._group.log_path(f"worker-{rank}"))
             # SIGTERM lets the trainer save its checkpoint if this process is killed.
             self._group.start(
@@ -211,16 +213,6 @@ class LocalRunner:
                 prefix=self._environment.command_prefix(rank),
                 parent_death_signal=signal.SIGTERM,
             )
-
-    def _keep_running(
-        self,
-        name: str,
-        reason: EventReason,
-        start: Callable[[], object],
-        worker: Rank | None = None,
-    ) -> None:
-        process = AuxiliaryProcess(name, reason, start, worker)
-        self._auxiliaries.start(process, time.monotonic())
 
     def _write_config(
         self, worker: WorkerIdentity, work_dir: Path, coordinator_address: str
@@ -272,7 +264,9 @@ class LocalRunner:
             self._evaluator.poll()
             self._drain_records()
             self._restarts.poll()
-            self._check_folder_when_due(time.monotonic())
+            if time.monotonic() >= self._folder_due_s:
+                self._folder_due_s = time.monotonic() + FOLDER_CHECK_INTERVAL_S
+                self.check_folder()
             self._record_exits(self._group.poll())
             if broken := self._environment.failure():
                 self._warn(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
@@ -291,12 +285,6 @@ class LocalRunner:
             if (code := codes.get(f"worker-{rank}")) is not None:
                 self._on_worker_exit(rank, code)
                 self._running.discard(rank)
-
-    def _check_folder_when_due(self, now_s: float) -> None:
-        """Raises StorageError."""
-        if now_s >= self._folder_due_s:
-            self._folder_due_s = now_s + FOLDER_CHECK_INTERVAL_S
-            self.check_folder()
 
     def _has_folder(self) -> bool:
         try:
@@ -396,10 +384,6 @@ class LocalRunner:
 def _measure(environment: EmulatedEnvironment) -> tuple[EnvironmentFigure, ...]:
     try:
         return tuple(environment.requested_and_measured())
-    except (
-        DLionError,
-        OSError,
-        ValueError,
-    ) as error:  # the emulation itself failed, or an answer was cut off
+    except (DLionError, OSError, ValueError) as error:  # the emulation failed, or its answer ended
         log.warning("the environment could not be measured: %s", error)
         return ()

@@ -112,7 +112,10 @@ async def _start_server(
     service = ArtifactService(config.job.key, workers, store, certificate.credentials, rejections)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))
-    address, secure = join_host_port(config.listen_host, config.port), certificate.server()
+    address, secure = (
+        join_host_port(config.listen_host, config.port),
+        certificate.credentials.server(),
+    )
     try:
         if secure is None:
             server.add_insecure_port(address)

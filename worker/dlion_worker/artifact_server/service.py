@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -46,7 +46,7 @@ class ArtifactService:
         job: JobKey,
         workers: SiteWorkerRegistry,
         store: ArtifactStore,
-        credentials: Callable[[], WorkerCredentials],
+        credentials: WorkerCredentials,
         refusals: UploadRejections,
     ) -> None:
         self._rejections = refusals
@@ -154,7 +154,7 @@ class ArtifactService:
         self._workers.check(worker)
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         try:
-            self._credentials().check_peer(certificate, worker, self._job)
+            self._credentials.check_peer(certificate, worker, self._job)
         except ContractError as error:
             raise AccessDeniedError(str(error), refusal_kind(error)) from error
         self._workers.register(worker)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank
@@ -14,7 +13,6 @@ from dlion_api.protocol.measurements import (
     GradientNoise,
     Grouping,
 )
-from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2
 
 MAX_SAMPLES_PER_S = 1e9
@@ -26,24 +24,6 @@ PROBE_CHUNK_COUNT = 16
 """128 KiB in all: a tenth of a second at 10 Mbit/s."""
 
 MAX_PROBE_BYTES = 4 * PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
-
-
-class LocalWorker(Protocol):
-    """The worker beside this sidecar, as both ends of the service need it."""
-
-    def own(self) -> Capacity: ...
-
-    def incarnation(self) -> int:
-        """This worker's incarnation."""
-        ...
-
-    def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
-        """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
-        ...
-
-    def refused(self, kind: PeerRefusal, text: str, *, dialled: bool) -> None:
-        """Count a rejected caller, or (`dialled`) a rejected call of this sidecar."""
-        ...
 
 
 def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.CapacityShare:

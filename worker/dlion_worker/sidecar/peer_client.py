@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -26,11 +26,13 @@ from dlion_worker.security.credentials import UnknownAuthorityError, WorkerCrede
 from dlion_worker.sidecar.capacity_messages import (
     PROBE_CHUNK_BYTES,
     PROBE_CHUNK_COUNT,
-    LocalWorker,
     from_wire,
     to_wire,
 )
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from dlion_worker.sidecar.process import SidecarProcess
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class PeerSidecarClient:
         *,
         job: JobKey,
         rank: Rank,
-        worker: LocalWorker,
+        worker: SidecarProcess,
         credentials: WorkerCredentials,
         dial: Callable[[Rank], str | None],
         by_gateway: bool = False,

@@ -42,7 +42,7 @@ PORT_FILE = "measuring-port"
 
 
 class SidecarProcess:
-    """One worker's sidecar; also the `LocalWorker` of the measuring service and client."""
+    """One worker's sidecar; the measuring service and client call it back."""
 
     def __init__(
         self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
@@ -81,16 +81,18 @@ class SidecarProcess:
         finally:
             await self._local.close()
 
-    # ---- LocalWorker, for the measuring service and client ---------------------------------------
+    # ---- for the measuring service and client ----------------------------------------------------
 
     def own(self) -> Capacity:
         """The capacity to share: with link rates and grouping if the topology is clustered."""
         return self._controller.own()
 
     def incarnation(self) -> int:
+        """This worker's incarnation."""
         return self._controller.incarnation()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
+        """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
         self._issue(self._controller.handle_capacity(capacity, incarnation))
 
     # ---- trainer -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Decides when a trainer is restarted, stopped or given up: a state machine without I/O.
 
-Events in, instructions out; time is an argument. `process` drives it.
+A method for each event returns instructions; time is an argument. `process` drives it.
 """
 
 from __future__ import annotations
@@ -34,40 +34,6 @@ class ExitStatus:
     def fatal(self) -> bool:
         """Whether a restart cannot help."""
         return self.code in {code.value for code in ExitCode if code.fatal}
-
-
-@dataclass(frozen=True)
-class SupervisorStarted:
-    """The supervisor runs; no child has started."""
-
-
-@dataclass(frozen=True)
-class ChildStarted:
-    """The child runs."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class ChildExited:
-    """The child has ended."""
-
-    exit: ExitStatus
-
-
-@dataclass(frozen=True)
-class StopSignal:
-    """The supervisor received a request to stop."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class TimerExpired:
-    """`Supervision.due_s` has passed."""
-
-
-Event = SupervisorStarted | ChildStarted | ChildExited | StopSignal | TimerExpired
 
 
 @dataclass(frozen=True)
@@ -119,7 +85,7 @@ class Supervision:
         self, *, max_restarts: int, grace_s: float, given_up_code: int | None = None
     ) -> None:
         self.due_s: float | None = None
-        """When to pass in `TimerExpired`; None: never."""
+        """When to call `timer_expired`; None: never."""
         self.state = SupervisionState.WAITING
         self._max_restarts = max_restarts
         self._grace_s = grace_s
@@ -129,25 +95,17 @@ class Supervision:
         self._started_s = 0.0
         self._forwarded: set[int] = set()
 
-    def handle(self, event: Event, now_s: float) -> tuple[Instruction, ...]:
-        """Return the instructions for the event, in order."""
-        match event:
-            case SupervisorStarted():
-                return self._start(now_s)
-            case ChildStarted(pid):
-                return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
-            case ChildExited(exit_):
-                return self._exited(exit_, now_s)
-            case StopSignal(number):
-                return self._stop_requested(number, now_s)
-            case TimerExpired():
-                return self._timer_expired(now_s)
-
-    def _start(self, now_s: float) -> tuple[Instruction, ...]:
+    def start(self, now_s: float) -> tuple[Instruction, ...]:
+        """Start the child, for the first time or again."""
         self.state, self.due_s, self._started_s = SupervisionState.RUNNING, None, now_s
         return (StartChild(),)
 
-    def _exited(self, exit_: ExitStatus, now_s: float) -> tuple[Instruction, ...]:
+    def child_started(self, pid: int) -> tuple[Instruction, ...]:
+        """The child runs."""
+        return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
+
+    def child_exited(self, exit_: ExitStatus, now_s: float) -> tuple[Instruction, ...]:
+        """The child has ended."""
         lived_s = now_s - self._started_s
         exited = LogEvent("exited", {**_status_fields(exit_), "lived_s": round(lived_s, 3)})
         if exit_.signal is not None and exit_.signal in self._forwarded:
@@ -168,7 +126,8 @@ class Supervision:
         restarting = {"wait_s": wait_s, "restart": self._restarts, "most": self._max_restarts}
         return (exited, LogEvent("restarting", {**_status_fields(exit_), **restarting}))
 
-    def _stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
+    def stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
+        """The supervisor received a signal that asks it to stop."""
         stopping = LogEvent("stopping", {"signal": signal.Signals(number).name})
         if self.state is SupervisionState.WAITING:
             return (stopping, self._end(ExitCode.INTERRUPTED))
@@ -177,9 +136,10 @@ class Supervision:
         self._forwarded.add(number)
         return (stopping, SendSignal(number))
 
-    def _timer_expired(self, now_s: float) -> tuple[Instruction, ...]:
+    def timer_expired(self, now_s: float) -> tuple[Instruction, ...]:
+        """`due_s` has passed."""
         if self.state is SupervisionState.WAITING:
-            return self._start(now_s)
+            return self.start(now_s)
         if self.state is SupervisionState.STOPPING:
             self.due_s = None
             return (LogEvent("killing", {"after_s": self._grace_s}), SendSignal(signal.SIGKILL))

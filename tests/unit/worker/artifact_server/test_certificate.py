@@ -34,5 +34,5 @@ def test_it_is_renewed_in_time(tls: dict[str, str], due_s: float) -> None:
     config = KeeperConfig(job, SITE, Path(), "", "", "", Path(), "", 0)
     signed = CertificateAuthority(SITE).sign(key.csr_pem(), config.identity, job.key)
     certificate = KeeperCertificate(config, on_renewed=lambda: None)
-    certificate._credentials = WorkerCredentials(key, signed, {})
+    certificate.credentials = WorkerCredentials(key, signed, {})
     assert certificate._renewal_s() == pytest.approx(due_s)
