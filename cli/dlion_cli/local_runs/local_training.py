@@ -104,7 +104,7 @@ class LocalTraining:
         self.folder.write_environment(self.environment.report())
         self.folder.store_program_root(self.program_root)
         view = LiveView(
-            self.folder.run, self.console, environment=self.environment.plan.environment
+            self.folder.job, self.console, environment=self.environment.plan.environment
         )
         with DeferredSignals() as signals, view:
             self._sink = sink = LocalRecordSink(self.folder, view)

@@ -34,7 +34,6 @@ from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments import Plan, load_environment
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
-from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import read_models
@@ -230,7 +229,7 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
     console = Console(stderr=request.output == "json")
     with (
         interruptible() as interruption,
-        ResultFolder.create(request.out, describe(request.job), now=now) as folder,
+        ResultFolder.create(request.out, request.job, now=now) as folder,
     ):
         try:
             folder.write_environment(request.environment)
@@ -307,7 +306,7 @@ def _simulate(
     target = TargetAccuracyMonitor(
         job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
     )
-    with LiveView(folder.run, console, environment=f"{plan.environment}, virtual time") as view:
+    with LiveView(folder.job, console, environment=f"{plan.environment}, virtual time") as view:
 
         def take(record: ProgressRecord) -> None:
             folder.append(record)
