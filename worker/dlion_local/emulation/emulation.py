@@ -11,10 +11,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.errors import DLionError
+from dlion_api.names import Rank
+from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
 from dlion_local.emulation.compute.quotas import ControlGroupCpu, control_groups_unavailable
 from dlion_local.emulation.measurement import (
@@ -25,13 +28,6 @@ from dlion_local.emulation.measurement import (
 from dlion_local.emulation.network.namespaces import NamespaceNetwork, namespaces_unavailable
 from dlion_local.emulation.network.relay_network import RelayNetwork, UnshapedNetwork
 from dlion_results.run_folder.environment import EnvironmentFigure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Conditions, ConditionsChange, Plan
 
 
 class LinkBackend(StrEnum):

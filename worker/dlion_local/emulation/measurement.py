@@ -140,19 +140,6 @@ class QuotaInterval:
     used_s: float = 0.0
     throttled_s: float = 0.0
 
-    def figure(self, rank: Rank) -> EnvironmentFigure:
-        """The quota and the mean use."""
-        return EnvironmentFigure(
-            rank,
-            QUOTA,
-            "cores",
-            requested=self.cores,
-            measured=self.used_s / self.held_s,
-            note=f"mean over {self.held_s:.0f} s, waiting included; held back for "
-            f"{self.throttled_s:.1f} s",
-            begins_s=self.begins_s,
-        )
-
 
 class QuotaUsage:
     """All quotas of one worker and the CPU used under each."""
@@ -193,7 +180,20 @@ class QuotaUsage:
 
     def figures(self, rank: Rank) -> list[EnvironmentFigure]:
         """Each quota that was in force, and its mean use."""
-        return [interval.figure(rank) for interval in self._intervals if interval.held_s > 0]
+        return [
+            EnvironmentFigure(
+                rank,
+                QUOTA,
+                "cores",
+                requested=one.cores,
+                measured=one.used_s / one.held_s,
+                note=f"mean over {one.held_s:.0f} s, waiting included; held back for "
+                f"{one.throttled_s:.1f} s",
+                begins_s=one.begins_s,
+            )
+            for one in self._intervals
+            if one.held_s > 0
+        ]
 
 
 def unsupported_latencies(plan: Plan) -> list[EnvironmentFigure]:

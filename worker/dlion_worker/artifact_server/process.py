@@ -20,8 +20,7 @@ from dlion_worker.artifact_server.certificate import KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.record_stream import RecordStream
 from dlion_worker.artifact_server.recorder import Recorder
-from dlion_worker.artifact_server.rejections import UploadRejections
-from dlion_worker.artifact_server.service import ArtifactService
+from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import SiteWorkerRegistry
 

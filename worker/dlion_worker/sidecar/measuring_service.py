@@ -98,9 +98,8 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             return
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
         proof = self._proofs.get(identity.rank)
-        if (
-            proof is None or proof.certificate_pem != certificate
-        ):  # once per certificate, not per call
+        # Once per certificate, not per call.
+        if proof is None or proof.certificate_pem != certificate:
             self._proofs[identity.rank] = PeerCertificate(
                 self._credentials, certificate, identity, self._key
             )

@@ -6,12 +6,9 @@ server's thread, from objects that are replaced as a whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -144,16 +141,3 @@ def _counters(reading: MetricsReading) -> Sequence[_Row]:
         ("trainer_throttled_seconds", "Time that the quota held the trainer.",
          allowance.throttled_s if allowance else None),
     )  # fmt: skip
-
-
-def serve_metrics(
-    metrics: SidecarMetrics, *, host: str, port: int
-) -> tuple[WSGIServer, threading.Thread]:
-    """Start an HTTP server (see its `server_port`); return it and its thread.
-
-    Raises: OSError if the address is unavailable.
-    """
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    ProcessCollector(registry=registry)
-    return start_http_server(port, addr=host, registry=registry)

@@ -14,13 +14,13 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from dlion_worker.supervisor.parent_death import bound_to_parent
 from dlion_worker.supervisor.supervision import (
-    ExitStatus,
     ExitSupervisor,
     Instruction,
     LogEvent,
@@ -28,9 +28,6 @@ from dlion_worker.supervisor.supervision import (
     StartChild,
     Supervision,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _PR_SET_CHILD_SUBREAPER = 36
 CHILD_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
@@ -109,20 +106,20 @@ class SupervisorProcess:
 
     def _reap(self) -> None:
         """Reap every child that has ended, including adopted ones."""
-        for pid, exit_ in _ended_children():
+        for pid, code in _ended_children():
             if pid == self._child:
                 # The child's own processes must not survive into the next start.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 self._child = None
-                self._carry_out(self._supervision.child_exited(exit_, time.monotonic()))
+                self._carry_out(self._supervision.child_exited(code, time.monotonic()))
             else:
                 os.waitpid(pid, 0)
 
 
-def _ended_children() -> Iterator[tuple[int, ExitStatus]]:
-    """Yield ended children unreaped; the loop body reaps them."""
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """Yield (pid, exit code, or -n by signal n) of ended children; the loop body reaps them."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -130,10 +127,8 @@ def _ended_children() -> Iterator[tuple[int, ExitStatus]]:
             return
         if ended is None:
             return
-        if ended.si_code == os.CLD_EXITED:
-            yield ended.si_pid, ExitStatus(code=ended.si_status)
-        else:
-            yield ended.si_pid, ExitStatus(signal=ended.si_status)
+        by_signal = ended.si_code != os.CLD_EXITED
+        yield ended.si_pid, -ended.si_status if by_signal else ended.si_status
 
 
 @contextlib.contextmanager

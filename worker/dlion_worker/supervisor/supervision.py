@@ -18,22 +18,8 @@ HEALTHY_S = 60.0
 """After this lifetime of a child, the back-off starts from the beginning."""
 
 
-@dataclass(frozen=True)
-class ExitStatus:
-    """How a child ended: with an exit code, or by a signal."""
-
-    code: int | None = None
-    signal: int | None = None
-
-    @property
-    def as_code(self) -> int:
-        """The exit code to return; 128 + n for signal n, as in shells."""
-        return 128 + (self.signal or 0) if self.code is None else self.code
-
-    @property
-    def fatal(self) -> bool:
-        """Whether a restart cannot help."""
-        return self.code in {code.value for code in ExitCode if code.fatal}
+FATAL_CODES = frozenset(code.value for code in ExitCode if code.fatal)
+"""Exit codes after which a restart cannot help."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +90,20 @@ class Supervision:
         """The child runs."""
         return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
 
-    def child_exited(self, exit_: ExitStatus, now_s: float) -> tuple[Instruction, ...]:
-        """The child has ended."""
+    def child_exited(self, code: int, now_s: float) -> tuple[Instruction, ...]:
+        """The child has ended: with an exit code, or -n by signal n."""
         lived_s = now_s - self._started_s
-        exited = LogEvent("exited", {**_status_fields(exit_), "lived_s": round(lived_s, 3)})
-        if exit_.signal is not None and exit_.signal in self._forwarded:
+        exited = LogEvent("exited", {**_status_fields(code), "lived_s": round(lived_s, 3)})
+        if -code in self._forwarded:
             # The child had no signal handler yet; the forwarded signal ended it.
             return (exited, self._end(ExitCode.INTERRUPTED))
-        if self.state is SupervisionState.STOPPING or exit_.fatal:
-            return (exited, self._end(exit_.as_code))
+        as_shell = code if code >= 0 else 128 - code
+        if self.state is SupervisionState.STOPPING or code in FATAL_CODES:
+            return (exited, self._end(as_shell))
         if self._restarts >= self._max_restarts:
-            given_up = LogEvent("giving up", {"restarts": self._restarts, "code": exit_.as_code})
-            code = self._given_up_code
-            return (exited, given_up, self._end(exit_.as_code if code is None else code))
+            given_up = LogEvent("giving up", {"restarts": self._restarts, "code": as_shell})
+            given_code = self._given_up_code
+            return (exited, given_up, self._end(as_shell if given_code is None else given_code))
         if lived_s >= HEALTHY_S:
             self._backoff_s = FIRST_BACKOFF_S
         wait_s = self._backoff_s
@@ -124,7 +111,7 @@ class Supervision:
         self._restarts += 1
         self.state, self.due_s = SupervisionState.WAITING, now_s + wait_s
         restarting = {"wait_s": wait_s, "restart": self._restarts, "most": self._max_restarts}
-        return (exited, LogEvent("restarting", {**_status_fields(exit_), **restarting}))
+        return (exited, LogEvent("restarting", {**_status_fields(code), **restarting}))
 
     def stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
         """The supervisor received a signal that asks it to stop."""
@@ -150,14 +137,10 @@ class Supervision:
         return ExitSupervisor(int(code))
 
 
-def _status_fields(exit_: ExitStatus) -> dict[str, object]:
-    if exit_.signal is not None:
-        return {"signal": _signal_name(exit_.signal)}
-    return {"code": exit_.code}
-
-
-def _signal_name(number: int) -> str:
+def _status_fields(code: int) -> dict[str, object]:
+    if code >= 0:
+        return {"code": code}
     try:
-        return signal.Signals(number).name
+        return {"signal": signal.Signals(-code).name}
     except ValueError:  # real-time signals have no names
-        return f"signal {number}"
+        return {"signal": f"signal {-code}"}

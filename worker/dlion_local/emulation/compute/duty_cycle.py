@@ -13,7 +13,6 @@ The cost is a few system calls about twenty times per second and worker.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import select
 import signal
@@ -26,8 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from dlion_local.emulation.compute.quotas import process_cpu_s
-
-log = logging.getLogger(__name__)
 
 CYCLE_S = 0.05
 """Approximate length of one run and stop together, for quotas below one core."""
@@ -165,10 +162,6 @@ def _send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-class TerminationRequested(Exception):  # noqa: N818 (not an error: the order to end)
-    """Raised by the SIGTERM handler."""
-
-
 def throttle_until_eof(throttles: dict[int, ProcessThrottle]) -> None:
     """Enforce all quotas until standard input ends."""
     processors = len(os.sched_getaffinity(0))
@@ -204,19 +197,13 @@ def _answer(request: Mapping[str, Any], throttles: dict[int, ProcessThrottle]) -
     sys.stdout.flush()
 
 
-def _raise_ended(_number: int, _frame: object) -> None:
-    raise TerminationRequested
-
-
 def main() -> None:
     """Enforce quotas until standard input ends or SIGTERM."""
     throttles: dict[int, ProcessThrottle] = {}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         throttle_until_eof(throttles)
-    except TerminationRequested:
-        log.info("ended by SIGTERM")
     finally:
         for throttle in throttles.values():
             throttle.release()

@@ -61,17 +61,18 @@ class CpuController:
 
     def throttled_s(self, group: Path) -> float:
         """Seconds for which the group was throttled, over all processors."""
-        stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        stat = _cpu_stat(group)
         if self.version == 2:
             return int(stat["throttled_usec"]) / 1e6
         return int(stat["throttled_time"]) / 1e9
 
     def used_s(self, group: Path) -> float | None:
         """CPU seconds of the group; None for version 1, which counts them in another controller."""
-        if self.version == 1:
-            return None
-        stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-        return int(stat["usage_usec"]) / 1e6
+        return None if self.version == 1 else int(_cpu_stat(group)["usage_usec"]) / 1e6
+
+
+def _cpu_stat(group: Path) -> dict[str, str]:
+    return dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
 
 
 def process_cpu_s(pid: int) -> float | None:
