@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from dlion_api.names import Rank  # noqa: E402
 from dlion_api.protocol.progress import ProgressRecord, StepRecord  # noqa: E402
-from dlion_results.summary.faults import IterationLoss, iteration_losses  # noqa: E402
+from iteration_losses import IterationLoss, iteration_losses  # noqa: E402
 from local_run import LocalRun, blobs, hashes, job_document  # noqa: E402
 
 WORKERS = 4

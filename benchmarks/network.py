@@ -17,14 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.plan import BYTES_PER_MBIT
 from dlion_local.emulation.emulation import EmulatedEnvironment
-from dlion_local.emulation.measurement import Comparison, Quantity, TransferMeasurement
+from dlion_local.emulation.measurement import TransferMeasurement, measure_transfers
+from dlion_results.run_folder.environment import QUOTA, EnvironmentFigure
+from transfer_windows import windows_bytes_per_s
 
 BURN = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
@@ -46,22 +51,17 @@ def show_links(imposed: EmulatedEnvironment, seconds: float) -> None:
     fan = [(Rank(0), Rank(k)) for k in range(1, count)]
     print(f"{'link':>8} {'asked':>9} {'carried':>9} {'ratio':>6} {'most in 1 s':>11}   Mbit/s")
     for title, pairs in (("each to the next", ring), ("worker 0 to all", fan)):
-        before = imposed.interface_bytes(Rank(0))
-        started_s = time.monotonic()
-        transfers = imposed.transfer(pairs, seconds)
-        took_s = time.monotonic() - started_s
+        transfers = measure_transfers(imposed.network, pairs, seconds)
         print(f"  {title}:")
         for one in transfers:
             print(link_line(imposed, one))
-        sent = imposed.interface_bytes(Rank(0))[0] - before[0]
-        print(f"  worker 0's interface sent {sent / took_s / BYTES_PER_MBIT:.2f} Mbit/s")
 
 
 def link_line(imposed: EmulatedEnvironment, one: TransferMeasurement) -> str:
     """One link's figures."""
     asked = imposed.plan.initial.link_bytes_per_s(one.sender, one.receiver) / BYTES_PER_MBIT
     carried = one.bytes_per_s(skip_s=0.5) / BYTES_PER_MBIT
-    most = max(one.windows_bytes_per_s(1.0), default=0.0) / BYTES_PER_MBIT
+    most = max(windows_bytes_per_s(one, 1.0), default=0.0) / BYTES_PER_MBIT
     name = f"{one.sender} → {one.receiver}"
     return f"{name:>8} {asked:9.1f} {carried:9.2f} {carried / asked:6.3f} {most:11.2f}"
 
@@ -87,15 +87,16 @@ def show_quotas(imposed: EmulatedEnvironment, seconds: float) -> None:
             process.wait()
     print(f"{'worker':>8} {'quota':>9} {'used':>9} {'ratio':>6}   cores")
     for one in compared:
-        if one.quantity is Quantity.QUOTA:
+        if one.quantity == QUOTA:
             print(quota_line(one))
     for one in itertools.islice((c for c in compared if c.measured is None), 1):
         print(f"  {one.note}")
 
 
-def quota_line(one: Comparison) -> str:
+def quota_line(one: EnvironmentFigure) -> str:
     """One worker's figures."""
-    return f"{one.rank:>8} {one.requested:9.3f} {one.measured or 0:9.3f} {one.ratio or 0:6.3f}"
+    requested, measured = one.requested or 0.0, one.measured or 0.0
+    return f"{one.rank:>8} {requested:9.3f} {measured:9.3f} {measured / requested:6.3f}"
 
 
 def main() -> None:
@@ -108,15 +109,12 @@ def main() -> None:
     environment = load_environment(options.environment)
     cores = len(os.sched_getaffinity(0))
     plan = environment.plan(workers_for(environment), cores, duration_s=3600)
+    privileged = False if options.unprivileged else None
     with (
         tempfile.TemporaryDirectory() as folder,
-        EmulatedEnvironment(
-            plan,
-            run_id="benchmark",
-            work_dir=Path(folder),
-            privileged=False if options.unprivileged else None,
-        ) as imposed,
+        closing(EmulatedEnvironment(plan, work_dir=Path(folder), privileged=privileged)) as imposed,
     ):
+        imposed.start()
         print(f"{environment.name}: links by {imposed.link_backend}, CPU by {imposed.cpu_backend}")
         show_links(imposed, options.seconds)
         show_quotas(imposed, options.seconds)

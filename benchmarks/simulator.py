@@ -37,7 +37,6 @@ from local_runs import commit
 
 from dlion_cli.inputs.manifests import apply_set, load_manifest
 from dlion_environments.model import Environment, EnvironmentMachine
-from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_worker.training import threads
 
@@ -178,7 +177,7 @@ def _run(arguments: argparse.Namespace) -> dict[str, Any]:
         held_out = _first_records(arguments.data / "test.tfrecord", arguments.held_out, folder)
         job = load_manifest(_document(arguments, held_out), source="benchmark", lines=None)
         out = Path(folder) / "out"
-        with ResultFolder.create(out, describe(job), now=datetime.now().astimezone()) as results:
+        with ResultFolder.create(out, job, now=datetime.now().astimezone()) as results:
             simulation = Simulation(
                 job=job,
                 plan=_plan(job.workers(), arguments.workers),

@@ -15,7 +15,7 @@ from federated_training import Setting, Training, training
 from measured import Bar, Measured
 
 from dlion_api.errors import UnavailableError
-from dlion_results.summary.faults import IterationLoss, iteration_losses, lost_by_waiting
+from iteration_losses import IterationLoss, iteration_losses, lost_by_waiting
 
 GOES_ON_WITHIN_S = 10.0
 """A silent link is let go after eight seconds; then whoever waited for it goes on."""

@@ -28,9 +28,9 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_operator.apply.event_recorder import REPEAT_AFTER_S
 from dlion_results.run_folder.events import read_events
-from dlion_results.summary.faults import iteration_losses, lost_by_waiting
 from gitops.agreement import agree
 from gitops.documents import DEGRADED
+from iteration_losses import iteration_losses, lost_by_waiting
 from trained_jobs import (
     degraded,
     eventually,

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Kept:
         self.now_s = 0.0
 
     def kill(self) -> None:
-        self.group.send("sidecar-1", signal.SIGKILL)
+        self.group._children["sidecar-1"].kill()
         while self.group.running():
             time.sleep(0.01)
 
@@ -63,7 +64,7 @@ class Kept:
 
 
 def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
-    with ProcessGroup(tmp_path) as group:
+    with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         waits = []
         for _ in range(MAX_RESTARTS):
@@ -80,7 +81,7 @@ def test_waits_grow_until_it_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
-    with ProcessGroup(tmp_path) as group:
+    with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         for _ in range(MAX_RESTARTS + 1):
             kept.kill()
@@ -92,7 +93,7 @@ def test_a_minute_of_health_is_a_new_beginning(tmp_path: Path) -> None:
 
 
 def test_nobody_is_kept_for_a_worker_that_has_ended(tmp_path: Path) -> None:
-    with ProcessGroup(tmp_path) as group:
+    with closing(ProcessGroup(tmp_path)) as group:
         kept = Kept(group)
         kept.kill()
         assert kept.companions.poll(0.0, {Rank(0)}) == ""

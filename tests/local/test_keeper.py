@@ -43,8 +43,7 @@ from dlion_worker.artifact_client.chunks import CHUNK_BYTES, crc32
 from dlion_worker.artifact_client.paths import MAX_METADATA_BYTES
 from dlion_worker.artifact_client.upload_queue import UploadResult
 from dlion_worker.artifact_server import store as store_module
-from dlion_worker.artifact_server.rejections import UploadRejections
-from dlion_worker.artifact_server.service import ArtifactService
+from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
@@ -119,7 +118,7 @@ class Keeper:
         credentials = proof(KeeperIdentity(PLANT_A))
         workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
         self.service = ArtifactService(
-            job().key, workers, ArtifactStore(self.folder), lambda: credentials, self.refusals
+            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals
         )
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((self.service.handler(),))
@@ -247,7 +246,6 @@ def test_a_hostile_file_is_refused(keeper: Keeper, client: ArtifactClient, name:
     assert caught.value.code().name == code, caught.value.details()
     assert caught.value.details()
     assert keeper.files() == {}
-    assert keeper.service.counts["refused"] == 1
 
 
 def test_garbage_is_refused(keeper: Keeper, client: ArtifactClient) -> None:
@@ -414,8 +412,6 @@ def test_a_courier_brings_the_newest_once_the_keeper_is_back(
         told.wait(lambda outcomes: not outcomes[-1].error)
         assert [(o.iteration, o.final) for o in told.outcomes] == [(1, False), (3, True)]
         assert keeper.files() == {OWN: 103}
-        assert courier.uploaded_count == 1
-        assert courier.failed_count >= 1
     finally:
         courier.close()
 
@@ -430,7 +426,6 @@ def test_a_courier_does_not_repeat_what_is_refused(
         courier.upload(OWN, tmp_path / "missing", iteration=1)
         told.wait(lambda outcomes: len(outcomes) == 2)
         assert all(outcome.final and outcome.error for outcome in told.outcomes)
-        assert courier.failed_count == 2
     finally:
         courier.close()
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dlion_api.names import Rank
-from dlion_results.summary.faults import iteration_losses
+from iteration_losses import iteration_losses
 from local_run import LocalRun, blobs, hashes, job_document
 
 BACK_WITHIN_ITERATIONS = 300

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ from dlion_local.emulation.emulation import (
     EmulatedEnvironment,
     LinkBackend,
 )
-from dlion_local.emulation.measurement import Quantity
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
+from dlion_results.run_folder.environment import LATENCY, QUOTA
 
 pytestmark = pytest.mark.trainerless
 
@@ -65,14 +66,15 @@ def plan(latency_ms: float = 0) -> Plan:
 def test_a_plan_is_imposed_changed_measured_and_taken_away(
     privileged: bool, tmp_path: Path
 ) -> None:
-    environment = EmulatedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=privileged)
-    with environment:
+    environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=privileged)
+    with closing(environment):
+        environment.start()
         expected = {
             False: (LinkBackend.RELAY, CpuBackend.DUTY_CYCLE),
             True: (LinkBackend.NAMESPACES, CpuBackend.CONTROL_GROUP),
         }
         assert (environment.link_backend, environment.cpu_backend) == expected[privileged]
-        addresses = environment.link_addresses(Rank(0))
+        addresses = environment.network.link_addresses(Rank(0))
         assert bool(addresses) is not privileged
         if addresses:
             assert addresses.keys() == {
@@ -82,8 +84,8 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
         def rates() -> list[float]:
             compared = environment.measure_links(1.0)
             assert [(c.rank, c.peer) for c in compared] == [(0, 1), (1, 2), (2, 0)]
-            assert [c.requested / 125_000 for c in compared] == [40, 10, 10]
-            return [c.ratio or 0.0 for c in compared]
+            assert [c.requested for c in compared] == [40, 10, 10]
+            return [(c.measured or 0.0) / (c.requested or 1.0) for c in compared]
 
         first_that_holds(rates, lambda them: min(them) >= 0.85 and max(them) <= 1.1)
         worker = subprocess.Popen(
@@ -105,11 +107,11 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
             os.killpg(worker.pid, 9)
             worker.wait()
         assert changed == [0.2]
-        before, after = [c for c in compared if c.quantity is Quantity.QUOTA]
+        before, after = [c for c in compared if c.quantity == QUOTA]
         assert (before.begins_s, before.requested) == (0.0, 0.2)
         assert (after.begins_s, after.requested) == (0.2, 0.4)
-        assert after.ratio is not None
-        assert after.ratio <= 1.15
+        assert after.measured is not None
+        assert after.measured <= 1.15 * 0.4
         assert environment.notes[2:] == (LINKS_MEASURED_ONCE_NOTE,)
         assert environment.failure() == ""
     environment.close()
@@ -120,7 +122,9 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
 def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
-    with EmulatedEnvironment(plan(), run_id="t", work_dir=tmp_path, privileged=True) as environment:
+    environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=True)
+    with closing(environment):
+        environment.start()
         assert environment.failure() == ""
         marks = f"dlion-{os.getpid()}-"
         for name in (entry.name for entry in Path("/run/netns").iterdir() if marks in entry.name):
@@ -133,31 +137,33 @@ def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:
-    environment = EmulatedEnvironment(plan(latency_ms=10), run_id="t", work_dir=tmp_path)
+    environment = EmulatedEnvironment(plan(latency_ms=10), work_dir=tmp_path)
     assert environment.link_backend is LinkBackend.RELAY
 
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING)
 def test_latency_that_cannot_be_imposed_is_recorded_as_such(tmp_path: Path) -> None:
-    with EmulatedEnvironment(
-        plan(latency_ms=10), run_id="t", work_dir=tmp_path, privileged=True
-    ) as environment:
-        records = [record.to_json() for record in environment.requested_and_measured()]
-    latencies = [record for record in records if record["quantity"] == "latencyS"]
-    assert {(record["rank"], record["peer"]) for record in latencies} == {
+    environment = EmulatedEnvironment(plan(latency_ms=10), work_dir=tmp_path, privileged=True)
+    with closing(environment):
+        environment.start()
+        figures = environment.requested_and_measured()
+    latencies = [figure for figure in figures if figure.quantity == LATENCY]
+    assert {(figure.rank, figure.peer) for figure in latencies} == {
         *((0, 2), (1, 2), (2, 0), (2, 1)),
     }
-    assert all(record["measured"] is None for record in latencies)
-    assert all("not imposed" in record["note"] for record in latencies)
+    assert all(figure.measured is None for figure in latencies)
+    assert all("not imposed" in figure.note for figure in latencies)
 
 
 def test_without_an_environment_nothing_is_started(tmp_path: Path) -> None:
-    with EmulatedEnvironment(unlimited_plan(WORKERS), run_id="t", work_dir=tmp_path) as environment:
+    environment = EmulatedEnvironment(unlimited_plan(WORKERS), work_dir=tmp_path)
+    with closing(environment):
+        environment.start()
         assert environment.command_prefix(Rank(0)) == []
         assert environment.sidecar_prefix(Rank(0)) == []
-        assert environment.link_addresses(Rank(0)) == {}
-        assert environment.exchange_port(Rank(0)) == 0
+        assert environment.network.link_addresses(Rank(0)) == {}
+        assert environment.network.port(Rank(0), "exchange") == 0
         environment.apply_quota(Rank(0))
         assert environment.requested_and_measured() == []
     assert list(tmp_path.iterdir()) == []

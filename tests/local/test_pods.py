@@ -27,7 +27,7 @@ from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_results.summary.faults import iteration_losses, lost_by_waiting
+from iteration_losses import iteration_losses, lost_by_waiting
 from local_run import blobs, hashes, job_document
 from pod_run import PodRun, pod_run
 

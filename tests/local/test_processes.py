@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[ProcessGroup]:
-    with ProcessGroup(tmp_path) as group:
+    with closing(ProcessGroup(tmp_path)) as group:
         yield group
 
 

@@ -165,7 +165,7 @@ def test_a_duty_cycle_that_is_told_to_end_continues_what_it_stopped(tmp_path: Pa
         while state_of(supervisor.child) != "T":
             assert time.monotonic() < end_s
             time.sleep(0.005)
-        os.kill(cpu.pid, signal.SIGTERM)
+        os.kill(cpu.process.pid, signal.SIGTERM)
         while not cpu.failure():
             assert time.monotonic() < end_s
             time.sleep(0.01)
@@ -181,7 +181,7 @@ def test_a_duty_cycle_costs_little(tmp_path: Path) -> None:
     supervisor = Supervisor(cpu)
     try:
         cpu.set_quota(RANK, 0.2)
-        assert cores_used(cpu.pid, 2.0) < 0.05
+        assert cores_used(cpu.process.pid, 2.0) < 0.05
     finally:
         supervisor.close()
         cpu.close()

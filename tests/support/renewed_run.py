@@ -15,8 +15,8 @@ from dlion_api import cluster_names as names
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord, LinkRecord, ProgressRecord, StepRecord
 from dlion_api.reasons import EventReason
-from dlion_results.summary.faults import IterationLoss, iteration_losses
 from federated_pods import NAMES, SitePods, two_sites
+from iteration_losses import IterationLoss, iteration_losses
 from local_run import hashes, job_document
 
 NEAR_S = 2.0

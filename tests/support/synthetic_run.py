@@ -22,8 +22,7 @@ from dlion_api.protocol.progress import (
     ProgressRecord,
     StepRecord,
 )
-from dlion_api.spec import load_job
-from dlion_results.run_folder.description import RunDescription, describe
+from dlion_api.spec import Job, load_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +47,7 @@ class Story:
     seed: int = 1
 
 
-def description(
-    story: Story, *, name: str = "cifar10", target: float | None = 0.65
-) -> RunDescription:
+def description(story: Story, *, name: str = "cifar10", target: float | None = 0.65) -> Job:
     """The job of that story, loaded as any manifest is."""
     groups = [("plant-a", "small", min(4, story.workers)), ("plant-b", "gpu", story.workers - 4)]
     stop: dict[str, object] = {"maxSeconds": int(story.seconds)}
@@ -75,7 +72,7 @@ def description(
             "exchange": {"policy": "dlion" if story.exchange else "none"},
         },
     }
-    return describe(load_job(document))
+    return load_job(document)
 
 
 def records(story: Story) -> Iterator[ProgressRecord]:

@@ -12,17 +12,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import sent_bytes_at
-
-if TYPE_CHECKING:
-    from dlion_results.report.runs import LoadedRun
-
 
 CURVE_POINTS: Final = 61
 _SINGLE = (

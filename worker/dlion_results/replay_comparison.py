@@ -6,19 +6,15 @@ Time counts from the first step, as in the summary: a simulated run has no start
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlion_api.protocol.progress import LinkRecord
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import LinkRecord, ProgressRecord
 from dlion_results.summary.curves import mean_over_replicas
 from dlion_results.summary.summary import LEVELS, level_reached
 from dlion_results.summary.tally import RunTally, training_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.progress import ProgressRecord
 
 KILO = 1000
 

@@ -24,7 +24,7 @@ from dlion_environments.plan import Plan
 from dlion_local.runner.deferred_signals import DeferredSignals
 from dlion_local.runner.outcome import RunOutcome
 from dlion_local.runner.runner import LocalRunner
-from dlion_results.run_folder.environment import Comparison, EnvironmentReport, environment_report
+from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import SiteModel, read_models
 from dlion_results.summary.judgement import EndReason, judge_run
@@ -76,15 +76,11 @@ class EnvironmentRequest:
     document: dict[str, Any]
 
     def report(
-        self, comparisons: tuple[Comparison, ...] = (), notes: tuple[str, ...] = ()
+        self, figures: tuple[EnvironmentFigure, ...] = (), notes: tuple[str, ...] = ()
     ) -> EnvironmentReport:
         """The request together with the measured values."""
-        return environment_report(
-            self.plan.environment,
-            comparisons,
-            document=self.document,
-            notes=notes if self.document else (),
-        )
+        given = notes if self.document else ()
+        return EnvironmentReport(self.plan.environment, figures, given, self.document)
 
 
 @dataclass(kw_only=True)
@@ -108,7 +104,7 @@ class LocalTraining:
         self.folder.write_environment(self.environment.report())
         self.folder.store_program_root(self.program_root)
         view = LiveView(
-            self.folder.run, self.console, environment=self.environment.plan.environment
+            self.folder.job, self.console, environment=self.environment.plan.environment
         )
         with DeferredSignals() as signals, view:
             self._sink = sink = LocalRecordSink(self.folder, view)

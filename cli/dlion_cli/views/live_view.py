@@ -27,13 +27,14 @@ from dlion_cli.terminal.formatting import (
 )
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
+from dlion_results.run_folder.description import worker_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rich.console import Console
 
-    from dlion_results.run_folder.description import RunDescription
+    from dlion_api.spec import Job
 
 REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
@@ -57,20 +58,20 @@ class LiveView:
 
     def __init__(
         self,
-        run: RunDescription,
+        job: Job,
         console: Console,
         *,
         environment: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run = run
+        self._job, self._stop = job, job.spec.trainer.stop
         self._console = console
         self._environment = environment
         self._clock = clock
         self._started_s = clock()
         self._line_due_s = self._started_s + LINE_INTERVAL_S
         self._lock = threading.Lock()
-        self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in run.workers}
+        self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in job.workers()}
         self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
@@ -153,7 +154,7 @@ class LiveView:
         return self._newest_s + self._clock() - self._newest_at_s
 
     def _header(self) -> Text:
-        key = self._run.key
+        key = self._job.key
         header = Text()
         header.append(f"{key.name}", style="bold")
         header.append(f"  {key.namespace}, run {printable(key.run_id)}", style="dim")
@@ -162,8 +163,8 @@ class LiveView:
         header.append(f"  ·  {format_duration(self._clock() - self._started_s)} elapsed")
         header.append(f"  ·  ETA {self.remaining()}")
         header.append(f"  ·  accuracy {self._accuracy()}")
-        if self._run.target_accuracy:
-            header.append(f" of {format_percent(self._run.target_accuracy)}")
+        if self._stop.target_accuracy:
+            header.append(f" of {format_percent(self._stop.target_accuracy)}")
         return header
 
     def remaining(self) -> str:
@@ -178,17 +179,17 @@ class LiveView:
         ]
         if not ends:
             return UNKNOWN
-        return ("≤ " if self._run.target_accuracy else "") + format_duration(min(ends))
+        return ("≤ " if self._stop.target_accuracy else "") + format_duration(min(ends))
 
     def _seconds_left(self) -> list[float]:
         starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
-        if self._run.max_seconds is None or not starts:
+        if self._stop.max_seconds is None or not starts:
             return []
-        return [max(0.0, self._run.max_seconds - (self._now_s() - min(starts)))]
+        return [max(0.0, self._stop.max_seconds - (self._now_s() - min(starts)))]
 
     def _step_seconds_left(self) -> list[float]:
         """The first worker to reach the last step ends the run for all."""
-        steps = self._run.max_steps
+        steps = self._stop.max_steps
         if steps is None:
             return []
         paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
@@ -196,7 +197,7 @@ class LiveView:
 
     def _epoch_seconds_left(self) -> list[float]:
         """Each worker counts all samples; the first to reach the last epoch ends the run."""
-        epochs = self._run.max_epochs
+        epochs = self._stop.max_epochs
         if epochs is None:
             return []
         paces = [(row.epochs, row.epochs_per_s) for row in self._rows.values()]
@@ -259,7 +260,7 @@ class LiveView:
     def _event_line(self, event: EventRecord) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
         line.append(f"{format_duration(event.time_s):>8}  ", style="dim")
-        line.append(f"{self._run.worker_name(event.rank)}  ")
+        line.append(f"{worker_name(self._job, event.rank)}  ")
         line.append(printable(event.reason), style="bold yellow" if event.warning else "bold")
         line.append(f"  {printable(event.message)}")
         return line

@@ -13,16 +13,17 @@ import yaml
 
 from dlion_api.document import to_document
 from dlion_api.errors import DataError
-from dlion_api.names import Rank
 from dlion_api.spec import Job, load_job
 from dlion_cli.comparison.recorded_environment import read_environment, recorded_environment
 from dlion_environments.loading import load_environment
 from dlion_environments.plan import Plan
-from dlion_local.emulation.measurement import Comparison, Quantity, unsupported_latencies
+from dlion_local.emulation.measurement import unsupported_latencies
 from dlion_results.run_folder.environment import (
+    LINK_RATE,
+    QUOTA,
+    EnvironmentFigure,
     EnvironmentReport,
     environment_document,
-    environment_report,
 )
 from local_run import job_document
 
@@ -42,13 +43,13 @@ def written(folder: Path, report: EnvironmentReport) -> Path:
     return folder
 
 
-def of_run(*comparisons: Comparison) -> EnvironmentReport:
+def of_run(*figures: EnvironmentFigure) -> EnvironmentReport:
     """What `dlion run` keeps of that environment."""
-    return environment_report(ENVIRONMENT.name, comparisons, document=to_document(ENVIRONMENT))
+    return EnvironmentReport(ENVIRONMENT.name, figures, document=to_document(ENVIRONMENT))
 
 
-def a_link_rate() -> Comparison:
-    return Comparison(Quantity.LINK_RATE, Rank(0), Rank(1), 125e6, 120e6, "")
+def a_link_rate() -> EnvironmentFigure:
+    return EnvironmentFigure(0, LINK_RATE, "Mbit/s", 1000.0, 960.0, peer=1)
 
 
 def test_a_relay_and_a_simulation_had_the_latencies_of_the_file(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_replay_had_what_it_says(tmp_path: Path) -> None:
 def test_without_a_file_there_is_no_latency_and_no_quota(tmp_path: Path) -> None:
     none = read_environment(tmp_path)
     assert (none.latencies(JOB), none.has_quotas) == ([(0.0, {})], False)
-    quota = Comparison(Quantity.QUOTA, Rank(0), None, 1.0, 0.9, "")
+    quota = EnvironmentFigure(0, QUOTA, "cores", 1.0, 0.9)
     assert read_environment(written(tmp_path, of_run(quota))).has_quotas
 
 

@@ -22,7 +22,7 @@ from dlion_environments.model import Environment
 from dlion_environments.plan import Absence, Straggler, combined_fraction, tcp_bytes_per_s
 from dlion_local.emulation.emulation import LinkBackend, choose_link_backend
 from dlion_local.emulation.measurement import unsupported_latencies
-from dlion_local.emulation.network.conditions_json import links_from_json, links_to_json
+from dlion_local.emulation.network.relay import links_from_json, links_to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_a_latency_that_comes_later_is_imposed_by_the_relay_or_noted_as_missing(
     told = links_from_json(links_to_json(made.at(1)))
     assert told.worker(Rank(0)).latency_s == {3: 0.03}
     missing = {(c.rank, c.peer): c.requested for c in unsupported_latencies(made)}
-    assert missing[Rank(0), Rank(3)] == 0.03
+    assert missing[Rank(0), Rank(3)] == 30
     assert (Rank(0), Rank(1)) not in missing
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import StepRecord
-from dlion_results.summary.faults import iteration_losses, lost_by_waiting
+from iteration_losses import iteration_losses, lost_by_waiting
 
 
 def steps(rank, walls, *, iterations=None, incarnation=1, start_s=0.0):

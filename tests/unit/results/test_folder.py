@@ -29,7 +29,6 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.spec import load_job
 from dlion_cli.terminal.failures import exit_code_of
-from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import ResultFolder, default_folder
@@ -69,14 +68,14 @@ def save_checkpoint(path):
 
 def changed(*settings):
     """The story's job with other values: pairs of a dotted path in `spec` and a value."""
-    document = json.loads(json.dumps(description(STORY).document))
+    document = json.loads(json.dumps(description(STORY).to_document()))
     for where, value in settings:
         *parents, name = where.split(".")
         part = document["spec"]
         for parent in parents:
             part = part[int(parent)] if parent.isdigit() else part[parent]
         part[name] = value
-    return describe(load_job(document))
+    return load_job(document)
 
 
 def append_often(folder, event):

@@ -16,7 +16,7 @@ MET = "maxSteps 60 reached"
 
 
 def model(site: str, *ranks: int) -> SiteModel:
-    return SiteModel(site, f"models/{site}/model.keras", "averaged", 0.9, 0.9, ranks, (), 1, MET)
+    return SiteModel(site, f"models/{site}/model.keras", "averaged", 0.9, 0.9, ranks, (), 1)
 
 
 def test_all_replicas_in_all_models_after_a_stop_rule_is_success() -> None:

@@ -35,7 +35,10 @@ def view_of(
     *, terminal=True, until_s=150.0, width=160, height=24, story=STORY, given=None, **changes
 ):
     clock = Clock()
-    run = dataclasses.replace(description(story), **changes)
+    run = description(story)
+    stop = dataclasses.replace(run.spec.trainer.stop, **changes)
+    trainer = dataclasses.replace(run.spec.trainer, stop=stop)
+    run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, trainer=trainer))
     console = Console(
         file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None,
         record=True,

@@ -50,7 +50,7 @@ def test_one_run_shows_its_workers_and_five_charts(folder):
         assert name in words(text)
     assert len(ElementTree.fromstring(text).findall(f"{SVG}svg")) == 5
     for worker in runs[0].workers:
-        assert runs[0].run.worker_name(worker.rank) in words(text)
+        assert runs[0].worker_name(worker.rank) in words(text)
 
 
 def test_several_runs_are_told_apart_by_their_labels(folder):

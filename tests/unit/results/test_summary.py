@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import resources
 from pathlib import Path
 
 import jsonschema
@@ -16,7 +17,7 @@ import pytest
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
-from dlion_results.summary.summary import LEVELS, Ending, scalability, schema, summarise
+from dlion_results.summary.summary import LEVELS, Ending, scalability, summarise
 from dlion_results.summary.tally import RunTally
 from synthetic_run import Story, description, records
 
@@ -24,9 +25,15 @@ STORY = Story(seconds=120, killed=(4, 50.0, 10.0))
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 
 
+def schema():
+    """The published schema of the summary."""
+    path = resources.files("dlion_results.summary").joinpath("summary.schema.json")
+    return json.loads(path.read_text("utf-8"))
+
+
 def summary_of(given, story=STORY, **kwargs):
     run = description(story)
-    tally = RunTally(worker.rank for worker in run.workers)
+    tally = RunTally(worker.rank for worker in run.workers())
     for record in given:
         tally.add(record)
     return summarise(run, tally, ending=Ending("maxSeconds"), **kwargs)

@@ -21,7 +21,7 @@ STORY = Story(workers=4, seconds=60, killed=None)
 
 def result(reason="maxSeconds"):
     run = description(STORY)
-    tally = RunTally(worker.rank for worker in run.workers)
+    tally = RunTally(worker.rank for worker in run.workers())
     for record in records(STORY):
         tally.add(record)
     return summarise(run, tally, ending=Ending(reason))
@@ -65,7 +65,7 @@ def test_json_output_is_one_object_and_nothing_else(summary):
 
 def test_a_run_without_a_step_has_a_table_too():
     run = description(STORY)
-    tally = RunTally(worker.rank for worker in run.workers)
+    tally = RunTally(worker.rank for worker in run.workers())
     text = printed(summarise(run, tally, ending=Ending("failed", succeeded=False)))
     assert "plant-a/small-0" in text
     assert "—" in text

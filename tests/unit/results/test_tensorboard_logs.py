@@ -45,7 +45,7 @@ def events_in(path):
 
 @pytest.fixture
 def logged(tmp_path):
-    names = {worker.rank: worker.name for worker in description(STORY).workers}
+    names = {worker.rank: worker.name for worker in description(STORY).workers()}
     logs = TensorBoardLogs(tmp_path, names, opened_at_s=1_000_000)
     for record in records(STORY):
         logs.add(record)

@@ -11,31 +11,23 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, Self
+from pathlib import Path
 
 from dlion_api.errors import DLionError
+from dlion_api.names import Rank
+from dlion_environments.plan import Conditions, ConditionsChange, Plan
 from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
 from dlion_local.emulation.compute.quotas import ControlGroupCpu, control_groups_unavailable
 from dlion_local.emulation.measurement import (
     QuotaUsage,
-    TransferMeasurement,
     compare_links,
-    measure_transfers,
     unsupported_latencies,
 )
 from dlion_local.emulation.network.namespaces import NamespaceNetwork, namespaces_unavailable
 from dlion_local.emulation.network.relay_network import RelayNetwork, UnshapedNetwork
-from dlion_results.run_folder.environment import Comparison
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
-    from dlion_api.names import Rank
-    from dlion_environments.plan import Conditions, ConditionsChange, Plan
+from dlion_results.run_folder.environment import EnvironmentFigure
 
 
 class LinkBackend(StrEnum):
@@ -86,54 +78,20 @@ LINKS_MEASURED_ONCE_NOTE = (
 )
 
 
-class LinkEmulator(Protocol):
-    """Shapes links: `NamespaceNetwork`, `RelayNetwork` or `UnshapedNetwork`."""
-
-    def start(self) -> None: ...
-    def apply(self, conditions: Conditions) -> None: ...
-    def enter_arguments(self, rank: Rank) -> list[str]: ...
-    def host(self, rank: Rank) -> str: ...
-    def exchange_port(self, rank: Rank) -> int: ...
-    def measuring_port(self, rank: Rank) -> int: ...
-    def coordinator_host(self) -> str: ...
-    def link_addresses(self, rank: Rank) -> dict[str, str]: ...
-    def interface_bytes(self, rank: Rank) -> tuple[int, int]: ...
-    def listener(self, rank: Rank) -> socket.socket: ...
-    def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket: ...
-    def failure(self) -> str: ...
-    def close(self) -> None: ...
-
-
-class CpuLimiter(Protocol):
-    """Limits CPU: `ControlGroupCpu` or `DutyCycledCpu`."""
-
-    def start(self) -> None: ...
-    def enter_arguments(self, rank: Rank) -> list[str]: ...
-    def set_quota(self, rank: Rank, cores: float | None) -> None: ...
-    def used_s(self, rank: Rank) -> float: ...
-    def throttled_s(self, rank: Rank) -> float: ...
-    def failure(self) -> str: ...
-    def close(self) -> None: ...
+CpuLimiter = ControlGroupCpu | DutyCycledCpu
 
 
 class EmulatedEnvironment:
-    """Context manager in which the plan's links and quotas are in force.
+    """The plan's links and quotas, in force from `start` to `close`.
 
-    Call order: enter; start the coordinator at `coordinator_host()`; for each worker, use
-    `listen_host`, `advertise_host`, `exchange_port`, `measuring_port` and `link_addresses` in its
-    configuration, and the two prefixes in its commands. Call `apply_quota(rank)` when the worker is
-    ready to train, as before it imports TensorFlow at full speed. Call `start_changes(clock)` when
-    the run starts, and `requested_and_measured()` before `close()`.
+    Call order: start; start the coordinator at `network.coordinator_host()`; for each worker, use
+    the addresses and ports of `network` in its configuration, and the two prefixes in its commands.
+    Call `apply_quota(rank)` when the worker is ready to train, as before it imports TensorFlow at
+    full speed. Call `start_changes(clock)` when the run starts, and `requested_and_measured()`
+    before `close()`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        run_id: str,
-        work_dir: Path,
-        privileged: bool | None = None,
-    ) -> None:
+    def __init__(self, plan: Plan, *, work_dir: Path, privileged: bool | None = None) -> None:
         """`privileged`: False never uses root's features, True requires them, None uses them if
         possible.
 
@@ -141,105 +99,54 @@ class EmulatedEnvironment:
         on every kernel.
         """
         self.plan = plan
-        self.run_id = run_id
-        self._work_dir = work_dir
-        self.link_backend, self.link_reason = choose_link_backend(plan, privileged)
-        self.cpu_backend, self.cpu_reason = choose_cpu_backend(plan, privileged)
-        self._network = self._build_network()
-        self._cpu = self._build_cpu()
+        ranks = [worker.rank for worker in plan.workers]
+        self.link_backend, self._link_reason = choose_link_backend(plan, privileged)
+        self.network = UnshapedNetwork()
+        if self.link_backend is LinkBackend.NAMESPACES:
+            self.network = NamespaceNetwork(plan)
+        elif self.link_backend is LinkBackend.RELAY:
+            self.network = RelayNetwork(plan, work_dir)
+        self.cpu_backend, self._cpu_reason = choose_cpu_backend(plan, privileged)
+        self._cpu: CpuLimiter | None = None
+        if self.cpu_backend is CpuBackend.CONTROL_GROUP:
+            self._cpu = ControlGroupCpu(ranks)
+        elif self.cpu_backend is CpuBackend.DUTY_CYCLE:
+            self._cpu = DutyCycledCpu(ranks, work_dir)
         self._conditions, self._conditions_since_s = plan.initial, 0.0
-        self._quota_usage = {worker.rank: QuotaUsage() for worker in plan.workers}
+        self._quota_usage = {rank: QuotaUsage() for rank in ranks}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._changes: threading.Thread | None = None
-        self._link_comparisons: list[Comparison] = []
+        self._link_figures: list[EnvironmentFigure] = []
         self._change_failure = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The backends in use, why, and what is not measured."""
         means = (
-            f"links: {self.link_backend} ({self.link_reason})",
-            f"CPU: {self.cpu_backend} ({self.cpu_reason})",
+            f"links: {self.link_backend} ({self._link_reason})",
+            f"CPU: {self.cpu_backend} ({self._cpu_reason})",
         )
         return (*means, LINKS_MEASURED_ONCE_NOTE) if self.plan.changes_links else means
-
-    def _build_network(self) -> LinkEmulator:
-        if self.link_backend is LinkBackend.NAMESPACES:
-            return NamespaceNetwork(self.plan)
-        if self.link_backend is LinkBackend.RELAY:
-            return RelayNetwork(self.plan, self._work_dir)
-        return UnshapedNetwork()
-
-    def _build_cpu(self) -> CpuLimiter | None:
-        if self.cpu_backend is CpuBackend.CONTROL_GROUP:
-            return ControlGroupCpu([worker.rank for worker in self.plan.workers])
-        if self.cpu_backend is CpuBackend.DUTY_CYCLE:
-            return DutyCycledCpu([worker.rank for worker in self.plan.workers], self._work_dir)
-        return None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def start(self) -> None:
         """Start the emulation. On an exception everything is removed."""
         try:
-            self._network.start()
+            self.network.start()
             if self._cpu is not None:
                 self._cpu.start()
         except BaseException:
             self.close()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def command_prefix(self, rank: Rank) -> list[str]:
         """Prefix of the supervisor's command: enters namespace and control group."""
         cpu = [] if self._cpu is None else self._cpu.enter_arguments(rank)
-        return _enter_command([*self._network.enter_arguments(rank), *cpu])
+        return _enter_command([*self.network.enter_arguments(rank), *cpu])
 
     def sidecar_prefix(self, rank: Rank) -> list[str]:
         """Prefix of the sidecar's command: the worker's links, without its quota."""
-        return _enter_command(self._network.enter_arguments(rank))
-
-    def listen_host(self, rank: Rank) -> str:
-        """Address at which the worker's servers listen."""
-        return self._network.host(rank)
-
-    def advertise_host(self, rank: Rank) -> str:
-        """Address at which peers reach the worker directly, without a relay."""
-        return self._network.host(rank)
-
-    def exchange_port(self, rank: Rank) -> int:
-        """Port at which the trainer's exchange must listen; 0: any."""
-        return self._network.exchange_port(rank)
-
-    def measuring_port(self, rank: Rank) -> int:
-        """Port at which the sidecar must answer probes; 0: any."""
-        return self._network.measuring_port(rank)
-
-    def coordinator_host(self) -> str:
-        """Address of the runner that every worker reaches over unshaped links."""
-        return self._network.coordinator_host()
-
-    def link_addresses(self, rank: Rank) -> dict[str, str]:
-        """Addresses to dial instead of the announced ones, for `WorkerConfig.link_addresses`.
-
-        Keys are `"<peer rank>/exchange"` and `"<peer rank>/measuring"`. Empty if the announced
-        addresses are right.
-        """
-        return self._network.link_addresses(rank)
-
-    def interface_bytes(self, rank: Rank) -> tuple[int, int]:
-        """Bytes sent and received on the worker's links so far."""
-        return self._network.interface_bytes(rank)
+        return _enter_command(self.network.enter_arguments(rank))
 
     def apply_quota(self, rank: Rank) -> None:
         """Enforce the quota of the worker's trainer from now on.
@@ -309,46 +216,40 @@ class EmulatedEnvironment:
             if self._ended.is_set():
                 return
             self._conditions, self._conditions_since_s = conditions, since_s
-            self._network.apply(conditions)
+            self.network.apply(conditions)
             for rank, usage in self._quota_usage.items():
                 if usage.is_held:
                     self._set_quota(rank, conditions.worker(rank).quota_cores)
 
-    def measure_links(self, seconds: float = 1.0) -> list[Comparison]:
+    def measure_links(self, seconds: float = 1.0) -> list[EnvironmentFigure]:
         """Measure link rates before the run, each worker sending to the next.
 
         Takes about `seconds` and loads every link: call it before workers exchange data.
         """
-        self._link_comparisons = compare_links(self._network, self._conditions, seconds)
-        return self._link_comparisons
+        self._link_figures = compare_links(self.network, self._conditions, seconds)
+        return self._link_figures
 
-    def measure_transfers(
-        self, pairs: Sequence[tuple[Rank, Rank]], seconds: float
-    ) -> list[TransferMeasurement]:
-        """Measure the rates of several links at once, for `benchmarks/network.py`."""
-        return measure_transfers(self._network, pairs, seconds)
-
-    def requested_and_measured(self) -> list[Comparison]:
+    def requested_and_measured(self) -> list[EnvironmentFigure]:
         """Compare requested with measured values, for the result folder.
 
         Links as `measure_links` found them. CPU as the mean over the time of each quota; a worker
         that waits for peers uses less than its quota. Also lists what was not enforced. Call it
         before `close`.
         """
-        comparisons = list(self._link_comparisons)
+        figures = list(self._link_figures)
         with self._lock:
             for rank, usage in self._quota_usage.items():
                 if self._cpu is not None:
                     used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
                     usage.update(time.monotonic(), used_s, throttled_s)
-                    comparisons += usage.comparison(rank)
+                    figures += usage.figures(rank)
         if self.link_backend is not LinkBackend.RELAY:
-            comparisons += unsupported_latencies(self.plan)
-        return comparisons
+            figures += unsupported_latencies(self.plan)
+        return figures
 
     def failure(self) -> str:
         """Why the emulation itself has failed, so that the runner ends the run; else empty."""
-        own = self._network.failure() or ("" if self._cpu is None else self._cpu.failure())
+        own = self.network.failure() or ("" if self._cpu is None else self._cpu.failure())
         return own or self._change_failure
 
     def close(self) -> None:
@@ -359,7 +260,7 @@ class EmulatedEnvironment:
             self._changes.join(timeout=5)
         if self._cpu is not None:
             self._cpu.close()
-        self._network.close()
+        self.network.close()
 
 
 def _enter_command(arguments: list[str]) -> list[str]:

@@ -12,28 +12,31 @@ import logging
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from dlion_api.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 _END_TIMEOUT_S = 5.0
 
 
 class LineProcess:
-    """Runs `python -m MODULE ARGUMENTS` and exchanges lines with it. Thread-safe."""
+    """Runs `python -m MODULE` from `start` to `close` and exchanges lines with it. Thread-safe."""
 
-    def __init__(self, module: str, *arguments: str, errors_path: Path) -> None:
-        """Start the process; its standard error goes to `errors_path`."""
+    def __init__(self, module: str, work_dir: Path) -> None:
+        """Its standard error goes to a log in `work_dir`, named after the module."""
         self._module = module
-        self._errors_path = errors_path
+        self._errors_path = work_dir / f"{module.rpartition('.')[2]}.log"
         self._lock = threading.Lock()
-        with errors_path.open("ab") as errors:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process."""
+        self._errors_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._errors_path.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -41,56 +44,65 @@ class LineProcess:
             )
 
     @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise UnavailableError(f"{self._module} is not running: call start() first")
+        return self._process
+
+    @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._running.pid
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises UnavailableError if the process has
         ended."""
-        assert self._process.stdin is not None
+        process = self._running
+        assert process.stdin is not None
+        assert process.stdout is not None
         with self._lock:
             try:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
             except (BrokenPipeError, ValueError) as error:
-                raise self._gone() from error
-            return self.read()
-
-    def read(self) -> dict[str, Any]:
-        """Return the next line. Raises UnavailableError if the process has ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+                raise self._gone(process) from error
+            line = process.stdout.readline()
         if not line:
-            raise self._gone()
+            raise self._gone(process)
         return cast("dict[str, Any]", json.loads(line))
 
-    def _gone(self) -> UnavailableError:
+    def _gone(self, process: subprocess.Popen[bytes]) -> UnavailableError:
         # It has closed its pipes, so it ends very soon.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
+            process.wait(timeout=1)
         text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
         return UnavailableError(
-            f"{self._module} (process {self.pid}) has ended; its last output: "
+            f"{self._module} (process {process.pid}) has ended; its last output: "
             f"{text[-2000:] or 'nothing'}"
         )
 
-    def ended(self) -> bool:
-        """Whether it has ended before `close`."""
-        return self._process.poll() is not None
+    def failure(self) -> str:
+        """That it has ended before `close`; empty if it has not."""
+        if self._process is None or self._process.poll() is None:
+            return ""
+        log_name, name = self._errors_path.name, self._errors_path.stem.replace("_", " ")
+        return f"the {name} process has ended: see {log_name} in the run's work folder"
 
     def close(self) -> None:
         """End the process, by force after a time-out. May be called twice."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            self._process.stdin.close()
+            process.stdin.close()
         except BrokenPipeError:
             log.debug("%s had ended before", self._module)
         try:
-            self._process.wait(timeout=_END_TIMEOUT_S)
+            process.wait(timeout=_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            log.warning("%s does not end: killing process %d", self._module, self.pid)
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            log.warning("%s does not end: killing process %d", self._module, process.pid)
+            process.kill()
+            process.wait()
+        process.stdout.close()

@@ -9,25 +9,15 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
 from dlion_api.names import Rank
-from dlion_results.run_folder.environment import Comparison, Quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_environments.plan import Conditions, Plan
+from dlion_environments.plan import BYTES_PER_MBIT, Conditions, Plan
+from dlion_local.emulation.network.relay_network import UnshapedNetwork
+from dlion_results.run_folder.environment import LATENCY, LINK_RATE, QUOTA, EnvironmentFigure
 
 _BLOCK_BYTES = 65536
-
-
-class MeasurableNetwork(Protocol):
-    """A network in which sockets between workers can be opened."""
-
-    def listener(self, rank: Rank) -> socket.socket: ...
-    def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket: ...
 
 
 @dataclass
@@ -50,21 +40,9 @@ class TransferMeasurement:
         (from_s, from_bytes), (to_s, to_bytes) = counted[0], counted[-1]
         return (to_bytes - from_bytes) / (to_s - from_s)
 
-    def windows_bytes_per_s(self, window_s: float, step_s: float = 0.05) -> list[float]:
-        """Rates over sliding windows of that length, one every `step_s`."""
-        rates: list[float] = []
-        if not self.arrivals:
-            return rates
-        start_s = self.arrivals[0][0]
-        while start_s + window_s <= self.arrivals[-1][0]:
-            inside = [n for t, n in self.arrivals if start_s <= t <= start_s + window_s]
-            rates.append((inside[-1] - inside[0]) / window_s)
-            start_s += step_s
-        return rates
-
 
 def measure_transfers(
-    network: MeasurableNetwork, pairs: Sequence[tuple[Rank, Rank]], seconds: float
+    network: UnshapedNetwork, pairs: Sequence[tuple[Rank, Rank]], seconds: float
 ) -> list[TransferMeasurement]:
     """Transfer over all pairs at once for `seconds`. Data still queued then is dropped.
 
@@ -125,8 +103,8 @@ def _count(connection: socket.socket, into: TransferMeasurement, seconds: float)
 
 
 def compare_links(
-    network: MeasurableNetwork, conditions: Conditions, seconds: float
-) -> list[Comparison]:
+    network: UnshapedNetwork, conditions: Conditions, seconds: float
+) -> list[EnvironmentFigure]:
     """Measure each worker sending to the next, all at once, so that every pipe carries one link.
 
     Cut links are left out. The rate is payload at the receiver; headers of real packets take about
@@ -137,12 +115,13 @@ def compare_links(
     asked = {pair: conditions.link_bytes_per_s(*pair) for pair in ring}
     pairs = [pair for pair, rate in asked.items() if 0 < rate < float("inf")]
     return [
-        Comparison(
-            quantity=Quantity.LINK_RATE,
-            rank=one.sender,
+        EnvironmentFigure(
+            one.sender,
+            LINK_RATE,
+            "Mbit/s",
+            requested=asked[one.sender, one.receiver] / BYTES_PER_MBIT,
+            measured=one.bytes_per_s(skip_s=0.3 * seconds) / BYTES_PER_MBIT,
             peer=one.receiver,
-            requested=asked[one.sender, one.receiver],
-            measured=one.bytes_per_s(skip_s=0.3 * seconds),
             note="payload at the receiver, every worker sending to the next at once",
         )
         for one in measure_transfers(network, pairs, seconds)
@@ -161,32 +140,15 @@ class QuotaInterval:
     used_s: float = 0.0
     throttled_s: float = 0.0
 
-    def comparison(self, rank: Rank) -> Comparison:
-        """The quota and the mean use."""
-        return Comparison(
-            quantity=Quantity.QUOTA,
-            rank=rank,
-            peer=None,
-            requested=self.cores,
-            measured=self.used_s / self.held_s,
-            note=f"mean over {self.held_s:.0f} s, waiting included; held back for "
-            f"{self.throttled_s:.1f} s",
-            begins_s=self.begins_s,
-        )
-
 
 class QuotaUsage:
     """All quotas of one worker and the CPU used under each."""
 
     def __init__(self) -> None:
         self._intervals: list[QuotaInterval] = []
-        self._is_held = False
-        self._last_reading = (0.0, 0.0, 0.0)
-
-    @property
-    def is_held(self) -> bool:
+        self.is_held = False
         """Whether a quota is in force."""
-        return self._is_held
+        self._last_reading = (0.0, 0.0, 0.0)
 
     def begin_quota(
         self,
@@ -202,26 +164,39 @@ class QuotaUsage:
         `used_s` and `throttled_s` are the CPU counters at that time.
         """
         self.update(now_s, used_s, throttled_s)
-        self._is_held = cores is not None
+        self.is_held = cores is not None
         if cores is not None and not (self._intervals and self._intervals[-1].begins_s == begins_s):
             self._intervals.append(QuotaInterval(begins_s, cores))
 
     def update(self, now_s: float, used_s: float, throttled_s: float = 0.0) -> None:
         """Account for the time since the last call; the quota stays."""
         before_s, used_before_s, throttled_before_s = self._last_reading
-        if self._is_held:
+        if self.is_held:
             interval = self._intervals[-1]
             interval.held_s += now_s - before_s
             interval.used_s += used_s - used_before_s
             interval.throttled_s += throttled_s - throttled_before_s
         self._last_reading = (now_s, used_s, throttled_s)
 
-    def comparison(self, rank: Rank) -> list[Comparison]:
+    def figures(self, rank: Rank) -> list[EnvironmentFigure]:
         """Each quota that was in force, and its mean use."""
-        return [interval.comparison(rank) for interval in self._intervals if interval.held_s > 0]
+        return [
+            EnvironmentFigure(
+                rank,
+                QUOTA,
+                "cores",
+                requested=one.cores,
+                measured=one.used_s / one.held_s,
+                note=f"mean over {one.held_s:.0f} s, waiting included; held back for "
+                f"{one.throttled_s:.1f} s",
+                begins_s=one.begins_s,
+            )
+            for one in self._intervals
+            if one.held_s > 0
+        ]
 
 
-def unsupported_latencies(plan: Plan) -> list[Comparison]:
+def unsupported_latencies(plan: Plan) -> list[EnvironmentFigure]:
     """Requested latencies, each at its maximum, for backends that cannot emulate them."""
     every = (plan.initial, *(change.conditions for change in plan.changes))
     largest: dict[tuple[Rank, Rank], float] = {}
@@ -229,15 +204,9 @@ def unsupported_latencies(plan: Plan) -> list[Comparison]:
         for peer, seconds in worker.latency_s.items():
             link = (worker.rank, peer)
             largest[link] = max(seconds, largest.get(link, 0.0))
+    note = "requested latency not imposed: this way of shaping links has none"
     return [
-        Comparison(
-            quantity=Quantity.LATENCY,
-            rank=rank,
-            peer=peer,
-            requested=seconds,
-            measured=None,
-            note="requested latency not imposed: this way of shaping links has none",
-        )
+        EnvironmentFigure(rank, LATENCY, "ms", 1000 * seconds, None, peer, note)
         for (rank, peer), seconds in sorted(largest.items())
         if seconds > 0
     ]

@@ -41,8 +41,6 @@ class AuxiliaryProcess:
 
 @dataclass
 class _ProcessState:
-    """State of one auxiliary process."""
-
     process: AuxiliaryProcess
     started_s: float
     restarts: int = 0

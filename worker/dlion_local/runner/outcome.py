@@ -8,7 +8,6 @@ from pathlib import Path
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_local.runner.log_tail import last_error_in_log
-from dlion_results.run_folder.environment import Comparison
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class RunOutcome:
     exit_code: ExitCode
     """OK: it ended in order; `summary.judgement` decides whether it succeeded."""
     failed: dict[Rank, WorkerFailure]
-    comparisons: tuple[Comparison, ...]
-    """Requested and measured values of the environment."""
     problems: tuple[str, ...] = ()
     """Why the run was ended early, apart from failed workers."""
 

@@ -13,15 +13,12 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO
 
 from dlion_worker.supervisor.parent_death import bound_to_parent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _POLL_S = 0.02
@@ -30,7 +27,7 @@ KILL_TIMEOUT_S = 1.0
 
 
 class ProcessGroup:
-    """Context manager of named child processes with logs in `<results_dir>/logs`."""
+    """Named child processes with logs in `<results_dir>/logs`, until `close`."""
 
     def __init__(self, results_dir: Path | str) -> None:
         self._logs = Path(results_dir) / "logs"
@@ -101,10 +98,6 @@ class ProcessGroup:
         """Names of the running children."""
         return tuple(name for name, code in self.poll().items() if code is None)
 
-    def send(self, name: str, number: int) -> None:
-        """Send a signal to one child; ignored if it has ended."""
-        self._children[name].send_signal(number)
-
     def terminate(self, grace_s: float = 5.0) -> tuple[str, ...]:
         """End every child: SIGTERM, then SIGKILL after `grace_s`.
 
@@ -123,17 +116,6 @@ class ProcessGroup:
         """End every child and the starter thread. No child can be started afterwards."""
         self.terminate(grace_s)
         self._starter.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _wait(self, at_most_s: float) -> None:
         deadline_s = time.monotonic() + at_most_s

@@ -85,7 +85,6 @@ def _supervisor_record(line: str) -> dict[str, Any] | None:
 
 
 def _restart_message(record: dict[str, Any], lines: deque[str]) -> str:
-    """How the trainer ended, its last error, and when it restarts."""
     tail = [*lines]
     last = last_error(tail) or last_line(tail)
     how = f"its trainer ended with {_exit_text(record)}{': ' if last else ''}{last}"

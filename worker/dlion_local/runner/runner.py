@@ -14,10 +14,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from dlion_api.errors import DLionError, UnavailableError
 from dlion_api.exit_codes import ExitCode
@@ -35,9 +37,8 @@ from dlion_local.runner.kernel_compilation import compile_kernels
 from dlion_local.runner.outcome import RunOutcome, WorkerFailure, read_failure
 from dlion_local.runner.processes import ProcessGroup
 from dlion_local.runner.restart_watcher import RestartWatcher
-from dlion_local.runner.run_coordinator import RunCoordinator
 from dlion_local.runner.shared_evaluator import NAME, SharedEvaluator
-from dlion_results.run_folder.environment import Comparison
+from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_worker.coordination import delete_membership
 from dlion_worker.security.credential_store import delete_credentials
 
@@ -51,58 +52,69 @@ STOP_GRACE_S = 3.0
 FINISH_TIMEOUT_S = 60.0
 """Time that workers have to save their results when the run is ended early."""
 
-EnvironmentListener = Callable[[tuple[Comparison, ...], tuple[str, ...]], None]
+EnvironmentListener = Callable[[tuple[EnvironmentFigure, ...], tuple[str, ...]], None]
 """Receives requested and measured values, and notes on the backends."""
 
 
+class RunCoordinator(Protocol):
+    """The coordinator of one run, as the runner needs it; the operator implements it."""
+
+    def start(self, host: str) -> str:
+        """Serve on that host at any port. Return the address."""
+        ...
+
+    def token(self, worker: WorkerIdentity) -> str:
+        """The token with which that worker authenticates."""
+        ...
+
+    def authority_pem(self) -> bytes | None:
+        """The CA for its certificate; None: plain text."""
+        ...
+
+    def request_stop(self, reason: str) -> None:
+        """Ask every worker to finish its iteration and end the run."""
+        ...
+
+    def lost(self, rank: Rank) -> None:
+        """Mark a worker as permanently lost."""
+        ...
+
+    def take(self, record: ProgressRecord) -> None:
+        """Accept a record that did not come in a worker's report."""
+        ...
+
+
+@dataclass(kw_only=True)
 class LocalRunner:
-    """One run of a job on this machine."""
+    """One run of a job on this machine; nothing is started before `run`."""
 
-    def __init__(
-        self,
-        *,
-        job: Job,
-        plan: Plan,
-        coordinator: RunCoordinator,
-        results_dir: Path,
-        data_root: Path,
-        on_record: Callable[[ProgressRecord], None],
-        program_root: Path | None = None,
-        resume: bool = False,
-        elapsed_s: float = 0.0,
-        privileged: bool | None = None,
-        measure_links: bool = True,
-        on_environment: EnvironmentListener | None = None,
-        check_folder: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Set up a run; nothing is started yet.
+    job: Job
+    plan: Plan
+    coordinator: RunCoordinator
+    results_dir: Path
+    data_root: Path
+    on_record: Callable[[ProgressRecord], None]
+    program_root: Path | None = None
+    """Folder of the manifest's own program; None: the data root."""
+    resume: bool = False
+    elapsed_s: float = 0.0
+    """Duration so far of a resumed run, on its records' clock."""
+    privileged: bool | None = None
+    on_environment: EnvironmentListener = lambda _figures, _notes: None
+    """Called when the environment is set up, and again at the end of the run."""
+    check_folder: Callable[[], None] = lambda: None
+    """Raises StorageError if the result folder is missing."""
 
-        `program_root` is the folder of the manifest's own program (None: the data root).
-        `elapsed_s` is the duration so far of a resumed run, on its records' clock. `on_environment`
-        is called when the environment is set up, and again at the end of the run. `check_folder`
-        raises StorageError if the result folder is missing.
-        """
-        self._job = job
-        self._plan = plan
-        self._coordinator = coordinator
-        self._results_dir = results_dir
-        self._data_root = data_root
-        self._program_root = program_root
-        self._on_record = on_record
-        self._resume = resume
-        self._start_s = time.monotonic() - elapsed_s
-        self._privileged = privileged
-        self._measure_links = measure_links
-        self._on_environment = on_environment or (lambda _comparisons, _notes: None)
-        self._check_folder, self._folder_due_s = check_folder, 0.0
+    def __post_init__(self) -> None:
+        self._start_s = time.monotonic() - self.elapsed_s
+        self._folder_due_s = 0.0
         self._is_ending = False
-        self._conditions = plan.initial
+        self._conditions = self.plan.initial
         self._finish_by_s = float("inf")
         self._problems: list[str] = []
         self._records: queue.SimpleQueue[ProgressRecord] = queue.SimpleQueue()
         self._training_began_s: float | None = None
-        self._running = {worker.rank for worker in job.workers()}
-        self._comparisons: tuple[Comparison, ...] = ()
+        self._running = {worker.rank for worker in self.job.workers()}
         self._failed: dict[Rank, WorkerFailure] = {}
         self._fatal: ExitCode | None = None
 
@@ -125,102 +137,95 @@ class LocalRunner:
         compile_kernels()
         with DeferredSignals() as signals:
             work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
-            take = self._coordinator.take
-            self._evaluator = SharedEvaluator(self._job, self._plan, work_dir, take)
-            group = ProcessGroup(self._results_dir)
+            self._evaluator = SharedEvaluator(self.job, self.plan, work_dir, self.coordinator.take)
+            self._group = ProcessGroup(self.results_dir)
             self._began_s = time.monotonic()
-            self._auxiliaries = AuxiliaryProcesses(group, self._warn)
+            self._auxiliaries = AuxiliaryProcesses(self._group, self._warn)
             self._restarts = RestartWatcher(self._warn)
-            environment = EmulatedEnvironment(
-                self._plan, run_id=work_dir.name, work_dir=work_dir, privileged=self._privileged
+            self._environment = EmulatedEnvironment(
+                self.plan, work_dir=work_dir, privileged=self.privileged
             )
             try:
                 with signals.deliver():
-                    environment.start()
+                    self._environment.start()
                 try:
                     with signals.deliver():
-                        self._on_environment((), environment.notes)
-                        if self._measure_links and self._plan.shapes_links:
-                            environment.measure_links()
-                        self._start(environment, group, work_dir)
-                        self._watch(environment, group)
+                        self.on_environment((), self._environment.notes)
+                        if self.plan.shapes_links:
+                            self._environment.measure_links()
+                        self._start(work_dir)
+                        self._watch()
                 finally:
-                    self._end(environment, group)
+                    self._end()
             finally:
-                environment.close()
+                self._environment.close()
                 shutil.rmtree(work_dir, ignore_errors=True)
             return self.outcome()
 
     def outcome(self) -> RunOutcome:
         """The result, as far as it is known if the run was interrupted."""
-        return RunOutcome(self._exit_code(), self._failed, self._comparisons, tuple(self._problems))
+        return RunOutcome(self._exit_code(), self._failed, tuple(self._problems))
 
-    def _end(self, environment: EmulatedEnvironment, group: ProcessGroup) -> None:
+    def _end(self) -> None:
         """Measure the environment, end all processes, and record their last messages."""
         with suppress(OSError):  # the disk may be full; end the processes in any case
-            self._drain_records(environment)
+            self._drain_records()
         self._is_ending = True
-        self._comparisons = _measure(environment)
-        codes = group.poll()
-        for worker in self._job.workers():
-            environment.remove_quota(worker.rank)  # workers save their state at full speed
-        group.close(STOP_GRACE_S)
-        environment.close()
-        for worker in self._job.workers():
+        figures = _measure(self._environment)
+        codes = self._group.poll()
+        for worker in self.job.workers():
+            self._environment.remove_quota(worker.rank)  # workers save their state at full speed
+        self._group.close(STOP_GRACE_S)
+        self._environment.close()
+        for worker in self.job.workers():
             delete_credentials(self._state_dir(worker.rank))
-        self._drain_records(environment)
-        self._record_exits(group, codes)
+        self._drain_records()
+        self._record_exits(codes)
         if self._has_folder():
-            self._on_environment(self._comparisons, environment.notes)
+            self.on_environment(figures, self._environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
-    def _start(self, environment: EmulatedEnvironment, group: ProcessGroup, work_dir: Path) -> None:
-        address = self._coordinator.start(environment.coordinator_host())
-        for worker in self._job.workers():
-            config_path = self._write_config(worker, environment, work_dir, address)
-            if worker.rank == 0 and self._evaluator.folder is not None:
-                evaluate = partial(self._evaluator.start, group, config_path)
+    def _start(self, work_dir: Path) -> None:
+        address = self.coordinator.start(self._environment.network.coordinator_host())
+        for worker in self.job.workers():
+            rank = worker.rank
+            config_path = str(self._write_config(worker, work_dir, address))
+            if rank == 0 and self._evaluator.folder is not None:
+                evaluate = partial(self._evaluator.start, self._group, config_path)
                 evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
                 self._auxiliaries.start(evaluator, time.monotonic())
-            sidecar = [sys.executable, "-m", "dlion_worker.sidecar", "--config", str(config_path)]
-            supervisor = [
-                sys.executable, "-m", "dlion_worker.supervisor", "--config", str(config_path),
-            ]  # fmt: skip
-            rank = worker.rank
             # Temporary files of libraries and programs are removed with the run.
             env = {"TMPDIR": str(work_dir)}
-            sidecar_prefix = environment.sidecar_prefix(rank)
-            prefix = environment.command_prefix(rank)
-            name = f"sidecar-{rank}"
-            start = partial(group.start, name, sidecar, env=env, prefix=sidecar_prefix)
-            self._auxiliaries.start(
-                AuxiliaryProcess(name, EventReason.SIDECAR_ENDED, start, rank), time.monotonic()
-            )
-            self._restarts.watch(rank, group.log_path(f"worker-{rank}"))
-            # SIGTERM lets the trainer save its checkpoint if this process is killed.
-            group.start(
-                f"worker-{rank}",
-                supervisor,
+            start = partial(
+                self._group.start,
+                f"sidecar-{rank}",
+                [sys.executable, "-m", "dlion_worker.sidecar", "--config", config_path],
                 env=env,
-                prefix=prefix,
+                prefix=self._environment.sidecar_prefix(rank),
+            )
+            sidecar = AuxiliaryProcess(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
+            self._auxiliaries.start(sidecar, time.monotonic())
+            self._restarts.watch(rank, self._group.log_path(f"worker-{rank}"))
+            # SIGTERM lets the trainer save its checkpoint if this process is killed.
+            self._group.start(
+                f"worker-{rank}",
+                [sys.executable, "-m", "dlion_worker.supervisor", "--config", config_path],
+                env=env,
+                prefix=self._environment.command_prefix(rank),
                 parent_death_signal=signal.SIGTERM,
             )
 
     def _write_config(
-        self,
-        worker: WorkerIdentity,
-        environment: EmulatedEnvironment,
-        work_dir: Path,
-        coordinator_address: str,
+        self, worker: WorkerIdentity, work_dir: Path, coordinator_address: str
     ) -> Path:
-        rank = worker.rank
+        rank, network = worker.rank, self._environment.network
         folder = work_dir / f"w{rank}"
         folder.mkdir()
         token_path = folder / "token"
         token_path.touch(mode=0o600)
-        token_path.write_text(self._coordinator.token(worker))
-        authority = self._coordinator.authority_pem()
+        token_path.write_text(self.coordinator.token(worker))
+        authority = self.coordinator.authority_pem()
         if authority is not None:
             (folder / "ca.pem").write_bytes(authority)
         state_dir = self._state_dir(rank)
@@ -228,45 +233,47 @@ class LocalRunner:
         delete_membership(state_dir)
         delete_credentials(state_dir)
         config = WorkerConfig(
-            job_document=self._job.to_document(),
+            job_document=self.job.to_document(),
             rank=rank,
             coordinator_address=coordinator_address,
             authority_pem_path="" if authority is None else str(folder / "ca.pem"),
             token_path=str(token_path),
             state_dir=str(state_dir),
             socket_path=str(folder / "sidecar.sock"),
-            listen_host=environment.listen_host(rank),
-            advertise_host=environment.advertise_host(rank),
-            exchange_port=environment.exchange_port(rank),
-            measuring_port=environment.measuring_port(rank),
-            data_root=str(self._data_root),
-            results_dir=str(self._results_dir),
-            program_root=str(self._program_root or ""),
+            listen_host=network.host(rank),
+            advertise_host=network.host(rank),
+            exchange_port=network.port(rank, "exchange"),
+            measuring_port=network.port(rank, "measuring"),
+            data_root=str(self.data_root),
+            results_dir=str(self.results_dir),
+            program_root=str(self.program_root or ""),
             snapshots_dir=str(self._evaluator.folder or ""),
-            cpu_quota_cores=self._plan.initial.worker(rank).quota_cores,
-            link_addresses=environment.link_addresses(rank),
+            cpu_quota_cores=self.plan.initial.worker(rank).quota_cores,
+            link_addresses=network.link_addresses(rank),
             start_time_monotonic_s=self._start_s,
-            resume=self._resume,
+            resume=self.resume,
         )
         config.save(folder / "config.json")
         return folder / "config.json"
 
     def _state_dir(self, rank: Rank) -> Path:
-        return self._results_dir / "state" / f"w{rank}"
+        return self.results_dir / "state" / f"w{rank}"
 
     # ---- watching ------------------------------------------------------------------------------
 
-    def _watch(self, environment: EmulatedEnvironment, group: ProcessGroup) -> None:
+    def _watch(self) -> None:
         while self._running:
             self._evaluator.poll()
-            self._drain_records(environment)
+            self._drain_records()
             self._restarts.poll()
-            self._check_folder_when_due(time.monotonic())
-            self._record_exits(group, group.poll())
-            if broken := environment.failure():
+            if time.monotonic() >= self._folder_due_s:
+                self._folder_due_s = time.monotonic() + FOLDER_CHECK_INTERVAL_S
+                self.check_folder()
+            self._record_exits(self._group.poll())
+            if broken := self._environment.failure():
                 self._warn(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
                 raise UnavailableError(f"the environment has failed: {broken}")
-            self._check_limits(self._running)
+            self._check_limits()
             if self._fatal is not None and self._training_began_s is None:
                 return  # no worker has trained, so there is nothing to save
             if self._running and time.monotonic() > self._finish_by_s:
@@ -275,31 +282,25 @@ class LocalRunner:
                 return
             time.sleep(POLL_S)
 
-    def _record_exits(self, group: ProcessGroup, codes: Mapping[str, int | None]) -> None:
+    def _record_exits(self, codes: Mapping[str, int | None]) -> None:
         for rank in sorted(self._running):
             if (code := codes.get(f"worker-{rank}")) is not None:
-                self._on_worker_exit(rank, code, group.log_path(f"worker-{rank}"))
+                self._on_worker_exit(rank, code)
                 self._running.discard(rank)
-
-    def _check_folder_when_due(self, now_s: float) -> None:
-        """Raises StorageError."""
-        if now_s >= self._folder_due_s:
-            self._folder_due_s = now_s + FOLDER_CHECK_INTERVAL_S
-            self._check_folder()
 
     def _has_folder(self) -> bool:
         try:
-            self._check_folder()
+            self.check_folder()
         except DLionError:
             return False
         return True
 
-    def _check_limits(self, running: Collection[Rank]) -> None:
+    def _check_limits(self) -> None:
         """Restart auxiliary processes, and end the run at its deadline."""
         now_s = time.monotonic()
-        if lost := self._auxiliaries.poll(now_s, running):
+        if lost := self._auxiliaries.poll(now_s, self._running):
             self._give_up(ExitCode.UNAVAILABLE, lost)
-        limit_s = self._job.spec.active_deadline_seconds
+        limit_s = self.job.spec.active_deadline_seconds
         if limit_s is not None and now_s - self._began_s > limit_s:
             self._give_up(
                 ExitCode.DEADLINE, f"the run took longer than activeDeadlineSeconds ({limit_s} s)"
@@ -311,38 +312,38 @@ class LocalRunner:
         self._fatal = code
         self._problems.append(problem)
         self._finish_by_s = time.monotonic() + FINISH_TIMEOUT_S
-        self._coordinator.request_stop(problem)
+        self.coordinator.request_stop(problem)
 
-    def _on_worker_exit(self, rank: Rank, code: int, log: Path) -> None:
+    def _on_worker_exit(self, rank: Rank, code: int) -> None:
         if code == ExitCode.OK:
             # A worker that is restarting now would wait for peers that have ended.
-            self._coordinator.request_stop(f"worker {rank} has finished")
+            self.coordinator.request_stop(f"worker {rank} has finished")
             return
-        failure = read_failure(code, log)
+        failure = read_failure(code, self._group.log_path(f"worker-{rank}"))
         self._failed[rank] = failure
         self._warn(rank, EventReason.WORKER_FAILED, f"ended for good with {failure}")
-        self._coordinator.lost(rank)
+        self.coordinator.lost(rank)
         if self._fatal is None and (reason := self._stop_cause()):
             self._fatal = failure.code
-            self._coordinator.request_stop(f"worker {rank} has failed, and {reason}")
+            self.coordinator.request_stop(f"worker {rank} has failed, and {reason}")
 
     def _stop_cause(self) -> str:
         """Why the run cannot continue without the failed workers; empty if it can."""
-        spec = self._job.spec
+        spec = self.job.spec
         if self._training_began_s is None and spec.start_deadline_seconds is None:
             return "the others would wait for it (no startDeadlineSeconds)"
         if spec.failure_policy == "Fail":
             return "failurePolicy is Fail"
-        alive = {w.site for w in self._job.workers() if w.rank not in self._failed}
+        alive = {w.site for w in self.job.workers() if w.rank not in self._failed}
         if len(alive) < spec.min_sites:
             return f"{len(alive)} sites are left (minSites {spec.min_sites})"
         return ""
 
     def _warn(self, rank: Rank, reason: EventReason, message: str) -> None:
         time_s = time.monotonic() - self._start_s
-        self._on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
+        self.on_record(EventRecord(time_s, rank, 0, reason, message, warning=True))
 
-    def _drain_records(self, environment: EmulatedEnvironment) -> None:
+    def _drain_records(self) -> None:
         while True:
             try:
                 record = self._records.get_nowait()
@@ -351,21 +352,21 @@ class LocalRunner:
             if isinstance(record, EventRecord):
                 if self._is_ending and record.reason == EventReason.WORKER_LOST:
                     continue  # not a loss: this process ends it
-                self._update_quota(record, environment)
-            self._on_record(record)
+                self._update_quota(record)
+            self.on_record(record)
 
-    def _update_quota(self, record: EventRecord, environment: EmulatedEnvironment) -> None:
+    def _update_quota(self, record: EventRecord) -> None:
         """Apply quotas while a worker trains, not while it imports TensorFlow or ends."""
         if record.reason == EventReason.WORKER_READY:
-            environment.apply_quota(record.rank)
+            self._environment.apply_quota(record.rank)
         elif record.reason == EventReason.TRAINING_STARTED and self._training_began_s is None:
             began_s = time.monotonic()
             self._training_began_s = began_s
-            environment.start_changes(
+            self._environment.start_changes(
                 lambda: time.monotonic() - began_s, self._on_environment_change
             )
         elif record.reason in {EventReason.TRAINING_STOPPED, EventReason.WORKER_LOST}:
-            environment.remove_quota(record.rank)
+            self._environment.remove_quota(record.rank)
 
     def _on_environment_change(self, change: ConditionsChange) -> None:
         """Called in the environment's thread."""
@@ -376,19 +377,15 @@ class LocalRunner:
 
     def _exit_code(self) -> ExitCode:
         code = self._fatal
-        if code is None and len(self._failed) == len(self._job.workers()):
+        if code is None and len(self._failed) == len(self.job.workers()):
             code = next(iter(self._failed.values())).code
         # INTERRUPTED workers ended in order on request; the verdict decides on success.
         return ExitCode.OK if code in (None, ExitCode.INTERRUPTED) else code
 
 
-def _measure(environment: EmulatedEnvironment) -> tuple[Comparison, ...]:
+def _measure(environment: EmulatedEnvironment) -> tuple[EnvironmentFigure, ...]:
     try:
         return tuple(environment.requested_and_measured())
-    except (
-        DLionError,
-        OSError,
-        ValueError,
-    ) as error:  # the emulation itself failed, or an answer was cut off
+    except (DLionError, OSError, ValueError) as error:  # the emulation failed, or its answer ended
         log.warning("the environment could not be measured: %s", error)
         return ()

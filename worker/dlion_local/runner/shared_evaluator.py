@@ -49,12 +49,12 @@ class SharedEvaluator:
         self._take = take
         self._read_bytes = 0
 
-    def start(self, group: ProcessGroup, config_path: Path) -> None:
+    def start(self, group: ProcessGroup, config_path: str) -> None:
         """Start or restart the process, with the configuration of any worker."""
         if self.folder is None:
             return
         self.folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "dlion_worker.evaluator", "--config", str(config_path)]
+        command = [sys.executable, "-m", "dlion_worker.evaluator", "--config", config_path]
         group.start(NAME, [*command, "--snapshots", str(self.folder)])
 
     def poll(self) -> None:

@@ -6,10 +6,13 @@ time to the target, its whisker the range. `comparison` computes the figures.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 
+from dlion_results.comparison import Goal, VariantRow
 from dlion_results.report.drawing import (
     FAINT,
     INK,
@@ -22,14 +25,6 @@ from dlion_results.report.drawing import (
 )
 from dlion_results.report.picture import assemble_svg
 from dlion_results.run_folder.storage import write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from dlion_results.comparison import Goal, VariantRow
 
 
 def write_comparison(rows: Sequence[VariantRow], goal: Goal, out: Path, *, title: str = "") -> Path:

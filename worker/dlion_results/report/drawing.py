@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from matplotlib.axes import Axes
-
-    from dlion_results.summary.curves import Points
+from dlion_results.summary.curves import Points
 
 PALETTE = (
     "#3d85f7", "#e8710a", "#14a06f", "#d9466f", "#9a6cf0",
@@ -31,14 +28,8 @@ PALETTE = (
 """Distinguishable on white and near-black, and by lightness for most colour-blind readers."""
 
 # Placeholder colours for Matplotlib; in the SVG the page's CSS variables replace them.
-_INK, _FAINT, _GRID, _PAPER = "#010203", "#020304", "#030405", "#040506"
-_PAGE_COLOURS = {
-    _INK: "var(--ink)",
-    _FAINT: "var(--faint)",
-    _GRID: "var(--grid)",
-    _PAPER: "var(--paper)",
-}
-INK, FAINT, PAPER = _INK, _FAINT, _PAPER
+INK, FAINT, GRID, PAPER = "#010203", "#020304", "#030405", "#040506"
+_PAGE_COLOURS = {INK: "ink", FAINT: "faint", GRID: "grid", PAPER: "paper"}
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -47,19 +38,19 @@ _STYLE: dict[str, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9.5,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "text.color": _INK,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "xtick.labelcolor": _INK,
-    "ytick.labelcolor": _INK,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
     "lines.linewidth": 1.5,
@@ -110,13 +101,12 @@ def chart(
     caption: str,
     draw: Callable[[Axes], None],
     *,
-    width: float = 5.6,
     height: float = 3.1,
     wide: bool = False,
 ) -> Chart:
     """A chart with a single pair of axes, drawn by `draw`."""
     with styled(title + caption):
-        figure = Figure(figsize=(width * (2.04 if wide else 1), height), layout="constrained")
+        figure = Figure(figsize=(11.424 if wide else 5.6, height), layout="constrained")
         draw(figure.subplots())
         return Chart(title, caption, to_svg(figure, title), wide)
 
@@ -132,7 +122,7 @@ def to_svg(figure: Figure, title: str) -> Markup:
     text = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1>", text, count=1)
     text = text.replace("xlink:href", "href").replace("'DejaVu Sans'", "var(--font)")
     for stand_in, own in _PAGE_COLOURS.items():
-        text = text.replace(stand_in, own)
+        text = text.replace(stand_in, f"var(--{own})")
     label = Markup('<svg role="img" aria-label="{}" ').format(title)
     return label + Markup(_shortened(text)[len("<svg ") :])  # noqa: S704 - our own SVG; texts in it were escaped by Matplotlib
 
@@ -196,4 +186,4 @@ def percent_axis(axes: Axes, label: str) -> None:
 def draw_message(axes: Axes, text: str) -> None:
     """Show a message instead of a chart."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, text, ha="center", va="center", color=_FAINT, transform=axes.transAxes)
+    axes.text(0.5, 0.5, text, ha="center", va="center", color=FAINT, transform=axes.transAxes)

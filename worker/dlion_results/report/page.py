@@ -5,8 +5,11 @@ The template escapes all values except our own SVG.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -14,13 +17,8 @@ from dlion_api.names import Rank
 from dlion_results.report import progress_charts, resource_charts
 from dlion_results.report.drawing import Chart, colour
 from dlion_results.report.runs import LoadedRun, load_runs
+from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dlion_api.protocol.progress import EventRecord
-    from dlion_results.run_folder.environment import EnvironmentFigure
 
 PICTURE_BYTES = 2_000_000
 """Total size of all charts: the page stays below three megabytes."""
@@ -63,9 +61,16 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        percent=_percent, size=_size, duration=_duration, figure=_figure, whole=_whole
-    )
+    environment.filters.update({
+        name: partial(_spelt, spell)
+        for name, spell in (
+            ("percent", lambda value, digits=1: f"{value * 100:.{digits}f} %"),
+            ("size", _size),
+            ("duration", _duration),
+            ("figure", lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"),
+            ("whole", lambda value: f"{value:,.0f}"),
+        )
+    })  # fmt: skip
     progress = [
         progress_charts.accuracy_against_time(runs),
         progress_charts.accuracy_against_bytes(runs),
@@ -80,7 +85,7 @@ def render(
             left -= sum(len(chart.svg) for charts in pictures.values() for chart in charts)
         sections.append({**_section(run), "colour": colour(index, len(runs)), "pictures": pictures})
     return environment.get_template("page.html").render(
-        title=title or ", ".join(dict.fromkeys(run.run.key.name for run in runs)),
+        title=title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)),
         runs=sections,
         levels=_levels(runs),
         progress=progress,
@@ -132,18 +137,9 @@ def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
 
 def _events(run: LoadedRun) -> list[dict[str, Any]]:
     """The first warnings, then other events, sorted by time."""
-    events = list(run.tally.events)
-    chosen: list[EventRecord] = [event for event in events if event.warning][:_MAX_EVENTS]
-    others = [event for event in events if not event.warning]
-    chosen += others[: _MAX_EVENTS - len(chosen)]
+    chosen = sorted(run.tally.events, key=lambda event: not event.warning)[:_MAX_EVENTS]
     return [
-        {
-            "time_s": event.time_s,
-            "worker": run.run.worker_name(event.rank),
-            "reason": event.reason,
-            "message": event.message,
-            "warning": event.warning,
-        }
+        {**asdict(event), "worker": run.worker_name(event.rank)}
         for event in sorted(chosen, key=lambda event: event.time_s)
     ]
 
@@ -160,27 +156,22 @@ def _environment(run: LoadedRun) -> dict[str, Any] | None:
 def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any]:
     requested, measured = figure.requested, figure.measured
     off = measured / requested - 1 if requested and measured is not None else None
-    name = run.run.worker_name(Rank(figure.rank))
+    name = run.worker_name(Rank(figure.rank))
     begins_s = figure.begins_s
     return {
+        **asdict(figure),
         "worker": name if figure.peer is None else f"{name} → {figure.peer}",
         "quantity": f"{figure.quantity}, from {begins_s:g} s" if begins_s else figure.quantity,
-        "unit": figure.unit,
-        "note": figure.note,
-        "requested": requested,
-        "measured": measured,
         "off": off,
         "far_off": off is not None and abs(off) > _FAR_OFF,
     }
 
 
-def _percent(value: float | None, digits: int = 1) -> str:
-    return "—" if value is None else f"{value * 100:.{digits}f} %"
+def _spelt(spell: Callable[..., str], value: float | None, *options: int) -> str:
+    return "—" if value is None else spell(value, *options)
 
 
-def _size(count: float | None) -> str:
-    if count is None:
-        return "—"
+def _size(count: float) -> str:
     for prefix in ("", "k", "M", "G"):
         if count < 1000:
             return f"{count:.3g} {prefix}B"
@@ -188,21 +179,9 @@ def _size(count: float | None) -> str:
     return f"{count:.3g} TB"
 
 
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "—"
+def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "—"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _whole(value: float | None) -> str:
-    return "—" if value is None else f"{value:,.0f}"

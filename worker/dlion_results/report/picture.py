@@ -68,7 +68,7 @@ def picture(runs: Sequence[LoadedRun], *, title: str = "") -> str:
             progress_charts.drift_against_time(runs),
         ]
         legend = [(run.label, colour(index, len(runs))) for index, run in enumerate(runs)]
-    heading = title or ", ".join(dict.fromkeys(run.run.key.name for run in runs))
+    heading = title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs))
     return assemble_svg(charts, legend, title=heading)
 
 

@@ -6,9 +6,10 @@ run, or for several runs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from dlion_results.report.drawing import (
     FAINT,
@@ -23,15 +24,9 @@ from dlion_results.report.drawing import (
     subsampled,
     time_axis,
 )
+from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import Points, at_times
 from dlion_results.summary.summary import sent_bytes_at
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from matplotlib.axes import Axes
-
-    from dlion_results.report.runs import LoadedRun
 
 _MEGA = 1e6
 
@@ -43,7 +38,7 @@ def accuracy_against_time(runs: Sequence[LoadedRun]) -> Chart:
         lines = _line_count(runs)
         for index, run in enumerate(runs):
             for line, points in enumerate(_replicas(run)):
-                _thin(axes, runs, index, line, subsampled(points[:, :2], lines))
+                _thin(axes, runs, index, line, subsampled(points, lines))
             _thick(axes, runs, index, subsampled(run.mean_accuracy(), lines))
         _accuracy_axes(axes, runs)
         time_axis(axes, _end_s(runs))
@@ -114,7 +109,7 @@ def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
             return
         for index, points in enumerate(curves):
             if len(points):
-                axes.plot(*points.T, color=_run_colour(runs, index))
+                axes.plot(*points.T, color=colour(index, len(runs)))
         axes.set_ylim(bottom=0)
         axes.set_ylabel("max ‖wᵢ - wⱼ‖ / ‖w‖")
         time_axis(axes, _end_s(runs))
@@ -145,7 +140,7 @@ def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
         )
         for run, entry in known:
             place = (entry["workers"], entry["speed_up"])
-            mark = _run_colour(runs, runs.index(run))
+            mark = colour(runs.index(run), len(runs))
             axes.plot(*place, "o", color=mark, markersize=9, markeredgecolor=PAPER)
             text = f"{entry['speed_up']:.2f}x on {entry['workers']} ({entry['efficiency']:.0%})"
             axes.annotate(
@@ -169,7 +164,7 @@ def _accuracy_axes(axes: Axes, runs: Sequence[LoadedRun]) -> None:
     if not any(len(points) for run in runs for points in _replicas(run)):
         draw_message(axes, "no replica was evaluated")
         return
-    target = runs[0].run.target_accuracy
+    target = runs[0].job.spec.trainer.stop.target_accuracy
     if target:
         axes.axhline(target, color=INK, linestyle=(0, (5, 4)), linewidth=0.9, alpha=0.6)
     top = max(points[:, 1].max() for run in runs for points in _replicas(run))
@@ -192,18 +187,14 @@ def _thin(
     axes: Axes, runs: Sequence[LoadedRun], run: int, line: int, points: Points,
     *, strength: float | None = None,
 ) -> None:  # fmt: skip
-    own = colour(line, len(runs[run].workers)) if len(runs) == 1 else _run_colour(runs, run)
+    own = colour(line, len(runs[run].workers)) if len(runs) == 1 else colour(run, len(runs))
     alpha = strength or (0.75 if len(runs) == 1 else 0.28)
-    axes.plot(points[:, 0], points[:, 1], color=own, linewidth=0.9, alpha=alpha)
+    axes.plot(*points.T, color=own, linewidth=0.9, alpha=alpha)
 
 
 def _thick(axes: Axes, runs: Sequence[LoadedRun], run: int, points: Points) -> None:
-    own = INK if len(runs) == 1 else _run_colour(runs, run)
-    axes.plot(points[:, 0], points[:, 1], color=own, linewidth=2.3, zorder=3)
-
-
-def _run_colour(runs: Sequence[LoadedRun], index: int) -> str:
-    return colour(index, len(runs))
+    own = INK if len(runs) == 1 else colour(run, len(runs))
+    axes.plot(*points.T, color=own, linewidth=2.3, zorder=3)
 
 
 def _line_count(runs: Sequence[LoadedRun]) -> int:

@@ -6,9 +6,11 @@ Colours stand for workers.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlion_results.report.drawing import (
@@ -24,19 +26,14 @@ from dlion_results.report.drawing import (
     time_axis,
     to_svg,
 )
+from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import Points, at_times
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from matplotlib.axes import Axes
-
-    from dlion_results.report.runs import LoadedRun
-    from dlion_results.summary.tally import LinkTally, WorkerTally
+from dlion_results.summary.tally import LinkTally, WorkerTally
 
 _MEGA = 1e6
 _MAX_PANELS = 24
 _BINS = 60
+_CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 _DASHES = ("solid", (0, (4, 4)), (0, (2, 6)), (3, (1, 7)))
 """For a line that overlaps none, one, two or more others."""
 
@@ -89,26 +86,14 @@ def time_use(run: LoadedRun) -> Chart:
         rest = np.clip(1 - compute - waited, 0, None)
         places = np.arange(len(workers))
         left = np.zeros(len(workers))
-        parts = (
-            ("gradient", compute, 0.95),
-            ("waiting for peers", waited, 0.4),
-            ("rest", rest, 0.13),
-        )
-        for _, share, alpha in parts:
-            marks = [_colour(run, worker) for worker in workers]
+        marks = [_colour(run, worker) for worker in workers]
+        for share, alpha in ((compute, 0.95), (waited, 0.4), (rest, 0.13)):
             axes.barh(places, share, left=left, color=marks, alpha=alpha, height=0.66)
             for place, start, width in zip(range(len(workers)), left, share, strict=True):
                 if width > 0.09:
-                    axes.text(
-                        start + width / 2,
-                        place,
-                        f"{width:.0%}",
-                        ha="center",
-                        va="center",
-                        fontsize=8.5,
-                    )
+                    axes.text(start + width / 2, place, f"{width:.0%}", **_CENTRED)
             left = left + share
-        axes.set_yticks(places, [run.run.worker_name(w.rank) for w in workers])
+        axes.set_yticks(places, [run.worker_name(w.rank) for w in workers])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
@@ -169,10 +154,7 @@ def class_accuracy(run: LoadedRun) -> Chart | None:
     count = max((len(row) for row in rows), default=0)
     if count == 0 or count > 100:
         return None
-    values = np.array(
-        [[np.nan if v is None else v for v in row] + [np.nan] * (count - len(row)) for row in rows],
-        dtype=np.float64,
-    )  # fmt: skip
+    values = np.array([[*row, *[None] * (count - len(row))] for row in rows], dtype=np.float64)
     title = "Accuracy per class"
 
     def draw(axes: Axes) -> None:
@@ -205,7 +187,7 @@ def timeline(run: LoadedRun) -> Chart:
                 color=face, markersize=7 if warning else 4.5, markeredgecolor=PAPER,
                 markeredgewidth=0.8,
             )  # fmt: skip
-        axes.set_yticks(range(len(workers)), [run.run.worker_name(w.rank) for w in workers])
+        axes.set_yticks(range(len(workers)), [run.worker_name(w.rank) for w in workers])
         axes.set_ylim(len(workers) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         time_axis(axes, run.tally.end_s)
@@ -253,7 +235,7 @@ def _uplink(axes: Axes, run: LoadedRun, worker: WorkerTally) -> None:
     axes.fill_between(middle_s, sent / _MEGA, step="mid", color=mark, alpha=0.35, linewidth=0)
     axes.plot(middle_s, budget / _MEGA, color=mark, linewidth=1.4, drawstyle="steps-mid")
     axes.plot(middle_s, bandwidth / _MEGA, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-    axes.set_title(run.run.worker_name(worker.rank), loc="left", pad=3)
+    axes.set_title(run.worker_name(worker.rank), loc="left", pad=3)
     axes.set_ylim(bottom=0)
 
 
@@ -302,7 +284,7 @@ def _map(
             return
         _heat(axes, matrix, spelling, top=top, labelled=len(workers) <= 12)
         places = range(0, len(workers), max(1, len(workers) // 16))
-        axes.set_yticks(places, [run.run.worker_name(workers[i].rank) for i in places])
+        axes.set_yticks(places, [run.worker_name(workers[i].rank) for i in places])
         axes.set_xticks(places, [f"→ {workers[i].rank}" for i in places])
         axes.set_xlabel("receiver (rank)")
 
@@ -322,15 +304,7 @@ def _heat(axes: Axes, matrix: Points, spelling: str, *, top: float, labelled: bo
         for (row, column), value in np.ndenumerate(matrix):
             if not math.isnan(value):
                 shade = "#ffffff" if value > 0.55 * (top or 1) else "#14303f"
-                axes.text(
-                    column,
-                    row,
-                    spelling.format(value),
-                    ha="center",
-                    va="center",
-                    color=shade,
-                    fontsize=8.5,
-                )
+                axes.text(column, row, spelling.format(value), color=shade, **_CENTRED)
 
 
 def _colour(run: LoadedRun, worker: WorkerTally) -> str:
@@ -344,4 +318,4 @@ def _height(lanes: int) -> float:
 def legend(run: LoadedRun) -> Sequence[tuple[str, str]]:
     """(name, colour) of every worker, for the page's legend."""
     workers = run.workers
-    return [(run.run.worker_name(w.rank), colour(i, len(workers))) for i, w in enumerate(workers)]
+    return [(run.worker_name(w.rank), colour(i, len(workers))) for i, w in enumerate(workers)]

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.errors import DataError
+from dlion_api.names import Rank
+from dlion_api.spec import Job
 from dlion_results.report.stored_files import (
     read_environment,
     read_summary,
     stored_ending,
     stored_scalability,
 )
-from dlion_results.run_folder.description import RunDescription, describe_folder
+from dlion_results.run_folder.description import read_job, worker_name
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.events import BadLine, read_events
 from dlion_results.run_folder.folder import EVENTS, JOB
@@ -26,16 +28,13 @@ from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
 from dlion_results.summary.tally import RunTally, WorkerTally
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @dataclass(frozen=True)
 class LoadedRun:
     """One run, ready to be drawn."""
 
     label: str
-    run: RunDescription
+    job: Job
     tally: RunTally
     summary: Json
     environment: EnvironmentReport | None
@@ -49,6 +48,10 @@ class LoadedRun:
     def workers(self) -> list[WorkerTally]:
         """Workers by rank."""
         return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
+
+    def worker_name(self, rank: Rank) -> str:
+        """Short name of that worker."""
+        return worker_name(self.job, rank)
 
     def mean_accuracy(self) -> Points:
         """Mean over replicas against time, shape [T, 2]."""
@@ -66,7 +69,12 @@ def load_runs(
     names = list(labels) or _labels(folders)
     runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
     alone = _reference(runs, reference)
-    return runs if alone is None else [_with_scalability(alone, run) for run in runs]
+    if alone is not None:
+        for place, run in enumerate(runs):
+            if len(run.summary["workers"]) > 1:
+                own = {**run.summary, "scalability": scalability(run.summary, alone.summary)}
+                runs[place] = replace(run, summary=own, reference=alone.label)
+    return runs
 
 
 def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None:
@@ -83,23 +91,16 @@ def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None
     )
 
 
-def _with_scalability(reference: LoadedRun, run: LoadedRun) -> LoadedRun:
-    if len(run.summary["workers"]) <= 1:
-        return run
-    summary = {**run.summary, "scalability": scalability(run.summary, reference.summary)}
-    return replace(run, summary=summary, reference=reference.label)
-
-
 def load_run(folder: Path, label: str) -> LoadedRun:
     """Load one run. Raises DataError if the folder holds none."""
-    run = describe_folder(folder)
-    tally = RunTally(worker.rank for worker in run.workers)
+    job = read_job(folder)
+    tally = RunTally(worker.rank for worker in job.workers())
     bad_lines: list[BadLine] = []
     for record in read_events(folder / EVENTS, bad_lines.append):
         tally.add(record)
     stored = read_summary(folder)
     summary = summarise(
-        run,
+        job,
         tally,
         ending=stored_ending(stored),
         models=read_models(folder),
@@ -108,7 +109,7 @@ def load_run(folder: Path, label: str) -> LoadedRun:
     summary["scalability"] = stored_scalability(stored)
     environment = read_environment(folder)
     job_text = (folder / JOB).read_text("utf-8")
-    return LoadedRun(label, run, tally, summary, environment, job_text, tuple(bad_lines))
+    return LoadedRun(label, job, tally, summary, environment, job_text, tuple(bad_lines))
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:

@@ -10,16 +10,14 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.folder import ENVIRONMENT, SUMMARY
 from dlion_results.summary.summary import Ending, Json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 

@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.errors import ContractError, DataError
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import MAX_RECORD_BYTES, record_from_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from dlion_api.protocol.progress import ProgressRecord
 
 MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
 """Maximum length of a record with its newline."""

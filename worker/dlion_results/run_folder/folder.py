@@ -22,14 +22,18 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 
 from dlion_api.errors import Problem, SpecError
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
+from dlion_api.spec import Job
 from dlion_results.run_folder.environment import EnvironmentReport, environment_document
 from dlion_results.run_folder.events import MAX_LINE_BYTES, BadLine, read_events
 from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
@@ -39,19 +43,12 @@ from dlion_results.run_folder.storage import (
     AppendedFile,
     StorageError,
     drop_partial_line,
-    storage_error,
     write_whole,
+    writing,
 )
 from dlion_results.run_folder.tensorboard import TensorBoardLogs
 from dlion_results.summary.summary import Ending, Json, summarise
 from dlion_results.summary.tally import RunTally
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_results.run_folder.description import RunDescription
 
 JOB = "job.yaml"
 ENVIRONMENT = "environment.yaml"
@@ -83,7 +80,7 @@ class ResultFolder:
     def __init__(
         self,
         path: Path,
-        run: RunDescription,
+        job: Job,
         *,
         now: datetime,
         lock: FolderLock,
@@ -96,12 +93,13 @@ class ResultFolder:
         """
         self.path = path
         self._lock, self._created = lock, created
-        self.run = run
+        self.job = job
         self._started_at = now
-        self._tally = RunTally(worker.rank for worker in run.workers)
+        workers = job.workers()
+        self._tally = RunTally(worker.rank for worker in workers)
         self._environment: EnvironmentReport | None = None
         self._bad_lines = 0
-        names = {worker.rank: worker.name for worker in run.workers}
+        names = {worker.rank: worker.name for worker in workers}
         self._logs = TensorBoardLogs(path / TENSORBOARD, names, opened_at_s=now.timestamp())
         if (path / EVENTS).exists():
             self._load_events()
@@ -109,7 +107,7 @@ class ResultFolder:
 
     @classmethod
     def create(
-        cls, path: Path | None, run: RunDescription, *, now: datetime, resume: bool = False
+        cls, path: Path | None, job: Job, *, now: datetime, resume: bool = False
     ) -> ResultFolder:
         """Create the folder (`None`: `default_folder`) with `job.yaml` in it.
 
@@ -120,7 +118,7 @@ class ResultFolder:
         with a checkpoint, or an invalid lock); UnavailableError while another run uses it;
         DataError if its job cannot be read; StorageError if it cannot be written.
         """
-        path = path or _unused(default_folder(run.key.name, now))
+        path = path or _unused(default_folder(job.metadata.name, now))
         _check(path, resume=resume)
         created = [each for each in (path, *path.parents) if not each.exists()]
         _make(path)
@@ -131,14 +129,12 @@ class ResultFolder:
                 _remove_created(path, created)
             raise
         try:
-            _check(
-                path, resume=resume
-            )  # check again: another run may have used it before the lock was taken
+            _check(path, resume=resume)  # another run may have used it before the lock was taken
             if resume:
-                check_resumable(path, run)
+                check_resumable(path, job)
             try:
-                write_whole(path / JOB, _yaml(run.document))
-                return cls(path, run, now=now, lock=lock, created=created)
+                write_whole(path / JOB, _yaml(job.to_document()))
+                return cls(path, job, now=now, lock=lock, created=created)
             except (StorageError, KeyboardInterrupt):
                 if not resume:
                     _remove_created(path, created)
@@ -148,7 +144,7 @@ class ResultFolder:
             raise
 
     @classmethod
-    def open_or_create(cls, path: Path, run: RunDescription, *, now: datetime) -> ResultFolder:
+    def open_or_create(cls, path: Path, job: Job, *, now: datetime) -> ResultFolder:
         """Open the folder of that run, or create it.
 
         For a keeper, which may restart: existing content is not checked. Raises UnavailableError
@@ -157,8 +153,8 @@ class ResultFolder:
         _make(path)
         lock = FolderLock(path)
         try:
-            write_whole(path / JOB, _yaml(run.document))
-            return cls(path, run, now=now, lock=lock)
+            write_whole(path / JOB, _yaml(job.to_document()))
+            return cls(path, job, now=now, lock=lock)
         except BaseException:
             lock.release()
             raise
@@ -215,16 +211,14 @@ class ResultFolder:
         Raises StorageError.
         """
         path = self.path / PROGRAM_ROOT
-        try:
+        with writing("cannot make the folder", path.parent):
             path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise storage_error("cannot make the folder", path.parent, error) from error
         write_whole(path, os.fsencode(program_root))
 
     def finish(self, ending: Ending, *, reference: Mapping[str, Any] | None = None) -> Json:
         """Write and return `summary.json`. Raises StorageError."""
         summary = summarise(
-            self.run,
+            self.job,
             self._tally,
             ending=replace(ending, started_at=ending.started_at or self._started_at.isoformat()),
             models=read_models(self.path),
@@ -241,10 +235,8 @@ class ResultFolder:
 
         Not for a folder that was resumed or reopened.
         """
-        self._events.close()
-        self._logs.close()
         _remove_created(self.path, self._created)
-        self._lock.release()
+        self.close()
 
     def close(self) -> None:
         """Close the files. An unfinished folder remains readable."""
@@ -259,7 +251,6 @@ class ResultFolder:
         self.close()
 
     def _load_events(self) -> None:
-        """Load the events of the run that is resumed."""
         drop_partial_line(self.path / EVENTS, longest_line_bytes=MAX_LINE_BYTES)
         for record in read_events(self.path / EVENTS, self._note_bad_line):
             self._tally.add(record)
@@ -282,16 +273,9 @@ def _unused(path: Path) -> Path:
 def _check(path: Path, *, resume: bool) -> None:
     if resume:
         if not (path / EVENTS).exists():
-            raise SpecError(
-                [
-                    Problem(
-                        "--resume",
-                        "holds no run to resume",
-                        value=str(path),
-                        advice="Name a folder that `dlion run` made",
-                    )
-                ]
-            )
+            advice = "Name a folder that `dlion run` made"
+            problem = Problem("--resume", "holds no run to resume", str(path), advice=advice)
+            raise SpecError([problem])
         return
     if path.exists() and not path.is_dir():
         message, advice = "is a file, but results need a folder", "Name another"
@@ -299,10 +283,8 @@ def _check(path: Path, *, resume: bool) -> None:
         all(entry.name in {LOCK, COMPARISON_MARKER} for entry in path.iterdir())
         and is_lock(path / LOCK)
     ):
-        message, advice = (
-            "is not empty, and nothing in it may be overwritten",
-            _occupied_advice(path),
-        )
+        message = "is not empty, and nothing in it may be overwritten"
+        advice = _occupied_advice(path)
     else:
         return
     allowed = "a new or an empty folder"
@@ -310,7 +292,6 @@ def _check(path: Path, *, resume: bool) -> None:
 
 
 def _occupied_advice(path: Path) -> str:
-    """Advice about a folder that is not empty."""
     another = "Name another folder"
     if not (path / EVENTS).exists():
         return another
@@ -323,10 +304,8 @@ def _occupied_advice(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    try:
+    with writing("cannot make the result folder", path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error("cannot make the result folder", path, error) from error
 
 
 def _remove_created(path: Path, created: Sequence[Path]) -> None:

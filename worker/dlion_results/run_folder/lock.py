@@ -11,13 +11,11 @@ import fcntl
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from dlion_api.errors import Problem, SpecError, UnavailableError
-from dlion_results.run_folder.storage import storage_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from dlion_results.run_folder.storage import storage_error, writing
 
 LOCK = "run.lock"
 COMPARISON_MARKER = "comparing.json"
@@ -48,10 +46,8 @@ class FolderLock:
                 raise _foreign(path) from error
             raise storage_error("cannot lock the result folder", path, error) from error
         try:
-            self._take(folder)
-        except OSError as error:
-            self.release()
-            raise storage_error("cannot lock the result folder", path, error) from error
+            with writing("cannot lock the result folder", path):
+                self._take(folder)
         except BaseException:
             self.release()
             raise

@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 MODELS = "models"
 MODEL_INFO = "model.json"
@@ -33,7 +30,6 @@ class SiteModel:
     """Ranks of the averaged replicas."""
     sites: tuple[str, ...]
     samples: int
-    stop_reason: str
 
 
 def read_models(folder: Path) -> tuple[SiteModel, ...]:
@@ -59,5 +55,4 @@ def _model(about: Path) -> SiteModel:
         ranks=tuple(int(rank) for rank in values["ranks"]),
         sites=tuple(str(name) for name in values["sites"]),
         samples=int(values["samples"]),
-        stop_reason=str(values["stop_reason"]),
     )

@@ -6,26 +6,22 @@ Compares the two jobs and looks for readable checkpoints. `folder` calls it unde
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from dlion_api.document import to_document
 from dlion_api.errors import DataError, Problem, SpecError
-from dlion_api.spec import load_job
+from dlion_api.spec import Job
 from dlion_core.npz_errors import NPZ_ERRORS
-from dlion_results.run_folder.description import describe_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from dlion_results.run_folder.description import RunDescription
+from dlion_results.run_folder.description import read_job
 
 CHECKPOINTS = "state/w*/checkpoint.npz"
 _ABSENT = object()
 
 
-def check_resumable(path: Path, run: RunDescription) -> None:
-    """Check that `run` may resume in the folder `path`.
+def check_resumable(path: Path, job: Job) -> None:
+    """Check that `job` may resume in the folder `path`.
 
     It must be the stored job with the same workers, except for `spec.trainer.stop` and fields that
     may differ between sites. At least one worker must have a readable checkpoint: others take a
@@ -34,14 +30,10 @@ def check_resumable(path: Path, run: RunDescription) -> None:
     Raises: SpecError naming each field that differs, or the missing checkpoint; DataError if the
     stored job or all checkpoints are unreadable.
     """
+    text = "differs from the run to resume"
     problems = [
-        Problem(
-            field,
-            "differs from the run to resume",
-            value=_value_text(given),
-            allowed=_value_text(stored),
-        )
-        for field, stored, given in _differences(_kept(describe_folder(path)), _kept(run), "")
+        Problem(field, text, value=_value_text(given), allowed=_value_text(stored))
+        for field, stored, given in _differences(_kept(read_job(path)), _kept(job), "")
     ]
     if problems:
         advice = (
@@ -52,17 +44,13 @@ def check_resumable(path: Path, run: RunDescription) -> None:
         raise SpecError([*problems, other])
     checkpoints = sorted(path.glob(CHECKPOINTS))
     if not checkpoints:
-        raise SpecError(
-            [
-                Problem(
-                    "--resume",
-                    "holds no checkpoint: the run ended before it had saved one, or was simulated",
-                    value=str(path),
-                    advice="Start a new run: omit --resume and give another --out",
-                )
-            ]
+        missing = Problem(
+            "--resume",
+            "holds no checkpoint: the run ended before it had saved one, or was simulated",
+            value=str(path),
+            advice="Start a new run: omit --resume and give another --out",
         )
-
+        raise SpecError([missing])
     damaged = {one: problem for one in checkpoints if (problem := _damage(one))}
     if len(damaged) == len(checkpoints):
         raise DataError(
@@ -83,12 +71,11 @@ def _damage(checkpoint: Path) -> str:
     return f"{wrong} is damaged" if wrong else ""
 
 
-def _kept(run: RunDescription) -> dict[str, Any]:
+def _kept(job: Job) -> dict[str, Any]:
     """The part of a job's document that a resumed run must not change.
 
     The number of workers is included: each checkpoint belongs to one worker.
     """
-    job = load_job(run.document)
     spec = to_document(job.spec, hashed_only=True)
     for site, kept_site in zip(job.spec.sites, spec["sites"], strict=True):
         for group, kept_group in zip(site.groups, kept_site["groups"], strict=True):

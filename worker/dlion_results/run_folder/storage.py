@@ -9,15 +9,12 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import DLionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class StorageError(DLionError, OSError):
@@ -56,10 +53,8 @@ def check_writable(path: Path) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` atomically; on failure the old file stays. Raises StorageError."""
-    try:
+    with writing(f"cannot write {path.name}", path):
         write_atomically(path, content, mode=0o644)
-    except OSError as error:
-        raise storage_error(f"cannot write {path.name}", path, error) from error
 
 
 class AppendedFile:
@@ -71,10 +66,8 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with writing(f"cannot open {path.name}", path):
             self._stream = path.open("ab", buffering=0)
-        except OSError as error:
-            raise storage_error(f"cannot open {path.name}", path, error) from error
         self._length = self._stream.tell()
 
     def append(self, chunk: bytes) -> None:
@@ -103,13 +96,10 @@ class AppendedFile:
 
 def drop_partial_line(path: Path, *, longest_line_bytes: int) -> None:
     """Remove a last line without newline, left by a killed writer. Raises StorageError."""
-    try:
-        with path.open("r+b") as stream:
-            length = stream.seek(0, os.SEEK_END)
-            start = max(0, length - longest_line_bytes)
-            stream.seek(start)
-            tail = stream.read()
-            if tail and not tail.endswith(b"\n"):
-                stream.truncate(start + tail.rfind(b"\n") + 1)
-    except OSError as error:
-        raise storage_error(f"cannot repair {path.name}", path, error) from error
+    with writing(f"cannot repair {path.name}", path), path.open("r+b") as stream:
+        length = stream.seek(0, os.SEEK_END)
+        start = max(0, length - longest_line_bytes)
+        stream.seek(start)
+        tail = stream.read()
+        if tail and not tail.endswith(b"\n"):
+            stream.truncate(start + tail.rfind(b"\n") + 1)

@@ -7,20 +7,16 @@ of TensorFlow.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, LinkRecord, ProgressRecord, StepRecord
-from dlion_results.run_folder.storage import AppendedFile, storage_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from dlion_api.names import Rank
+from dlion_results.run_folder.storage import AppendedFile, writing
 
 STEP_INTERVAL_S = 1.0
 """At most one point per second of steps and links: TensorBoard shows only a thousand points."""
@@ -99,14 +95,11 @@ class TensorBoardLogs:
         if rank not in self._files:
             name = self._names.get(rank, str(rank)).replace("/", ".")
             path = self._folder / name / f"events.out.tfevents.{int(self._opened_at_s):010d}.dlion"
-            try:
-                self._folder.mkdir(
-                    exist_ok=True
-                )  # parents=False: a removed result folder must not be recreated
+            with writing("cannot make the TensorBoard folder", path):
+                # Without parents: a removed result folder must not be recreated.
+                self._folder.mkdir(exist_ok=True)
                 path.parent.mkdir(exist_ok=True)
                 fresh = not path.exists() or path.stat().st_size == 0
-            except OSError as error:
-                raise storage_error("cannot make the TensorBoard folder", path, error) from error
             self._files[rank] = AppendedFile(path)
             if fresh:
                 head = Event(wall_time=self._opened_at_s, file_version="brain.Event:2")

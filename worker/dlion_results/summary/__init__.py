@@ -1,1 +1,1 @@
-"""Figures of a run from its records: curves, totals, faults, and `summary.json`."""
+"""Figures of a run from its records: curves, totals and `summary.json`."""

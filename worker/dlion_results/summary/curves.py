@@ -5,13 +5,10 @@ Used by `tally` during a run, and by `summary` and `report` afterwards. Independ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Points = NDArray[np.float64]
 """Shape [T, 1 + V]: time in seconds, then the values."""
@@ -38,8 +35,8 @@ class Curve:
     def __len__(self) -> int:
         return len(self._rows) + (self._open_count > 0)
 
-    def append(self, time_s: float, *values: float) -> None:
-        """Add one sample; NaN marks an unknown value."""
+    def append(self, time_s: float, *values: float | None) -> None:
+        """Add one sample; None or NaN marks an unknown value."""
         row = np.array((time_s, *values), dtype=np.float64)
         self._newest = row
         if self._averaged and self._open_count:

@@ -6,17 +6,13 @@ in the manifest. An operator applies the same rule in a cluster.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from dlion_api.endings import is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from dlion_results.run_folder.models import SiteModel
+from dlion_results.run_folder.models import SiteModel
 
 
 class EndReason(StrEnum):

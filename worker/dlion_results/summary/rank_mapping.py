@@ -6,17 +6,13 @@ defines both numberings.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dlion_api.protocol.progress import DirectiveRecord, LinkRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.spec import Job
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import DirectiveRecord, LinkRecord, ProgressRecord
+from dlion_api.spec import Job
 
 _Value = TypeVar("_Value")
 

@@ -6,29 +6,24 @@ Used by `folder` at the end of a run and by `report`.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from dlion_api.spec import Job
+from dlion_results.run_folder.description import find_worker, worker_name
 from dlion_results.run_folder.environment import (
     EnvironmentReport,
     environment_document,
     finite_or_none,
 )
+from dlion_results.run_folder.models import SiteModel
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
-from dlion_results.summary.tally import first_step_s, training_s
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_results.run_folder.description import RunDescription
-    from dlion_results.run_folder.models import SiteModel
-    from dlion_results.summary.tally import LinkTally, RunTally, WorkerTally
+from dlion_results.summary.tally import LinkTally, RunTally, WorkerTally, first_step_s, training_s
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or is removed, but not for new fields."""
@@ -58,7 +53,7 @@ class Ending:
 
 
 def summarise(
-    run: RunDescription,
+    job: Job,
     tally: RunTally,
     *,
     ending: Ending,
@@ -72,13 +67,14 @@ def summarise(
     `reference` is the summary of the same job on a single worker; without it there is no speed-up.
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
+    target = job.spec.trainer.stop.target_accuracy
     summary: Json = {
         "schema_version": SCHEMA_VERSION,
         "job": {
-            "name": run.key.name,
-            "namespace": run.key.namespace,
-            "run_id": run.key.run_id,
-            "spec_hash": run.spec_hash,
+            "name": job.metadata.name,
+            "namespace": job.metadata.namespace,
+            "run_id": job.spec.run_id,
+            "spec_hash": job.hash(),
         },
         "ending": _ending(ending, workers),
         "included_sites": sorted({site for model in models for site in model.sites}),
@@ -86,23 +82,16 @@ def summarise(
         "time_s": tally.end_s,
         **_totals(workers),
         "accuracy": _accuracy(workers, models),
-        "target": level_reached(workers, run.target_accuracy) if run.target_accuracy else None,
+        "target": level_reached(workers, target) if target else None,
         "levels": [level_reached(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
-        "workers": [_worker(run, worker) for worker in workers],
+        "workers": [_worker(job, worker) for worker in workers],
         "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
         "bad_line_count": bad_line_count,
         "environment": environment_document(environment) if environment else None,
     }
     summary["scalability"] = scalability(summary, reference) if reference else None
     return summary
-
-
-def schema() -> Json:
-    """The JSON schema of the summary (draft 2020-12)."""
-    text = resources.files(__package__).joinpath("summary.schema.json").read_text("utf-8")
-    document: Json = json.loads(text)
-    return document
 
 
 def scalability(summary: Mapping[str, Any], reference: Mapping[str, Any]) -> Json:
@@ -143,16 +132,9 @@ def _ending(ending: Ending, workers: Sequence[WorkerTally]) -> Json:
 
 
 def _model(model: SiteModel) -> Json:
-    return {
-        "site": model.site,
-        "path": model.path,
-        "model": model.model,
-        "accuracy": finite_or_none(model.accuracy),
-        "averaged_accuracy": finite_or_none(model.averaged_accuracy),
-        "ranks": list(model.ranks),
-        "sites": list(model.sites),
-        "samples": model.samples,
-    }
+    accuracies = (model.accuracy, model.averaged_accuracy)
+    accuracy, averaged = map(finite_or_none, accuracies)
+    return {**asdict(model), "accuracy": accuracy, "averaged_accuracy": averaged}
 
 
 def _totals(workers: Sequence[WorkerTally]) -> Json:
@@ -222,12 +204,12 @@ def _drift(points: Points) -> Json:
     }
 
 
-def _worker(run: RunDescription, worker: WorkerTally) -> Json:
+def _worker(job: Job, worker: WorkerTally) -> Json:
     evaluation = worker.last_evaluation
-    identity = run.worker(worker.rank)
+    identity = find_worker(job, worker.rank)
     return {
         "rank": worker.rank,
-        "name": run.worker_name(worker.rank),
+        "name": worker_name(job, worker.rank),
         "site": identity.site if identity else "",
         "group": identity.group if identity else "",
         "incarnations": len(worker.incarnations),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dlion_api.drift import DriftMeter
 from dlion_api.names import Rank
@@ -24,9 +24,6 @@ from dlion_api.protocol.progress import (
 )
 from dlion_results.summary.curves import Curve
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 _LINK_ROWS_IN_ALL = 60_000
 """Rows of all link curves together: 30 workers have 870 links."""
 _KEPT_EVENTS = 2000
@@ -36,6 +33,8 @@ _KEPT_EVENTS = 2000
 class LinkTally:
     """Totals of one link in one direction."""
 
+    curve: Curve
+    """Sent bytes so far, budget (bytes per iteration), bandwidth (bytes/s), iterations so far."""
     sent_bytes: int = 0
     acknowledged_bytes: int = 0
     dropped_messages: int = 0
@@ -44,8 +43,6 @@ class LinkTally:
     bandwidth_bytes_per_s: float | None = None
     most_unacknowledged_bytes: int = 0
     most_queued_bytes: int = 0
-    curve: Curve = field(default_factory=lambda: Curve(4, limit=256))
-    """Sent bytes so far, budget (bytes per iteration), bandwidth (bytes/s), iterations so far."""
     _dropped: int = 0
     _iteration: int = 0
 
@@ -70,8 +67,8 @@ class LinkTally:
         self.curve.append(
             record.time_s,
             self.sent_bytes,
-            _number(record.budget_bytes),
-            _number(record.bandwidth_bytes_per_s),
+            record.budget_bytes,
+            record.bandwidth_bytes_per_s,
             self.iterations,
         )
 
@@ -93,7 +90,6 @@ class WorkerTally:
     batch_min: int = 0
     batch_max: int = 0
     batch_last: int = 0
-    global_batch_last: int = 0
     compute_s: float = 0.0
     waited_s: float = 0.0
     cpu_s: float = 0.0
@@ -102,14 +98,11 @@ class WorkerTally:
     last_evaluation: EvaluationRecord | None = None
     sent_bytes: int = 0
     links: dict[Rank, LinkTally] = field(default_factory=dict)
-    directive: DirectiveRecord | None = None
     loss_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024, averaged=True))
-    batch_curve: Curve = field(default_factory=lambda: Curve(2, limit=1024))
-    """Local and global batch size."""
-    rate_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024))
-    """Samples so far."""
-    accuracy_curve: Curve = field(default_factory=lambda: Curve(2, limit=4096))
-    """Accuracy and loss on the held-out split."""
+    batch_curve: Curve = field(default_factory=lambda: Curve(1, limit=1024))
+    """Local batch size."""
+    accuracy_curve: Curve = field(default_factory=lambda: Curve(1, limit=4096))
+    """Accuracy on the held-out split."""
     sent_curve: Curve = field(default_factory=lambda: Curve(1))
     """Bytes sent so far on all links."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
@@ -126,7 +119,7 @@ class WorkerTally:
         batch = record.local_batch_size
         self.batch_min = min(self.batch_min, batch) if self.steps else batch
         self.batch_max = max(self.batch_max, batch)
-        self.batch_last, self.global_batch_last = batch, record.global_batch_size
+        self.batch_last = batch
         self.steps += 1
         self.samples += batch
         self.incarnations.add(record.incarnation)
@@ -142,8 +135,7 @@ class WorkerTally:
             self.loss_sum += record.loss
             self.loss_count += 1
             self.loss_curve.append(record.time_s, record.loss)
-        self.batch_curve.append(record.time_s, batch, record.global_batch_size)
-        self.rate_curve.append(record.time_s, self.samples)
+        self.batch_curve.append(record.time_s, batch)
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         """Add one evaluation of this replica. A final one, over the whole split, takes
@@ -157,23 +149,15 @@ class WorkerTally:
             )
             if record.final:  # evaluated on different samples than before
                 self.accuracy_curve.hold(record.time_s)
-            self.accuracy_curve.append(record.time_s, record.accuracy, record.loss)
+            self.accuracy_curve.append(record.time_s, record.accuracy)
 
     def add_link(self, record: LinkRecord, limit: int) -> None:
         """Add one report of a link; its curve has at most `limit` rows."""
-        link = self.links.get(record.peer)
-        if link is None:
-            link = self.links[record.peer] = LinkTally(curve=Curve(4, limit=limit))
-        link.add(record)
+        if record.peer not in self.links:
+            self.links[record.peer] = LinkTally(Curve(4, limit=limit))
+        self.links[record.peer].add(record)
         self.sent_bytes += record.sent_bytes
         self.sent_curve.append(record.time_s, self.sent_bytes)
-
-    def add_directive(self, record: DirectiveRecord) -> None:
-        """Add a directive of this worker's sidecar."""
-        self.directive = record
-        own = record.capacities.get(self.rank)
-        if own is not None:
-            self.capacity_curve.append(record.time_s, own)
 
 
 class RunTally:
@@ -200,9 +184,13 @@ class RunTally:
                 self._worker(record.rank).add_link(record, self._link_rows)
             case EvaluationRecord():
                 self._worker(record.rank).add_evaluation(record)
-                self._add_drift(record)
+                point = self._drift.add(record)
+                if point is not None and math.isfinite(point[1]):
+                    self.drift_curve.append(*point)
             case DirectiveRecord():
-                self._worker(record.rank).add_directive(record)
+                worker = self._worker(record.rank)
+                if (own := record.capacities.get(record.rank)) is not None:
+                    worker.capacity_curve.append(record.time_s, own)
             case EventRecord():
                 self.reasons[record.reason] += 1
                 self.warning_count += record.warning
@@ -211,11 +199,6 @@ class RunTally:
     def _worker(self, rank: Rank) -> WorkerTally:
         """That worker, which need not be in the manifest (counts may differ at a site)."""
         return self.workers.setdefault(rank, WorkerTally(rank))
-
-    def _add_drift(self, record: EvaluationRecord) -> None:
-        point = self._drift.add(record)
-        if point is not None and math.isfinite(point[1]):
-            self.drift_curve.append(*point)
 
 
 def first_step_s(workers: Iterable[WorkerTally]) -> float | None:
@@ -238,7 +221,3 @@ def training_s(workers: Iterable[WorkerTally]) -> float:
 def _increase(before: int, now: int) -> int:
     """Increase of a counter; one that fell has restarted from 0."""
     return now - before if now >= before else now
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

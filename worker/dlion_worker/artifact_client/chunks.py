@@ -6,8 +6,7 @@ Used by both sides of `keeping.proto`. Memory is limited to one chunk, however l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from isal.isal_zlib import crc32
 
@@ -18,8 +17,7 @@ MAX_MESSAGE_BYTES = CHUNK_BYTES + 4096
 """Limit of a message with one chunk."""
 
 
-@dataclass(frozen=True)
-class ArtifactChunk:
+class ArtifactChunk(NamedTuple):
     offset: int
     payload: bytes
     checksum: int
@@ -47,11 +45,6 @@ class ChunkVerifier:
         self.total_bytes = total_bytes
         self.received_bytes = 0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the whole file has arrived."""
-        return self.received_bytes == self.total_bytes
-
     def add(self, offset: int, payload: bytes, checksum: int) -> None:
         """Verify the next chunk.
 
@@ -70,7 +63,7 @@ class ChunkVerifier:
 
     def check_complete(self) -> None:
         """Check that the whole file has arrived. Raises: ContractError."""
-        if not self.is_complete:
+        if self.received_bytes != self.total_bytes:
             raise ContractError(
                 f"the file ended after {self.received_bytes} of {self.total_bytes} bytes"
             )

@@ -31,12 +31,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-_PERMANENT = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-    }
+_PERMANENT = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
 )
 
 
@@ -71,16 +69,12 @@ class ArtifactClient:
             OSError: `source` cannot be read.
         """
         with source.open("rb") as file:  # keeps reading this file even if a newer one replaces it
-            file.seek(0, 2)
-            total_bytes = file.tell()
+            total_bytes = file.seek(0, 2)
             file.seek(0)
             read_errors: list[OSError] = []
             try:
-                call = self._start(
-                    self._current_stub().Put.future(
-                        self._put_chunks(path, file, total_bytes, read_errors)
-                    )
-                )
+                chunks = self._put_chunks(path, file, total_bytes, read_errors)
+                call = self._start(self._current_stub().Put.future(chunks))
                 return int(call.result().kept_bytes)
             except (grpc.RpcError, grpc.FutureCancelledError) as error:
                 if read_errors:
@@ -127,9 +121,14 @@ class ArtifactClient:
         self._channel.close()
 
     def _connect(self) -> None:
-        keeper = KeeperIdentity(self._worker.site)
-        self._renewals = self._credentials.renewals
-        self._channel = _channel(self._address, keeper, self._job, self._credentials)
+        keeper, credentials = KeeperIdentity(self._worker.site), self._credentials
+        self._renewals = credentials.renewals
+        options = [*_OPTIONS, *credentials.target_options(keeper.dns_name(self._job))]
+        secure = credentials.channel(keeper.site)
+        if secure is None:
+            self._channel = grpc.insecure_channel(self._address, options=options)
+        else:
+            self._channel = grpc.secure_channel(self._address, secure, options=options)
         self._stub = keeping_pb2_grpc.KeepingStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _current_stub(self) -> keeping_pb2_grpc.KeepingStub:
@@ -172,23 +171,11 @@ class ArtifactClient:
         )
         try:
             for chunk in read_chunks(file, total_bytes):
-                yield keeping_pb2.PutChunk(
-                    offset=chunk.offset, payload=chunk.payload, checksum=chunk.checksum
-                )
+                yield keeping_pb2.PutChunk(**chunk._asdict())
         # ValueError: the file was closed after the call ended
         except (OSError, ValueError) as error:
             read_errors.append(OSError(str(error)))
             raise
-
-
-def _channel(
-    address: str, keeper: KeeperIdentity, job: JobKey, credentials: WorkerCredentials
-) -> grpc.Channel:
-    options = [*_OPTIONS, *credentials.target_options(keeper.dns_name(job))]
-    secure = credentials.channel(keeper.site)
-    if secure is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, secure, options=options)
 
 
 def _failure(what: str, error: Exception) -> ContractError | UnavailableError:

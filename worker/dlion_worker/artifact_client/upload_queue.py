@@ -13,19 +13,14 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_worker.artifact_client.client import ArtifactClient
 from dlion_worker.coordination.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
 
 _SLICE_S = 0.1
-
-
-class ArtifactUploader(Protocol):
-    def put(self, path: str, source: Path) -> int: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class _UploadTask:
 class UploadQueue:
     """The uploads of one worker. Its methods may be called from any thread."""
 
-    def __init__(self, keeper: ArtifactUploader, on_result: Callable[[UploadResult], None]) -> None:
+    def __init__(self, keeper: ArtifactClient, on_result: Callable[[UploadResult], None]) -> None:
         """`on_result` runs in the queue's thread: once per upload, and once for repeated
         failures."""
         self._keeper = keeper
@@ -59,9 +54,6 @@ class UploadQueue:
         self._last_error: dict[str, str] = {}
         self._refused: set[str] = set()
         """Files that the keeper rejected at their last upload."""
-        self.uploaded_count = 0
-        self.failed_count = 0
-        """Failed attempts."""
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
         self._thread.start()
 
@@ -134,12 +126,9 @@ class UploadQueue:
         try:
             self._keeper.put(path, task.source)
         except UnavailableError as error:
-            self.failed_count += 1
             return UploadResult(path, task.iteration, str(error), final=False)
         except (ContractError, OSError) as error:
-            self.failed_count += 1
             return UploadResult(path, task.iteration, str(error))
-        self.uploaded_count += 1
         return UploadResult(path, task.iteration)
 
     def _report(self, outcome: UploadResult) -> None:

@@ -20,8 +20,7 @@ from dlion_worker.artifact_server.certificate import KeeperCertificate
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.record_stream import RecordStream
 from dlion_worker.artifact_server.recorder import Recorder
-from dlion_worker.artifact_server.rejections import UploadRejections
-from dlion_worker.artifact_server.service import ArtifactService
+from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import SiteWorkerRegistry
 
@@ -112,7 +111,10 @@ async def _start_server(
     service = ArtifactService(config.job.key, workers, store, certificate.credentials, rejections)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))
-    address, secure = join_host_port(config.listen_host, config.port), certificate.server()
+    address, secure = (
+        join_host_port(config.listen_host, config.port),
+        certificate.credentials.server(),
+    )
     try:
         if secure is None:
             server.add_insecure_port(address)

@@ -17,7 +17,7 @@ from dlion_api.wire import coordination_pb2
 from dlion_results.run_folder.storage import StorageError
 from dlion_worker.artifact_server.config import KeeperConfig
 from dlion_worker.artifact_server.recorder import Recorder
-from dlion_worker.artifact_server.rejections import UploadRejections
+from dlion_worker.artifact_server.service import UploadRejections
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
 from dlion_worker.coordination.pod_proof import make_pod_proof

@@ -20,7 +20,6 @@ from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_from_json
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.folder import EVENTS, SUMMARY, ResultFolder
 from dlion_results.run_folder.storage import StorageError, write_whole
 from dlion_results.summary.summary import Ending
@@ -46,7 +45,7 @@ class Recorder:
     def __init__(self, folder: Path, job: Job) -> None:
         """Raises: UnavailableError while another keeper holds the folder; StorageError."""
         self._path = folder
-        self._folder = ResultFolder.open_or_create(folder, describe(job), now=datetime.now(UTC))
+        self._folder = ResultFolder.open_or_create(folder, job, now=datetime.now(UTC))
         saved = _load_position(folder / POSITION_FILE)
         self._epoch = saved.epoch
         self._sequence = saved.sequence + _lines_after(folder / EVENTS, saved.events_bytes)

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -19,11 +19,16 @@ from google.protobuf.message import DecodeError, Message
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
-from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
+from dlion_api.protocol.refusals import (
+    MAX_TEXT_BYTES,
+    REASON_KEY,
+    CallerError,
+    PeerRefusal,
+    refusal_kind,
+)
 from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
 from dlion_worker.artifact_client.paths import AccessDeniedError, max_file_bytes
-from dlion_worker.artifact_server.rejections import UploadRejections
 from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
 from dlion_worker.artifact_server.workers import SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials
@@ -40,13 +45,31 @@ ArtifactCallContext = grpc.aio.ServicerContext[Any, Any]
 _M = TypeVar("_M", bound=Message)
 
 
+class UploadRejections:
+    """The rejections of one keeper since its start, by reason, for the coordinator.
+
+    The service's loop writes, the record stream's thread reads.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[PeerRefusal] = Counter()
+        self.last_message = ""
+
+    def record(self, kind: PeerRefusal, last_message: str) -> None:
+        self.last_message = last_message.encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+        self._counts[kind] += 1
+
+    def counts(self) -> Mapping[str, int]:
+        return {str(kind): count for kind, count in self._counts.copy().items()}
+
+
 class ArtifactService:
     def __init__(
         self,
         job: JobKey,
         workers: SiteWorkerRegistry,
         store: ArtifactStore,
-        credentials: Callable[[], WorkerCredentials],
+        credentials: WorkerCredentials,
         refusals: UploadRejections,
     ) -> None:
         self._rejections = refusals
@@ -55,8 +78,6 @@ class ArtifactService:
         self._store = store
         self._credentials = credentials
         self._incarnations: dict[Rank, int] = {}
-        self.counts: Counter[str] = Counter()
-        """Files kept, fetched and refused."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handlers for a server; requests and responses stay bytes."""
@@ -75,7 +96,6 @@ class ArtifactService:
             total_bytes = await self._receive_file(context)
         except (ContractError, OSError, TimeoutError) as error:
             await self._refuse(error, context)
-        self.counts["kept"] += 1
         return keeping_pb2.PutReply(kept_bytes=total_bytes).SerializeToString()
 
     async def _receive_file(self, context: ArtifactCallContext) -> int:
@@ -130,14 +150,10 @@ class ArtifactService:
                 chunks = read_chunks(file, total_bytes)
                 while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
                     yield keeping_pb2.FileChunk(
-                        total_bytes=total_bytes,
-                        offset=chunk.offset,
-                        payload=chunk.payload,
-                        checksum=chunk.checksum,
+                        total_bytes=total_bytes, **chunk._asdict()
                     ).SerializeToString()
         except (ContractError, OSError) as error:
             await self._refuse(error, context)
-        self.counts["fetched"] += 1
 
     # ---- access -------------------------------------------------------------------------------
 
@@ -154,7 +170,7 @@ class ArtifactService:
         self._workers.check(worker)
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         try:
-            self._credentials().check_peer(certificate, worker, self._job)
+            self._credentials.check_peer(certificate, worker, self._job)
         except ContractError as error:
             raise AccessDeniedError(str(error), refusal_kind(error)) from error
         self._workers.register(worker)
@@ -163,7 +179,6 @@ class ArtifactService:
     async def _refuse(self, error: Exception, context: ArtifactCallContext) -> NoReturn:
         if isinstance(error, FileNotFoundError):
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no file at this path")
-        self.counts["refused"] += 1
         _LOG.warning("rejected: %s", error)
         metadata: tuple[tuple[str, str], ...] = ()
         if isinstance(error, ContractError):

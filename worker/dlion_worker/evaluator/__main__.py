@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
@@ -45,12 +44,8 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     ended = threading.Event()
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
     os.nice(NICENESS)
     try:
         config = WorkerConfig.load(arguments.config)

@@ -96,10 +96,7 @@ class Pod:
 
     def worker_config(self, *, listen_host: str, state_dir: Path) -> WorkerConfig:
         """Configuration of this pod's trainer or sidecar. Raises: SpecError."""
-        shared, state = (
-            under_root(self.root, names.SHARED_DIR),
-            under_root(self.root, names.STATE_DIR),
-        )
+        shared = under_root(self.root, names.SHARED_DIR)
         has_config_map = self.job.spec.trainer.program.config_map is not None
         return WorkerConfig(
             job_document=self.config.job_document,
@@ -112,7 +109,7 @@ class Pod:
             listen_host=listen_host,
             advertise_host=self.address(),
             data_root=str(under_root(self.root, names.DATA_DIR)),
-            results_dir=str(state / "results"),
+            results_dir=str(under_root(self.root, names.STATE_DIR) / "results"),
             program_root=str(under_root(self.root, names.PROGRAM_DIR)) if has_config_map else "",
             exchange_port=names.EXCHANGE_PORT,
             measuring_port=names.MEASURING_PORT,
@@ -128,9 +125,8 @@ class Pod:
     def _index(self) -> int:
         given = self._variable(names.INDEX_VARIABLE)
         if not (given.isascii() and given.isdigit()) or len(given) > 6:
-            raise _invalid_value(
-                names.INDEX_VARIABLE, given, "the completion index of an Indexed Job"
-            )
+            allowed = "the completion index of an Indexed Job"
+            raise _invalid_value(names.INDEX_VARIABLE, given, allowed)
         return int(given)
 
 

@@ -31,10 +31,7 @@ def main() -> int:
         config = WorkerConfig.load(arguments.config)
         job = _job(config)
         asyncio.run(_serve(config, job, arguments))
-    except SpecError as error:
-        _LOG.error("%s", error)
-        return ExitCode.SPEC
-    except ContractError as error:
+    except (SpecError, ContractError) as error:
         _LOG.error("%s", error)
         return ExitCode.SPEC
     except (UnavailableError, OSError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from dataclasses import asdict
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, Rank
@@ -14,7 +14,6 @@ from dlion_api.protocol.measurements import (
     GradientNoise,
     Grouping,
 )
-from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2
 
 MAX_SAMPLES_PER_S = 1e9
@@ -28,26 +27,8 @@ PROBE_CHUNK_COUNT = 16
 MAX_PROBE_BYTES = 4 * PROBE_CHUNK_BYTES * PROBE_CHUNK_COUNT
 
 
-class LocalWorker(Protocol):
-    """The worker beside this sidecar, as both ends of the service need it."""
-
-    def own(self) -> Capacity: ...
-
-    def incarnation(self) -> int:
-        """This worker's incarnation."""
-        ...
-
-    def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
-        """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
-        ...
-
-    def refused(self, kind: PeerRefusal, text: str, *, dialled: bool) -> None:
-        """Count a rejected caller, or (`dialled`) a rejected call of this sidecar."""
-        ...
-
-
 def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.CapacityShare:
-    noise = capacity.noise
+    noise, choice = capacity.noise, capacity.batch_choice
     return measuring_pb2.CapacityShare(
         run=str(job),
         rank=capacity.rank,
@@ -62,9 +43,7 @@ def to_wire(capacity: Capacity, job: JobKey, incarnation: int) -> measuring_pb2.
         noise_variance=0.0 if noise is None else noise.variance,
         noise_weight=0.0 if noise is None else noise.weight,
         exchange_s=capacity.exchange_s,
-        batch_choice=None
-        if capacity.batch_choice is None
-        else _choice_to_wire(capacity.batch_choice),
+        batch_choice=None if choice is None else measuring_pb2.BatchChoice(**asdict(choice)),
         link_bytes_per_s={int(peer): rate for peer, rate in capacity.link_bytes_per_s.items()},
         grouping=None if capacity.grouping is None else _grouping_to_wire(capacity.grouping),
     )
@@ -100,6 +79,10 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
     noise = None
     if share.noise_weight:
         noise = GradientNoise(share.noise_square, share.noise_variance, share.noise_weight)
+    choice = None  # `GoodputController.take` validates it, since it knows the iteration
+    if share.HasField("batch_choice"):
+        chosen = share.batch_choice
+        choice = BatchChoice(chosen.period, Rank(chosen.decider), chosen.size)
     return Capacity(
         expected,
         share.samples_per_s,
@@ -110,7 +93,7 @@ def from_wire(share: measuring_pb2.CapacityShare, job: JobKey, expected: Rank) -
         share.own_samples,
         noise,
         share.exchange_s,
-        _choice_from_wire(share.batch_choice) if share.HasField("batch_choice") else None,
+        choice,
         _rates_from_wire(share, sender),
         _grouping_from_wire(share.grouping) if share.HasField("grouping") else None,
     )
@@ -122,15 +105,6 @@ def _rates_from_wire(share: measuring_pb2.CapacityShare, sender: str) -> dict[Ra
             allowed = f"above 0 to {MAX_BYTES_PER_S:g}"
             raise ContractError(f"{sender}: link to {peer}: {rate} bytes/s; allowed: {allowed}")
     return {Rank(peer): rate for peer, rate in sorted(share.link_bytes_per_s.items())}
-
-
-def _choice_to_wire(choice: BatchChoice) -> measuring_pb2.BatchChoice:
-    return measuring_pb2.BatchChoice(period=choice.period, decider=choice.decider, size=choice.size)
-
-
-def _choice_from_wire(message: measuring_pb2.BatchChoice) -> BatchChoice:
-    """`GoodputController.take` validates it, since it knows the iteration."""
-    return BatchChoice(message.period, Rank(message.decider), message.size)
 
 
 def _grouping_to_wire(grouping: Grouping) -> measuring_pb2.Grouping:

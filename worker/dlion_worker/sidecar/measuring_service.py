@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -21,7 +21,10 @@ from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.security.peer_certificate import PeerCertificate
-from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, LocalWorker, from_wire, to_wire
+from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, from_wire, to_wire
+
+if TYPE_CHECKING:
+    from dlion_worker.sidecar.process import SidecarProcess
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         *,
         job: Job,
         rank: Rank,
-        worker: LocalWorker,
+        worker: SidecarProcess,
         credentials: WorkerCredentials,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,9 +98,8 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             return
         certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
         proof = self._proofs.get(identity.rank)
-        if (
-            proof is None or proof.certificate_pem != certificate
-        ):  # once per certificate, not per call
+        # Once per certificate, not per call.
+        if proof is None or proof.certificate_pem != certificate:
             self._proofs[identity.rank] = PeerCertificate(
                 self._credentials, certificate, identity, self._key
             )

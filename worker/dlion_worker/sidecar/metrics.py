@@ -6,12 +6,9 @@ server's thread, from objects that are replaced as a whole.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -54,48 +51,15 @@ class SidecarMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         reading = self._read()
-        yield from self._work(reading)
-        yield from self._links(reading.directive)
-        yield from self._trainer(reading)
-        yield from self._node(reading.node)
-
-    def _work(self, reading: MetricsReading) -> Iterator[Metric]:
-        capacity, directive = reading.capacity, reading.directive
-        if capacity.samples_per_s > 0:
-            yield self._gauge(
-                "dlion_capacity_samples_per_second",
-                "Samples per second of wall time that this worker computes.",
-                capacity.samples_per_s,
-            )
-            yield self._gauge(
-                "dlion_capacity_window_seconds",
-                "Time that the capacity was measured over.",
-                capacity.window_s,
-            )
-        if directive is not None:
-            yield self._gauge(
-                "dlion_local_batch_samples",
-                "Samples of this worker in one iteration.",
-                directive.local_batch_size,
-            )
-            yield self._gauge(
-                "dlion_global_batch_samples",
-                "Samples of all workers in one iteration.",
-                directive.global_batch_size,
-            )
-            yield self._gauge(
-                "dlion_directive_version", "Version of the last directive.", directive.version
-            )
-        yield self._counter("dlion_steps", "Local steps reported by the trainer.", reading.steps)
-        yield self._counter("dlion_samples", "Samples of those steps.", reading.samples)
-        yield self._gauge(
-            "dlion_iteration_own_seconds",
-            "Time of one iteration without waiting for peers.",
-            reading.iteration_s,
-        )
-        yield self._counter(
-            "dlion_refused_measurements", "Messages of peers' sidecars refused.", reading.refused
-        )
+        for family, rows in (
+            (GaugeMetricFamily, _gauges(reading)),
+            (CounterMetricFamily, _counters(reading)),
+        ):
+            for name, meaning, value in rows:
+                if value is not None:
+                    made = family(f"dlion_{name}", meaning, labels=list(self._labels))
+                    made.add_metric(list(self._labels.values()), value)
+                    yield made
         refusals = CounterMetricFamily(
             "dlion_peer_refusals",
             "Peers' calls refused here, and own calls that peers refused.",
@@ -104,73 +68,17 @@ class SidecarMetrics(Collector):
         for place, count in reading.refusals.items():
             refusals.add_metric([*self._labels.values(), *place], count)
         yield refusals
-        yield self._counter(
-            "dlion_certificate_renewals",
-            "Certificates that have taken the place of the first.",
-            reading.renewals,
-        )
-
-    def _links(self, directive: Directive | None) -> Iterator[Metric]:
-        if directive is None:
-            return
-        yield self._per_site(
-            "dlion_link_budget_bytes",
-            "Bytes per iteration that the links to a site may carry, summed.",
-            directive.budget_bytes,
-        )
-        yield self._per_site(
-            "dlion_link_bandwidth_bytes_per_second",
-            "Rate of the links to a site as their receivers measured it, summed.",
-            directive.bandwidth_bytes_per_s,
-        )
-
-    def _trainer(self, reading: MetricsReading) -> Iterator[Metric]:
-        yield self._gauge(
-            "dlion_trainer_connected_count",
-            "Trainers connected to this sidecar: 0 or 1.",
-            float(reading.trainer_connected),
-        )
-        allowance = reading.allowance
-        if allowance is None:
-            return
-        if allowance.quota_cores is not None:
-            yield self._gauge(
-                "dlion_trainer_quota_cores", "CPU quota of the trainer.", allowance.quota_cores
+        if (directive := reading.directive) is not None:
+            yield self._per_site(
+                "dlion_link_budget_bytes",
+                "Bytes per iteration that the links to a site may carry, summed.",
+                directive.budget_bytes,
             )
-        yield self._counter(
-            "dlion_trainer_cpu_seconds", "CPU time of the trainer.", allowance.cpu_s
-        )
-        yield self._counter(
-            "dlion_trainer_throttled_seconds",
-            "Time that the quota held the trainer.",
-            allowance.throttled_s,
-        )
-
-    def _node(self, node: NodeFacts) -> Iterator[Metric]:
-        for name, meaning, value in (
-            ("quota_cores", "CPU quota of this container.", node.quota_cores),
-            ("cpu_weight", "CPU weight of this container (100: default).", node.cpu_weight),
-            ("cpu_pressure_ratio", "Time some task waited for a CPU.", node.cpu_pressure_ratio),
-            ("memory_pressure_ratio", "Time some task waited for memory.",
-             node.memory_pressure_ratio),
-            ("frequency_hertz", "Mean CPU frequency.", node.frequency_hertz),
-            ("temperature_celsius", "Hottest sensor.", node.temperature_celsius),
-            ("memory_total_bytes", "Memory of the machine.", node.memory_total_bytes),
-            ("memory_available_bytes", "Memory not in use.", node.memory_available_bytes),
-            ("memory_limit_bytes", "Memory limit of this container.", node.memory_limit_bytes),
-        ):  # fmt: skip
-            if value is not None:
-                yield self._gauge(f"dlion_node_{name}", meaning, value)
-
-    def _gauge(self, name: str, meaning: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, meaning, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _counter(self, name: str, meaning: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, meaning, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+            yield self._per_site(
+                "dlion_link_bandwidth_bytes_per_second",
+                "Rate of the links to a site as their receivers measured it, summed.",
+                directive.bandwidth_bytes_per_s,
+            )
 
     def _per_site(self, name: str, meaning: str, values: Mapping[Rank, float]) -> Metric:
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])
@@ -183,14 +91,53 @@ class SidecarMetrics(Collector):
         return family
 
 
-def serve_metrics(
-    metrics: SidecarMetrics, *, host: str, port: int
-) -> tuple[WSGIServer, threading.Thread]:
-    """Start an HTTP server (see its `server_port`); return it and its thread.
+_Row = tuple[str, str, float | None]
+"""Name without its prefix, meaning, and value; None: left out."""
 
-    Raises: OSError if the address is unavailable.
-    """
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    ProcessCollector(registry=registry)
-    return start_http_server(port, addr=host, registry=registry)
+
+def _gauges(reading: MetricsReading) -> Sequence[_Row]:
+    node, directive, allowance = reading.node, reading.directive, reading.allowance
+    capacity = reading.capacity if reading.capacity.samples_per_s > 0 else None
+    return (
+        ("capacity_samples_per_second",
+         "Samples per second of wall time that this worker computes.",
+         capacity.samples_per_s if capacity else None),
+        ("capacity_window_seconds", "Time that the capacity was measured over.",
+         capacity.window_s if capacity else None),
+        ("local_batch_samples", "Samples of this worker in one iteration.",
+         directive.local_batch_size if directive else None),
+        ("global_batch_samples", "Samples of all workers in one iteration.",
+         directive.global_batch_size if directive else None),
+        ("directive_version", "Version of the last directive.",
+         directive.version if directive else None),
+        ("iteration_own_seconds", "Time of one iteration without waiting for peers.",
+         reading.iteration_s),
+        ("trainer_connected_count", "Trainers connected to this sidecar: 0 or 1.",
+         float(reading.trainer_connected)),
+        ("trainer_quota_cores", "CPU quota of the trainer.",
+         allowance.quota_cores if allowance else None),
+        ("node_quota_cores", "CPU quota of this container.", node.quota_cores),
+        ("node_cpu_weight", "CPU weight of this container (100: default).", node.cpu_weight),
+        ("node_cpu_pressure_ratio", "Time some task waited for a CPU.", node.cpu_pressure_ratio),
+        ("node_memory_pressure_ratio", "Time some task waited for memory.",
+         node.memory_pressure_ratio),
+        ("node_frequency_hertz", "Mean CPU frequency.", node.frequency_hertz),
+        ("node_temperature_celsius", "Hottest sensor.", node.temperature_celsius),
+        ("node_memory_total_bytes", "Memory of the machine.", node.memory_total_bytes),
+        ("node_memory_available_bytes", "Memory not in use.", node.memory_available_bytes),
+        ("node_memory_limit_bytes", "Memory limit of this container.", node.memory_limit_bytes),
+    )  # fmt: skip
+
+
+def _counters(reading: MetricsReading) -> Sequence[_Row]:
+    allowance = reading.allowance
+    return (
+        ("steps", "Local steps reported by the trainer.", reading.steps),
+        ("samples", "Samples of those steps.", reading.samples),
+        ("refused_measurements", "Messages of peers' sidecars refused.", reading.refused),
+        ("certificate_renewals", "Certificates that have taken the place of the first.",
+         reading.renewals),
+        ("trainer_cpu_seconds", "CPU time of the trainer.", allowance.cpu_s if allowance else None),
+        ("trainer_throttled_seconds", "Time that the quota held the trainer.",
+         allowance.throttled_s if allowance else None),
+    )  # fmt: skip

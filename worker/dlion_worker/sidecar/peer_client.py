@@ -11,13 +11,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from dlion_api.errors import ContractError, UnavailableError
-from dlion_api.names import JobKey, Rank, WorkerIdentity
+from dlion_api.names import JobKey, Rank
 from dlion_api.protocol.membership import Member
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
@@ -26,11 +26,13 @@ from dlion_worker.security.credentials import UnknownAuthorityError, WorkerCrede
 from dlion_worker.sidecar.capacity_messages import (
     PROBE_CHUNK_BYTES,
     PROBE_CHUNK_COUNT,
-    LocalWorker,
     from_wire,
     to_wire,
 )
 from dlion_worker.sidecar.measuring_service import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from dlion_worker.sidecar.process import SidecarProcess
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,12 +50,10 @@ class _PeerConnection:
         self.task: asyncio.Task[None] | None = None
         self.channel: grpc.aio.Channel | None = None
         """None while the authority of its site is unknown."""
+        self.stub: Any = None
+        self.renewals = 0
+        """Of the certificate that the channel has."""
         self.handshakes = ClosedHandshakes()
-
-    def connect(self, channel: grpc.aio.Channel, renewals: int) -> None:
-        """Use that channel, which has the certificate of that renewal."""
-        self.channel, self.renewals = channel, renewals
-        self.stub: Any = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
 
 
 class PeerSidecarClient:
@@ -64,7 +64,7 @@ class PeerSidecarClient:
         *,
         job: JobKey,
         rank: Rank,
-        worker: LocalWorker,
+        worker: SidecarProcess,
         credentials: WorkerCredentials,
         dial: Callable[[Rank], str | None],
         by_gateway: bool = False,
@@ -131,10 +131,6 @@ class PeerSidecarClient:
     def _address(self, member: Member) -> str:
         return self._dial(member.identity.rank) or member.measuring_address
 
-    def _server_name(self, peer: WorkerIdentity) -> str:
-        name = peer.measuring_dns_name if self._by_gateway else peer.dns_name
-        return name(self._job)
-
     def _add(self, member: Member) -> None:
         rank = member.identity.rank
         link = _PeerConnection(member, self._address(member))
@@ -144,8 +140,9 @@ class PeerSidecarClient:
         self._links[rank] = link
 
     def _connect(self, link: _PeerConnection) -> None:
-        renewals = self._credentials.renewals
-        link.connect(self._channel(link.member, link.address), renewals)
+        link.renewals = self._credentials.renewals
+        link.channel = self._channel(link.member, link.address)
+        link.stub = measuring_pb2_grpc.MeasuringStub(link.channel)  # type: ignore[no-untyped-call]
 
     def _renew(self, link: _PeerConnection) -> None:
         """Use a connection with the newest certificate; a current call on the old one may finish.
@@ -161,13 +158,15 @@ class PeerSidecarClient:
         closing.add_done_callback(self._closing.discard)
 
     def _channel(self, member: Member, address: str) -> grpc.aio.Channel:
+        peer = member.identity
+        server_name = peer.measuring_dns_name if self._by_gateway else peer.dns_name
         options = [
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            *self._credentials.target_options(self._server_name(member.identity)),
+            *self._credentials.target_options(server_name(self._job)),
         ]
-        secure = self._credentials.channel(member.identity.site)
+        secure = self._credentials.channel(peer.site)
         if secure is None:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, secure, options=options)
@@ -185,12 +184,12 @@ class PeerSidecarClient:
                 try:
                     await self._share_capacity(rank, link)
                     retry_s, link.handshakes = INITIAL_RETRY_S, ClosedHandshakes()
-                    await _until(link.changed, _jittered(SHARE_INTERVAL_S))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_jittered(SHARE_INTERVAL_S)):
+                            await link.changed.wait()
                 except (grpc.aio.AioRpcError, ContractError, UnknownAuthorityError) as error:
-                    text = (
-                        _describe(rank, error) if isinstance(error, grpc.aio.AioRpcError) else error
-                    )
-                    self._count_refusal(link, error, str(text))
+                    text = _describe(rank, error)
+                    self._count_refusal(link, error, text)
                     _LOG.log(logging.INFO if retry_s < MAX_RETRY_S else logging.DEBUG, "%s", text)
                     await asyncio.sleep(_jittered(retry_s))
                     retry_s = min(MAX_RETRY_S, 2 * retry_s)
@@ -225,18 +224,12 @@ class PeerSidecarClient:
             yield measuring_pb2.ProbeChunk(run=str(self._job), rank=self._rank, payload=payload)
 
 
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
-
-
 def _jittered(seconds: float) -> float:
     """Add jitter, so that peers that started together do not call together."""
     return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
 
 
-def _describe(rank: Rank, error: grpc.aio.AioRpcError) -> str:
+def _describe(rank: Rank, error: Exception) -> str:
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error)
     return f"sidecar of worker {rank}: {error.code().name}: {(error.details() or '')[:200]}"

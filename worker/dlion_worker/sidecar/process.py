@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from wsgiref.simple_server import WSGIServer
 
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.protocol.measurements import (
@@ -28,7 +30,7 @@ from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
-from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics, serve_metrics
+from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
@@ -42,7 +44,7 @@ PORT_FILE = "measuring-port"
 
 
 class SidecarProcess:
-    """One worker's sidecar; also the `LocalWorker` of the measuring service and client."""
+    """One worker's sidecar; the measuring service and client call it back."""
 
     def __init__(
         self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
@@ -81,16 +83,18 @@ class SidecarProcess:
         finally:
             await self._local.close()
 
-    # ---- LocalWorker, for the measuring service and client ---------------------------------------
+    # ---- for the measuring service and client ----------------------------------------------------
 
     def own(self) -> Capacity:
         """The capacity to share: with link rates and grouping if the topology is clustered."""
         return self._controller.own()
 
     def incarnation(self) -> int:
+        """This worker's incarnation."""
         return self._controller.incarnation()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
+        """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
         self._issue(self._controller.handle_capacity(capacity, incarnation))
 
     # ---- trainer -------------------------------------------------------------------------------
@@ -245,13 +249,17 @@ class SidecarProcess:
 
     def _serve_metrics(self) -> WSGIServer:
         host, port = self._metrics_address
-        metrics = SidecarMetrics(
-            job=self._job.key,
-            site=self._identity.site,
-            site_of=lambda rank: self._job.worker(rank).site,
-            read=self._reading,
+        registry = CollectorRegistry()
+        registry.register(
+            SidecarMetrics(
+                job=self._job.key,
+                site=self._identity.site,
+                site_of=lambda rank: self._job.worker(rank).site,
+                read=self._reading,
+            )
         )
-        server, _ = serve_metrics(metrics, host=host, port=port)
+        ProcessCollector(registry=registry)
+        server, _ = start_http_server(port, addr=host, registry=registry)
         _LOG.info("metrics at http://%s/metrics", join_host_port(host, server.server_port))
         return server
 

@@ -102,17 +102,14 @@ def _from_trainer(record: LocalRecord) -> TrainerRecord:
 def _listen(path: Path) -> socket.socket:
     size = len(os.fsencode(path))
     if size > MAX_SOCKET_PATH_BYTES:
-        raise SpecError(
-            [
-                Problem(
-                    "socket_path",
-                    f"is {size} bytes long",
-                    value=str(path),
-                    allowed=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
-                    advice="Choose a shorter folder for the run",
-                )
-            ]
+        problem = Problem(
+            "socket_path",
+            f"is {size} bytes long",
+            value=str(path),
+            allowed=f"at most {MAX_SOCKET_PATH_BYTES} bytes",
+            advice="Choose a shorter folder for the run",
         )
+        raise SpecError([problem])
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Set the mode at creation: a later chmod would leave a gap.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
@@ -17,9 +17,6 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
 from dlion_worker.supervisor.process import SupervisorProcess
 from dlion_worker.supervisor.supervision import Supervision
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LOCAL_GRACE_S = 4.0
 """Ctrl-C must end a local run within 5 s. In a pod: its grace period less a second."""

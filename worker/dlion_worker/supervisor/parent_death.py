@@ -41,9 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     if os.getppid() != parent_pid:
         sys.exit(128 + signal.SIGKILL)  # the parent died before the request took effect
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(
-            number, signal.SIG_DFL
-        )  # Python ignores them, and the command would inherit that
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them; the command would inherit that
     try:
         os.execvp(command[0], command)  # noqa: S606 - an argument list, no shell
     except OSError as error:

@@ -14,29 +14,20 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from dlion_worker.supervisor.parent_death import bound_to_parent
 from dlion_worker.supervisor.supervision import (
-    ChildExited,
-    ChildStarted,
-    Event,
-    ExitStatus,
     ExitSupervisor,
     Instruction,
     LogEvent,
     SendSignal,
     StartChild,
-    StopSignal,
     Supervision,
-    SupervisorStarted,
-    TimerExpired,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _PR_SET_CHILD_SUBREAPER = 36
 CHILD_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
@@ -62,21 +53,21 @@ class SupervisorProcess:
         """Supervise until the end; return the exit code."""
         _adopt_orphans()
         with _signals() as readable:
-            self._carry_out(SupervisorStarted())
+            self._carry_out(self._supervision.start(time.monotonic()))
             while self._code is None:
                 for number in _wait(readable, self._supervision.due_s):
                     if number in STOP_SIGNALS:
-                        self._carry_out(StopSignal(number))
+                        self._carry_out(self._supervision.stop_requested(number, time.monotonic()))
                 self._reap()
                 due_s = self._supervision.due_s
                 if due_s is not None and time.monotonic() >= due_s:
-                    self._carry_out(TimerExpired())
+                    self._carry_out(self._supervision.timer_expired(time.monotonic()))
         _end_orphans()
         return self._code
 
-    def _carry_out(self, event: Event) -> None:
+    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         if self._code is None:
-            for instruction in self._supervision.handle(event, time.monotonic()):
+            for instruction in instructions:
                 self._do(instruction)
 
     def _do(self, instruction: Instruction) -> None:
@@ -106,7 +97,7 @@ class SupervisorProcess:
             setsigmask=(),
             setsigdef=STOP_SIGNALS,
         )
-        self._carry_out(ChildStarted(self._child))
+        self._carry_out(self._supervision.child_started(self._child))
 
     def _send(self, number: int) -> None:
         # Not reaped yet, so the pid is still the child's.
@@ -115,20 +106,20 @@ class SupervisorProcess:
 
     def _reap(self) -> None:
         """Reap every child that has ended, including adopted ones."""
-        for pid, exit_ in _ended_children():
+        for pid, code in _ended_children():
             if pid == self._child:
                 # The child's own processes must not survive into the next start.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 self._child = None
-                self._carry_out(ChildExited(exit_))
+                self._carry_out(self._supervision.child_exited(code, time.monotonic()))
             else:
                 os.waitpid(pid, 0)
 
 
-def _ended_children() -> Iterator[tuple[int, ExitStatus]]:
-    """Yield ended children unreaped; the loop body reaps them."""
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """Yield (pid, exit code, or -n by signal n) of ended children; the loop body reaps them."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -136,10 +127,8 @@ def _ended_children() -> Iterator[tuple[int, ExitStatus]]:
             return
         if ended is None:
             return
-        if ended.si_code == os.CLD_EXITED:
-            yield ended.si_pid, ExitStatus(code=ended.si_status)
-        else:
-            yield ended.si_pid, ExitStatus(signal=ended.si_status)
+        by_signal = ended.si_code != os.CLD_EXITED
+        yield ended.si_pid, -ended.si_status if by_signal else ended.si_status
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Decides when a trainer is restarted, stopped or given up: a state machine without I/O.
 
-Events in, instructions out; time is an argument. `process` drives it.
+A method for each event returns instructions; time is an argument. `process` drives it.
 """
 
 from __future__ import annotations
@@ -18,56 +18,8 @@ HEALTHY_S = 60.0
 """After this lifetime of a child, the back-off starts from the beginning."""
 
 
-@dataclass(frozen=True)
-class ExitStatus:
-    """How a child ended: with an exit code, or by a signal."""
-
-    code: int | None = None
-    signal: int | None = None
-
-    @property
-    def as_code(self) -> int:
-        """The exit code to return; 128 + n for signal n, as in shells."""
-        return 128 + (self.signal or 0) if self.code is None else self.code
-
-    @property
-    def fatal(self) -> bool:
-        """Whether a restart cannot help."""
-        return self.code in {code.value for code in ExitCode if code.fatal}
-
-
-@dataclass(frozen=True)
-class SupervisorStarted:
-    """The supervisor runs; no child has started."""
-
-
-@dataclass(frozen=True)
-class ChildStarted:
-    """The child runs."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
-class ChildExited:
-    """The child has ended."""
-
-    exit: ExitStatus
-
-
-@dataclass(frozen=True)
-class StopSignal:
-    """The supervisor received a request to stop."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class TimerExpired:
-    """`Supervision.due_s` has passed."""
-
-
-Event = SupervisorStarted | ChildStarted | ChildExited | StopSignal | TimerExpired
+FATAL_CODES = frozenset(code.value for code in ExitCode if code.fatal)
+"""Exit codes after which a restart cannot help."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +71,7 @@ class Supervision:
         self, *, max_restarts: int, grace_s: float, given_up_code: int | None = None
     ) -> None:
         self.due_s: float | None = None
-        """When to pass in `TimerExpired`; None: never."""
+        """When to call `timer_expired`; None: never."""
         self.state = SupervisionState.WAITING
         self._max_restarts = max_restarts
         self._grace_s = grace_s
@@ -129,36 +81,29 @@ class Supervision:
         self._started_s = 0.0
         self._forwarded: set[int] = set()
 
-    def handle(self, event: Event, now_s: float) -> tuple[Instruction, ...]:
-        """Return the instructions for the event, in order."""
-        match event:
-            case SupervisorStarted():
-                return self._start(now_s)
-            case ChildStarted(pid):
-                return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
-            case ChildExited(exit_):
-                return self._exited(exit_, now_s)
-            case StopSignal(number):
-                return self._stop_requested(number, now_s)
-            case TimerExpired():
-                return self._timer_expired(now_s)
-
-    def _start(self, now_s: float) -> tuple[Instruction, ...]:
+    def start(self, now_s: float) -> tuple[Instruction, ...]:
+        """Start the child, for the first time or again."""
         self.state, self.due_s, self._started_s = SupervisionState.RUNNING, None, now_s
         return (StartChild(),)
 
-    def _exited(self, exit_: ExitStatus, now_s: float) -> tuple[Instruction, ...]:
+    def child_started(self, pid: int) -> tuple[Instruction, ...]:
+        """The child runs."""
+        return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
+
+    def child_exited(self, code: int, now_s: float) -> tuple[Instruction, ...]:
+        """The child has ended: with an exit code, or -n by signal n."""
         lived_s = now_s - self._started_s
-        exited = LogEvent("exited", {**_status_fields(exit_), "lived_s": round(lived_s, 3)})
-        if exit_.signal is not None and exit_.signal in self._forwarded:
+        exited = LogEvent("exited", {**_status_fields(code), "lived_s": round(lived_s, 3)})
+        if -code in self._forwarded:
             # The child had no signal handler yet; the forwarded signal ended it.
             return (exited, self._end(ExitCode.INTERRUPTED))
-        if self.state is SupervisionState.STOPPING or exit_.fatal:
-            return (exited, self._end(exit_.as_code))
+        as_shell = code if code >= 0 else 128 - code
+        if self.state is SupervisionState.STOPPING or code in FATAL_CODES:
+            return (exited, self._end(as_shell))
         if self._restarts >= self._max_restarts:
-            given_up = LogEvent("giving up", {"restarts": self._restarts, "code": exit_.as_code})
-            code = self._given_up_code
-            return (exited, given_up, self._end(exit_.as_code if code is None else code))
+            given_up = LogEvent("giving up", {"restarts": self._restarts, "code": as_shell})
+            given_code = self._given_up_code
+            return (exited, given_up, self._end(as_shell if given_code is None else given_code))
         if lived_s >= HEALTHY_S:
             self._backoff_s = FIRST_BACKOFF_S
         wait_s = self._backoff_s
@@ -166,9 +111,10 @@ class Supervision:
         self._restarts += 1
         self.state, self.due_s = SupervisionState.WAITING, now_s + wait_s
         restarting = {"wait_s": wait_s, "restart": self._restarts, "most": self._max_restarts}
-        return (exited, LogEvent("restarting", {**_status_fields(exit_), **restarting}))
+        return (exited, LogEvent("restarting", {**_status_fields(code), **restarting}))
 
-    def _stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
+    def stop_requested(self, number: int, now_s: float) -> tuple[Instruction, ...]:
+        """The supervisor received a signal that asks it to stop."""
         stopping = LogEvent("stopping", {"signal": signal.Signals(number).name})
         if self.state is SupervisionState.WAITING:
             return (stopping, self._end(ExitCode.INTERRUPTED))
@@ -177,9 +123,10 @@ class Supervision:
         self._forwarded.add(number)
         return (stopping, SendSignal(number))
 
-    def _timer_expired(self, now_s: float) -> tuple[Instruction, ...]:
+    def timer_expired(self, now_s: float) -> tuple[Instruction, ...]:
+        """`due_s` has passed."""
         if self.state is SupervisionState.WAITING:
-            return self._start(now_s)
+            return self.start(now_s)
         if self.state is SupervisionState.STOPPING:
             self.due_s = None
             return (LogEvent("killing", {"after_s": self._grace_s}), SendSignal(signal.SIGKILL))
@@ -190,14 +137,10 @@ class Supervision:
         return ExitSupervisor(int(code))
 
 
-def _status_fields(exit_: ExitStatus) -> dict[str, object]:
-    if exit_.signal is not None:
-        return {"signal": _signal_name(exit_.signal)}
-    return {"code": exit_.code}
-
-
-def _signal_name(number: int) -> str:
+def _status_fields(code: int) -> dict[str, object]:
+    if code >= 0:
+        return {"code": code}
     try:
-        return signal.Signals(number).name
+        return {"signal": signal.Signals(-code).name}
     except ValueError:  # real-time signals have no names
-        return f"signal {number}"
+        return {"signal": f"signal {-code}"}

@@ -35,7 +35,7 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.float_range import FiniteFloatRange
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
-from dlion_results.run_folder.description import RunDescription, describe_folder
+from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.events import BadLine, read_events
 from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
 from dlion_results.run_folder.storage import write_whole
@@ -56,7 +56,7 @@ class _ReplayedRun:
     """The recorded run and the settings that are changed."""
 
     folder: Path
-    about: RunDescription
+    about: Job
     recorded: RecordedConditions
     assignments: tuple[str, ...]
 
@@ -106,13 +106,13 @@ def replay(
     dlion replay runs/a
     dlion replay runs/a --set exchange.policy=full -o json
     """
-    about = describe_folder(folder)
+    about = read_job(folder)
     _check_version(folder)
     source = str(folder / JOB)
-    job = load_manifest(apply_set(dict(about.document), assignments), source=source, lines=None)
+    job = load_manifest(apply_set(about.to_document(), assignments), source=source, lines=None)
     reject_suspended(job, source)
     check_can_simulate(job, source)
-    _check_worker_count(job, len(about.workers), folder)
+    _check_worker_count(job, len(about.workers()), folder)
     recorded = _recorded(folder, about)
     request = SimulationRequest(
         job=job,
@@ -138,16 +138,16 @@ def replay(
     )
 
 
-def _recorded(folder: Path, about: RunDescription) -> RecordedConditions:
+def _recorded(folder: Path, about: Job) -> RecordedConditions:
     """The conditions of the recorded run. Raises: DataError."""
     bad_lines: list[BadLine] = []
-    environment, job = read_environment(folder), about.job.with_counted_ranks()
+    environment, job = read_environment(folder), about.with_counted_ranks()
     with Console(stderr=True).status(f"reading {folder}"):
         recorded = recorded_plan(
             _records(folder, about, bad_lines.append),
             job.workers(),
             latencies=environment.latencies(job),
-            has_quotas=environment.has_quotas or _had_cpu_limits(about.job),
+            has_quotas=environment.has_quotas or _had_cpu_limits(about),
             source=str(folder),
         )
     if bad_lines:
@@ -156,10 +156,10 @@ def _recorded(folder: Path, about: RunDescription) -> RecordedConditions:
 
 
 def _records(
-    folder: Path, about: RunDescription, on_bad_line: Callable[[BadLine], None] | None = None
+    folder: Path, about: Job, on_bad_line: Callable[[BadLine], None] | None = None
 ) -> Iterator[ProgressRecord]:
     """The records of the manifest's workers, by counted ranks as in a simulation."""
-    return map_ranks(read_events(folder / EVENTS, on_bad_line), consecutive_ranks(about.job))
+    return map_ranks(read_events(folder / EVENTS, on_bad_line), consecutive_ranks(about))
 
 
 def _had_cpu_limits(job: Job) -> bool:

@@ -37,7 +37,6 @@ from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments.loading import load_environment
 from dlion_environments.plan import unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_results.run_folder.description import describe
 from dlion_results.run_folder.folder import JOB, ResultFolder
 from dlion_results.run_folder.resume_checks import CHECKPOINTS
 from dlion_results.summary.judgement import EndReason
@@ -151,9 +150,7 @@ def run(
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
-        ResultFolder.create(
-            resume or out, describe(job), now=now, resume=resume is not None
-        ) as folder,
+        ResultFolder.create(resume or out, job, now=now, resume=resume is not None) as folder,
     ):
         training = LocalTraining(
             job=job,

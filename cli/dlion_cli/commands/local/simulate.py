@@ -35,8 +35,7 @@ from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments.loading import load_environment
 from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
-from dlion_results.run_folder.description import describe
-from dlion_results.run_folder.environment import EnvironmentReport, environment_report
+from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.storage import write_whole
@@ -198,7 +197,7 @@ def simulate(
     request = SimulationRequest(
         job=job,
         plan=plan,
-        environment=environment_report(loaded.name, document=to_document(loaded)),
+        environment=EnvironmentReport(loaded.name, document=to_document(loaded)),
         program_root=find_program_root(job, file, None),
         data_root=data_root.resolve(),
         fixed_core_s=fixed_core_s or 0.0,
@@ -231,7 +230,7 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
     console = Console(stderr=request.output == "json")
     with (
         interruptible() as interruption,
-        ResultFolder.create(request.out, describe(request.job), now=now) as folder,
+        ResultFolder.create(request.out, request.job, now=now) as folder,
     ):
         try:
             folder.write_environment(request.environment)
@@ -308,7 +307,7 @@ def _simulate(
     target = TargetAccuracyMonitor(
         job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
     )
-    with LiveView(folder.run, console, environment=f"{plan.environment}, virtual time") as view:
+    with LiveView(folder.job, console, environment=f"{plan.environment}, virtual time") as view:
 
         def take(record: ProgressRecord) -> None:
             folder.append(record)

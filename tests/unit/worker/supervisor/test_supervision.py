@@ -12,21 +12,16 @@ import pytest
 
 from dlion_api.exit_codes import ExitCode
 from dlion_worker.supervisor.supervision import (
-    ChildExited,
-    ChildStarted,
-    ExitStatus,
+    FATAL_CODES,
     ExitSupervisor,
     Instruction,
     LogEvent,
     SendSignal,
     StartChild,
-    StopSignal,
     Supervision,
-    SupervisorStarted,
-    TimerExpired,
 )
 
-CRASH = ChildExited(ExitStatus(code=ExitCode.FAILED))
+CRASH = ExitCode.FAILED
 
 
 def acts(instructions: tuple[Instruction, ...]) -> list[Instruction]:
@@ -36,8 +31,8 @@ def acts(instructions: tuple[Instruction, ...]) -> list[Instruction]:
 
 def running(max_restarts: int = 10, grace_s: float = 4.0) -> Supervision:
     supervision = Supervision(max_restarts=max_restarts, grace_s=grace_s)
-    assert acts(supervision.handle(SupervisorStarted(), 0.0)) == [StartChild()]
-    supervision.handle(ChildStarted(42), 0.0)
+    assert acts(supervision.start(0.0)) == [StartChild()]
+    supervision.child_started(42)
     return supervision
 
 
@@ -45,85 +40,81 @@ def test_waits_double_up_to_ten_seconds() -> None:
     supervision, now_s, waits_s = running(), 0.0, []
     for _ in range(6):
         now_s += 0.5
-        assert acts(supervision.handle(CRASH, now_s)) == []
+        assert acts(supervision.child_exited(CRASH, now_s)) == []
         assert supervision.due_s is not None
         waits_s.append(supervision.due_s - now_s)
         now_s = supervision.due_s
-        assert acts(supervision.handle(TimerExpired(), now_s)) == [StartChild()]
+        assert acts(supervision.timer_expired(now_s)) == [StartChild()]
         assert supervision.due_s is None
     assert waits_s == [1, 2, 4, 8, 10, 10]
 
 
 def test_a_healthy_minute_resets_the_wait() -> None:
     supervision = running()
-    supervision.handle(CRASH, 1.0)
-    supervision.handle(TimerExpired(), 2.0)
-    supervision.handle(CRASH, 61.9)  # lived 59.9 s
+    supervision.child_exited(CRASH, 1.0)
+    supervision.timer_expired(2.0)
+    supervision.child_exited(CRASH, 61.9)  # lived 59.9 s
     assert supervision.due_s == pytest.approx(63.9)
-    supervision.handle(TimerExpired(), 63.9)
-    supervision.handle(CRASH, 123.9)  # lived 60 s
+    supervision.timer_expired(63.9)
+    supervision.child_exited(CRASH, 123.9)  # lived 60 s
     assert supervision.due_s == pytest.approx(124.9)
 
 
-@pytest.mark.parametrize(
-    ("last", "code"), [(ExitStatus(code=69), 69), (ExitStatus(signal=signal.SIGSEGV), 139)]
-)
-def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: ExitStatus, code: int) -> None:
+@pytest.mark.parametrize(("last", "code"), [(69, 69), (-signal.SIGSEGV, 139)])
+def test_it_gives_up_after_the_last_restart_with_the_last_exit(last: int, code: int) -> None:
     supervision = running(max_restarts=2)
     for now_s in (100.0, 200.0):
-        assert acts(supervision.handle(CRASH, now_s)) == []
-        supervision.handle(TimerExpired(), now_s + 1)
-    assert acts(supervision.handle(ChildExited(last), 300.0)) == [ExitSupervisor(code)]
+        assert acts(supervision.child_exited(CRASH, now_s)) == []
+        supervision.timer_expired(now_s + 1)
+    assert acts(supervision.child_exited(last, 300.0)) == [ExitSupervisor(code)]
 
 
 def test_exactly_the_documented_codes_are_fatal() -> None:
-    fatal = {code for code in range(256) if ExitStatus(code=code).fatal}
-    assert fatal == {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130}
-    assert not any(ExitStatus(signal=number).fatal for number in range(1, 65))
+    assert {0, 2, 65, 66, 67, 73, 74, 75, 76, 77, 79, 80, 124, 130} == FATAL_CODES
 
 
 @pytest.mark.parametrize("code", [0, 65, 130])
 def test_a_fatal_code_ends_it(code: int) -> None:
-    assert acts(running().handle(ChildExited(ExitStatus(code=code)), 5.0)) == [ExitSupervisor(code)]
+    assert acts(running().child_exited(code, 5.0)) == [ExitSupervisor(code)]
 
 
 def test_a_signal_is_passed_on_and_the_childs_end_is_ours() -> None:
     supervision = running()
-    assert acts(supervision.handle(StopSignal(signal.SIGINT), 1.0)) == [SendSignal(signal.SIGINT)]
+    assert acts(supervision.stop_requested(signal.SIGINT, 1.0)) == [SendSignal(signal.SIGINT)]
     # Even a code that would be restarted: somebody asked for the end.
-    assert acts(supervision.handle(CRASH, 2.0)) == [ExitSupervisor(1)]
+    assert acts(supervision.child_exited(CRASH, 2.0)) == [ExitSupervisor(1)]
 
 
 def test_a_child_that_dies_of_the_signal_passed_on_was_interrupted() -> None:
     supervision = running()
-    supervision.handle(StopSignal(signal.SIGTERM), 1.0)
-    ended = ChildExited(ExitStatus(signal=signal.SIGTERM))
-    assert acts(supervision.handle(ended, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
+    supervision.stop_requested(signal.SIGTERM, 1.0)
+    ended = -signal.SIGTERM
+    assert acts(supervision.child_exited(ended, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
 
 
 def test_who_does_not_stop_within_the_grace_is_killed_once() -> None:
     supervision = running(grace_s=4.0)
-    supervision.handle(StopSignal(signal.SIGTERM), 1.0)
+    supervision.stop_requested(signal.SIGTERM, 1.0)
     assert supervision.due_s == 5.0
     # Asked again: passed on again, but the time to be killed does not move.
-    assert acts(supervision.handle(StopSignal(signal.SIGTERM), 3.0)) == [SendSignal(signal.SIGTERM)]
+    assert acts(supervision.stop_requested(signal.SIGTERM, 3.0)) == [SendSignal(signal.SIGTERM)]
     assert supervision.due_s == 5.0
-    assert acts(supervision.handle(TimerExpired(), 5.0)) == [SendSignal(signal.SIGKILL)]
+    assert acts(supervision.timer_expired(5.0)) == [SendSignal(signal.SIGKILL)]
     assert supervision.due_s is None
-    killed = ChildExited(ExitStatus(signal=signal.SIGKILL))
-    assert acts(supervision.handle(killed, 5.1)) == [ExitSupervisor(137)]
+    killed = -signal.SIGKILL
+    assert acts(supervision.child_exited(killed, 5.1)) == [ExitSupervisor(137)]
 
 
 def test_a_signal_between_two_starts_ends_it_at_once() -> None:
     supervision = running()
-    supervision.handle(CRASH, 1.0)
-    assert acts(supervision.handle(StopSignal(signal.SIGTERM), 1.5)) == [
+    supervision.child_exited(CRASH, 1.0)
+    assert acts(supervision.stop_requested(signal.SIGTERM, 1.5)) == [
         ExitSupervisor(ExitCode.INTERRUPTED)
     ]
 
 
 def test_in_a_pod_used_up_restarts_have_a_code_of_their_own() -> None:
     supervision = Supervision(max_restarts=0, grace_s=4.0, given_up_code=ExitCode.RESTARTS)
-    supervision.handle(SupervisorStarted(), 0.0)
-    killed = ChildExited(ExitStatus(signal=signal.SIGKILL))
-    assert acts(supervision.handle(killed, 1.0)) == [ExitSupervisor(ExitCode.RESTARTS)]
+    supervision.start(0.0)
+    killed = -signal.SIGKILL
+    assert acts(supervision.child_exited(killed, 1.0)) == [ExitSupervisor(ExitCode.RESTARTS)]

@@ -1,10 +1,10 @@
 """Enforces CPU quotas without root, by stopping and continuing processes.
 
-Run as `python -m dlion_local.emulation.compute.duty_cycle --config FILE` by
-`emulation.compute.duty_cycled_cpu`, once for all workers. The file names a pid file of each
-worker's supervisor, written by `emulation.network.enter`. The supervisor's descendants are
-throttled, so that a restarted trainer is included. Quotas arrive as JSON lines on standard input.
-At the end of input, or on SIGTERM, all stopped processes are continued.
+Run as `python -m dlion_local.emulation.compute.duty_cycle` by `emulation.compute.duty_cycled_cpu`,
+once for all workers. Requests are JSON lines on standard input: first a pid file of each worker's
+supervisor, written by `emulation.network.enter`, then quotas. The supervisor's descendants are
+throttled, so that a restarted trainer is included. At the end of input, or on SIGTERM, all stopped
+processes are continued.
 
 A quota holds on average: excess use, on several processors at once, is paid off by a longer stop.
 The cost is a few system calls about twenty times per second and worker.
@@ -12,9 +12,7 @@ The cost is a few system calls about twenty times per second and worker.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import os
 import select
 import signal
@@ -22,12 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dlion_local.emulation.compute.quotas import process_cpu_s
-
-log = logging.getLogger(__name__)
 
 CYCLE_S = 0.05
 """Approximate length of one run and stop together, for quotas below one core."""
@@ -165,11 +162,7 @@ def _send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-class TerminationRequested(Exception):  # noqa: N818 (not an error: the order to end)
-    """Raised by the SIGTERM handler."""
-
-
-def throttle_until_eof(throttles: Mapping[int, ProcessThrottle]) -> None:
+def throttle_until_eof(throttles: dict[int, ProcessThrottle]) -> None:
     """Enforce all quotas until standard input ends."""
     processors = len(os.sched_getaffinity(0))
     # Read unbuffered: select() does not see lines in a Python buffer.
@@ -191,10 +184,11 @@ def throttle_until_eof(throttles: Mapping[int, ProcessThrottle]) -> None:
             _answer(json.loads(line), throttles)
 
 
-def _answer(request: Mapping[str, Any], throttles: Mapping[int, ProcessThrottle]) -> None:
+def _answer(request: Mapping[str, Any], throttles: dict[int, ProcessThrottle]) -> None:
+    for rank, pid_file in request.get("pid_files", {}).items():
+        throttles[int(rank)] = ProcessThrottle(partial(descendants, Path(pid_file)))
     if "rank" in request:
-        throttle = throttles[request["rank"]]
-        throttle.set_quota(request["quota_cores"], time.monotonic())
+        throttles[request["rank"]].set_quota(request["quota_cores"], time.monotonic())
     answer = {
         "used_s": {rank: throttle.used_s for rank, throttle in throttles.items()},
         "stopped_s": {rank: throttle.stopped_s for rank, throttle in throttles.items()},
@@ -203,33 +197,16 @@ def _answer(request: Mapping[str, Any], throttles: Mapping[int, ProcessThrottle]
     sys.stdout.flush()
 
 
-def _raise_ended(_number: int, _frame: object) -> None:
-    raise TerminationRequested
-
-
 def main() -> None:
-    """Enforce quotas for `--config FILE` until standard input ends or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m dlion_local.emulation.compute.duty_cycle")
-    parser.add_argument("--config", type=Path, required=True)
-    options = parser.parse_args()
-    config = json.loads(options.config.read_text(encoding="utf-8"))
-    throttles = {
-        int(rank): ProcessThrottle(find_processes=_finder(Path(pid_file)))
-        for rank, pid_file in config["pid_files"].items()
-    }
+    """Enforce quotas until standard input ends or SIGTERM."""
+    throttles: dict[int, ProcessThrottle] = {}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         throttle_until_eof(throttles)
-    except TerminationRequested:
-        log.info("ended by SIGTERM")
     finally:
         for throttle in throttles.values():
             throttle.release()
-
-
-def _finder(pid_file: Path) -> Callable[[], list[int]]:
-    return lambda: descendants(pid_file)
 
 
 if __name__ == "__main__":

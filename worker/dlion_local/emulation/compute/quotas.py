@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.errors import UnavailableError
@@ -61,17 +61,18 @@ class CpuController:
 
     def throttled_s(self, group: Path) -> float:
         """Seconds for which the group was throttled, over all processors."""
-        stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        stat = _cpu_stat(group)
         if self.version == 2:
             return int(stat["throttled_usec"]) / 1e6
         return int(stat["throttled_time"]) / 1e9
 
     def used_s(self, group: Path) -> float | None:
         """CPU seconds of the group; None for version 1, which counts them in another controller."""
-        if self.version == 1:
-            return None
-        stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-        return int(stat["usage_usec"]) / 1e6
+        return None if self.version == 1 else int(_cpu_stat(group)["usage_usec"]) / 1e6
+
+
+def _cpu_stat(group: Path) -> dict[str, str]:
+    return dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
 
 
 def process_cpu_s(pid: int) -> float | None:
@@ -155,43 +156,34 @@ def control_groups_unavailable() -> str:
     return ""
 
 
-@dataclass
 class ControlGroupCpu:
     """One control group per worker, without a quota until `set_quota`."""
 
-    ranks: Sequence[Rank]
-    owner: ResourceOwner = field(default_factory=ResourceOwner.of_this_process)
-    _controller: CpuController | None = None
+    _controller: CpuController
     _folder: Path | None = None
-    _process_cpu_s: dict[Rank, tuple[dict[str, float], float]] = field(default_factory=dict)
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
+        self._process_cpu_s: dict[Rank, tuple[dict[str, float], float]] = {}
 
     def start(self) -> None:
         """Create the groups, after removing what crashed runs left.
 
         Raises UnavailableError if there is no writable cpu controller.
         """
-        controller = find_controller()
+        self._controller = controller = find_controller()
         remove_stale(controller.parent)
-        self._controller = controller
-        self._folder = controller.parent / self.owner.next_prefix()
+        self._folder = controller.parent / ResourceOwner.of_this_process().next_prefix()
         self._folder.mkdir()
         if controller.version == 2:
             (self._folder / "cgroup.subtree_control").write_text("+cpu")
-        controller.write_weight(self._folder, len(self.ranks))
-        for rank in self.ranks:
+        controller.write_weight(self._folder, len(self._ranks))
+        for rank in self._ranks:
             self.group(rank).mkdir()
-
-    @property
-    def controller(self) -> CpuController:
-        """The controller of the groups."""
-        if self._controller is None:
-            raise UnavailableError("the control groups do not exist: call start() first")
-        return self._controller
 
     def group(self, rank: Rank) -> Path:
         """The worker's group."""
-        if self._folder is None:
-            raise UnavailableError("the control groups do not exist: call start() first")
+        assert self._folder is not None, "start() made it"
         return self._folder / f"w{rank}"
 
     def enter_arguments(self, rank: Rank) -> list[str]:
@@ -200,12 +192,12 @@ class ControlGroupCpu:
 
     def set_quota(self, rank: Rank, cores: float | None) -> None:
         """Set the worker's quota in cores; None removes it."""
-        self.controller.write_quota(self.group(rank), cores)
+        self._controller.write_quota(self.group(rank), cores)
 
     def used_s(self, rank: Rank) -> float:
         """CPU seconds of the worker's processes, ended ones included (version 1: up to their last
         reading)."""
-        counted_s = self.controller.used_s(self.group(rank))
+        counted_s = self._controller.used_s(self.group(rank))
         if counted_s is not None:
             return counted_s
         known, gone_s = self._process_cpu_s.get(rank, ({}, 0.0))
@@ -216,7 +208,7 @@ class ControlGroupCpu:
 
     def throttled_s(self, rank: Rank) -> float:
         """Seconds for which the worker was throttled."""
-        return self.controller.throttled_s(self.group(rank))
+        return self._controller.throttled_s(self.group(rank))
 
     def failure(self) -> str:
         """Empty: the kernel does not fail."""
@@ -224,7 +216,7 @@ class ControlGroupCpu:
 
     def close(self) -> None:
         """Remove the groups; remaining processes go to the parent. May be called twice."""
-        if self._folder is not None and self._controller is not None:
+        if self._folder is not None:
             remove_groups(self._folder, self._controller.parent)
             self._folder = None
 

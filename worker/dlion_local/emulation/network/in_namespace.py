@@ -7,14 +7,12 @@ is needed.
 from __future__ import annotations
 
 import subprocess
-import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from dlion_api.errors import UnavailableError
 from dlion_local.emulation.network.enter import enter_network
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 _TOOL_TIMEOUT_S = 30
@@ -28,22 +26,13 @@ def in_namespace(name: str | None, action: Callable[[], T]) -> T:
     """
     if name is None:
         return action()
-    results: list[T] = []
-    errors: list[BaseException] = []
 
-    def enter_and_act() -> None:
-        try:
-            enter_network(name)
-            results.append(action())
-        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-            errors.append(error)
+    def enter_and_act() -> T:
+        enter_network(name)
+        return action()
 
-    thread = threading.Thread(target=enter_and_act, name=f"in-{name}")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"in-{name}") as thread:
+        return thread.submit(enter_and_act).result()
 
 
 def run_batch(

@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import socket
-from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from dlion_api.names import Rank
 from dlion_environments.plan import Conditions, Pipe, Plan
 from dlion_local.emulation.compute.resource_owner import ResourceOwner
 from dlion_local.emulation.network.in_namespace import in_namespace, run_batch, run_tool
+from dlion_local.emulation.network.relay_network import UnshapedNetwork
 from dlion_local.emulation.network.traffic_shaping import ShapedInterface, gso_bytes
 
 log = logging.getLogger(__name__)
@@ -52,45 +53,45 @@ def namespaces_unavailable() -> str:
     return ""
 
 
-@dataclass
-class NamespaceNetwork:
+class NamespaceNetwork(UnshapedNetwork):
     """The namespaces, bridge and rates of one run, from `start` to `close`."""
 
-    plan: Plan
-    owner: ResourceOwner = field(default_factory=ResourceOwner.of_this_process)
-    _shaped: dict[tuple[Rank, bool], ShapedInterface] = field(default_factory=dict)
-    """By rank and whether it is the downlink."""
-    _subnet: IPv4Network | None = None
-    _prefix: str = ""
+    _subnet: IPv4Network
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._shaped: dict[tuple[Rank, bool], ShapedInterface] = {}
+        """By rank and whether it is the downlink."""
+        self._prefix = ""
 
     def start(self) -> None:
         """Create everything, after removing what crashed runs left.
 
         Raises UnavailableError with the tool's error output, and SpecError for too many workers.
         """
-        if len(self.plan.workers) > MAX_WORKERS:
+        if len(self._plan.workers) > MAX_WORKERS:
             raise SpecError([
                 Problem(
                     path="spec.sites",
                     message="more workers than one machine's network namespaces are laid out for",
-                    value=str(len(self.plan.workers)),
+                    value=str(len(self._plan.workers)),
                     allowed=f"at most {MAX_WORKERS}",
                     advice="Use fewer workers, or run unprivileged (through the relay).",
                 )
             ])  # fmt: skip
         remove_stale()
-        self._prefix = self.owner.next_prefix()
+        self._prefix = ResourceOwner.of_this_process().next_prefix()
         self._subnet = free_subnet()
         try:
             self._make_links()
             self._shape_links()
-            self.apply(self.plan.initial)
+            self.apply(self._plan.initial)
         except BaseException:
             self.close()
             raise
 
     def _make_links(self) -> None:
-        ranks = [worker.rank for worker in self.plan.workers]
+        ranks = [worker.rank for worker in self._plan.workers]
         run_batch("ip", None, [
             f"netns add {self.hub}",
             *(f"netns add {self.namespace(rank)}" for rank in ranks),
@@ -115,12 +116,12 @@ class NamespaceNetwork:
             run_batch("ip", self.namespace(rank), [
                 "link set lo up",
                 f"addr add {self.host(rank)}/24 dev eth0",
-                f"link set eth0 gso_max_size {gso_bytes(_slowest(self.plan, rank))} up",
+                f"link set eth0 gso_max_size {gso_bytes(_slowest(self._plan, rank))} up",
             ])  # fmt: skip
 
     def _shape_links(self) -> None:
-        addresses = {worker.rank: self.host(worker.rank) for worker in self.plan.workers}
-        for worker in self.plan.initial.workers:
+        addresses = {worker.rank: self.host(worker.rank) for worker in self._plan.workers}
+        for worker in self._plan.initial.workers:
             for down in (False, True):
                 pipes = worker.downlink if down else worker.uplink
                 interface = ShapedInterface(
@@ -134,7 +135,6 @@ class NamespaceNetwork:
                 self._shaped[worker.rank, down] = interface
 
     def apply(self, conditions: Conditions) -> None:
-        """Apply these rates and cuts; connections stay open."""
         for worker in conditions.workers:
             for down in (False, True):
                 interface = self._shaped[worker.rank, down]
@@ -156,60 +156,22 @@ class NamespaceNetwork:
         return f"{self._prefix}-w{rank}"
 
     def enter_arguments(self, rank: Rank) -> list[str]:
-        """Flags for `dlion_local.emulation.network.enter`."""
         return ["--netns", self.namespace(rank)]
 
     def host(self, rank: Rank) -> str:
-        """The worker's address."""
-        return str(self._network[rank + 1])
+        return str(self._subnet[rank + 1])
 
     def coordinator_host(self) -> str:
         """The runner's address on the bridge."""
-        return str(self._network[_RUNNER_HOST])
-
-    @property
-    def _network(self) -> IPv4Network:
-        if self._subnet is None:
-            raise UnavailableError("the namespaces do not exist: call start() first")
-        return self._subnet
-
-    def exchange_port(self, rank: Rank) -> int:  # noqa: ARG002 (every worker has all ports)
-        """Any port: each worker has its own address."""
-        return 0
-
-    def measuring_port(self, rank: Rank) -> int:  # noqa: ARG002 (the same)
-        """Any port."""
-        return 0
-
-    def link_addresses(self, rank: Rank) -> dict[str, str]:  # noqa: ARG002 (nothing stands between)
-        """Empty: peers dial the announced addresses."""
-        return {}
+        return str(self._subnet[_RUNNER_HOST])
 
     def listener(self, rank: Rank) -> socket.socket:
-        """A listening socket inside the worker's namespace, for a measurement."""
-        return in_namespace(
-            self.namespace(rank), lambda: socket.create_server((self.host(rank), 0))
-        )
+        return in_namespace(self.namespace(rank), partial(super().listener, rank))
 
     def dial(self, rank: Rank, peer: Rank, port: int) -> socket.socket:
-        """A connection from `rank` to the port of the peer's `listener`."""
-        return in_namespace(
-            self.namespace(rank),
-            lambda: socket.create_connection((self.host(peer), port), timeout=10),
-        )
-
-    def interface_bytes(self, rank: Rank) -> tuple[int, int]:
-        """Bytes that the worker's `eth0` has sent and received, headers included."""
-        text = run_tool("ip", "-n", self.namespace(rank), "-j", "-s", "link", "show", "eth0")
-        stats = json.loads(text)[0]["stats64"]
-        return int(stats["tx"]["bytes"]), int(stats["rx"]["bytes"])
-
-    def failure(self) -> str:
-        """Empty: the kernel does not fail."""
-        return ""
+        return in_namespace(self.namespace(rank), partial(super().dial, rank, peer, port))
 
     def close(self) -> None:
-        """Remove everything of this run. May be called twice, and after a failed start."""
         self._shaped.clear()
         if self._prefix:
             remove(self._prefix, self.runner_interface)

@@ -1,18 +1,17 @@
 """A process that relays and paces the traffic between workers: link emulation without root.
 
-Run as `python -m dlion_local.emulation.network.relay --config FILE` by
-`emulation.network.relay_network`. For every pair of workers it listens on a port and forwards
-connections to the target's port. Bytes from worker i to j pass every pipe of i's uplink that names
-j and of j's downlink that names i, then wait for the latency. Buffers are small, so that
-back-pressure reaches the sender as on a real link.
+Run as `python -m dlion_local.emulation.network.relay` by `emulation.network.relay_network`. For
+every pair of workers it listens on a port and forwards connections to the target's port. Bytes from
+worker i to j pass every pipe of i's uplink that names j and of j's downlink that names i, then wait
+for the latency. Buffers are small, so that back-pressure reaches the sender as on a real link.
 
 Requests are JSON lines on standard input, answers go to standard output; the process ends with its
-input. It paces stream bytes, without headers, and does not parse them.
+input. The first request names the links, and its answer their ports; others change the conditions.
+It paces stream bytes, without headers, and does not parse them.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -20,22 +19,30 @@ import logging
 import signal
 import socket
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Self
 
 from dlion_api.names import Rank
-from dlion_local.emulation.network.conditions_json import links_from_json
+from dlion_environments.plan import Conditions, Pipe, WorkerConditions
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+log = logging.getLogger(__name__)
 
-    from dlion_environments.plan import Conditions, Pipe
-
-
+HOST = "127.0.0.1"
+MAX_LINE_BYTES = 1 << 28
+"""Of a request: it grows with the square of the number of workers."""
 BURST_S = 0.03
 """How much of its rate a pipe may catch up on after a late wake-up of the relay. Over a second it
 can exceed its rate by that share, 3 %."""
+CHUNK_S = 0.004
+"""Duration of a chunk at its link's rate: the granularity of sharing between links."""
+BUFFER_S = 0.05
+"""Size of each of the relay's kernel buffers, in time at the link's rate (the kernel doubles
+it)."""
+_CHUNK_BYTES = (1448, 65536)
+_BUFFER_BYTES = (16384, 1 << 20)
+_SEGMENT_BYTES = 4344
+"""Loopback's default 64 KiB segments would not fit into such small buffers."""
 
 
 class Pacer:
@@ -44,7 +51,6 @@ class Pacer:
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
-        self.passed_bytes = 0
 
     def reserve(self, size_bytes: int, now_s: float) -> float:
         """Reserve the pipe for these bytes. Return the time at which they may pass.
@@ -57,7 +63,6 @@ class Pacer:
         """
         start_s = max(self._free_at_s, now_s - BURST_S)
         self._free_at_s = start_s + size_bytes / self.bytes_per_s
-        self.passed_bytes += size_bytes
         return start_s
 
     def set_rate(self, bytes_per_s: float, now_s: float) -> None:
@@ -66,30 +71,6 @@ class Pacer:
         self.bytes_per_s = bytes_per_s
         if waiting_bytes > 0:
             self._free_at_s = now_s + waiting_bytes / bytes_per_s
-
-
-log = logging.getLogger(__name__)
-
-HOST = "127.0.0.1"
-CHUNK_S = 0.004
-"""Duration of a chunk at its link's rate: the granularity of sharing between links."""
-BUFFER_S = 0.05
-"""Size of each of the relay's kernel buffers, in time at the link's rate (the kernel doubles
-it)."""
-_CHUNK_BYTES = (1448, 65536)
-_BUFFER_BYTES = (16384, 1 << 20)
-_SEGMENT_BYTES = 4344
-"""Loopback's default 64 KiB segments would not fit into such small buffers."""
-
-
-@dataclass(frozen=True)
-class RelayedLink:
-    """A pair of workers and a purpose, for which the relay listens."""
-
-    dialler: Rank
-    target: Rank
-    purpose: str
-    target_port: int
 
 
 class LinkDirection:
@@ -142,7 +123,6 @@ class Relay:
             if sender != receiver
         }
         self._connections: set[asyncio.Task[None]] = set()
-        self.passed_bytes = dict.fromkeys(self.directions, 0)
         self.apply(conditions)
 
     def _pacers_between(self, sender: Rank, receiver: Rank) -> list[Pacer]:
@@ -186,64 +166,51 @@ class Relay:
         for direction, rate in slowest.items():
             direction.chunk_bytes = int(min(high, max(low, rate * CHUNK_S)))
 
-    async def listen(self, link: RelayedLink) -> int:
-        """Accept connections for a link. Return the port to dial."""
-        listener = _new_socket(self.directions[link.dialler, link.target].buffer_bytes)
+    async def listen(self, dialler: Rank, target: Rank, target_port: int) -> int:
+        """Accept the dialler's connections to the target's port. Return the port to dial."""
+        listener = _new_socket(self.directions[dialler, target].buffer_bytes)
         listener.bind((HOST, 0))
         listener.listen(16)
-        task = asyncio.create_task(self._accept(listener, link))
+        task = asyncio.create_task(self._accept(listener, dialler, target, target_port))
         self._connections.add(task)
         return int(listener.getsockname()[1])
 
-    async def _accept(self, listener: socket.socket, link: RelayedLink) -> None:
+    async def _accept(
+        self, listener: socket.socket, dialler: Rank, target: Rank, target_port: int
+    ) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
                 dialled, _ = await loop.sock_accept(listener)
-                task = asyncio.create_task(self._connect(dialled, link))
+                task = asyncio.create_task(self._connect(dialled, dialler, target, target_port))
                 self._connections.add(task)
                 task.add_done_callback(self._connections.discard)
 
-    async def _connect(self, dialled: socket.socket, link: RelayedLink) -> None:
-        there = self.directions[link.dialler, link.target]
-        back = self.directions[link.target, link.dialler]
-        with dialled, _new_socket(back.buffer_bytes) as target:
+    async def _connect(
+        self, dialled: socket.socket, dialler: Rank, target: Rank, target_port: int
+    ) -> None:
+        there, back = self.directions[dialler, target], self.directions[target, dialler]
+        with dialled, _new_socket(back.buffer_bytes) as forwarded:
             dialled.setblocking(False)
             await there.open.wait()  # a cut link does not answer
             try:
-                await asyncio.get_running_loop().sock_connect(target, (HOST, link.target_port))
+                await asyncio.get_running_loop().sock_connect(forwarded, (HOST, target_port))
             except OSError:  # the target does not listen yet: the dialler gets a reset
                 return
             _set_buffers(dialled, sending=back.buffer_bytes)
-            _set_buffers(target, sending=there.buffer_bytes)
+            _set_buffers(forwarded, sending=there.buffer_bytes)
             pumps = [
-                asyncio.create_task(self._pump(dialled, target, link.dialler, link.target)),
-                asyncio.create_task(self._pump(target, dialled, link.target, link.dialler)),
+                asyncio.create_task(_pump(dialled, forwarded, there)),
+                asyncio.create_task(_pump(forwarded, dialled, back)),
             ]
             try:
                 await asyncio.gather(*pumps)
             except OSError as error:  # one side has reset: end the other too
-                log.debug("link %d-%d ended: %s", link.dialler, link.target, error)
+                log.debug("link %d-%d ended: %s", dialler, target, error)
             finally:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-
-    async def _pump(
-        self, source: socket.socket, sink: socket.socket, sender: Rank, receiver: Rank
-    ) -> None:
-        """Copy bytes one way until the source ends, then shut down the sink's sending side."""
-        loop = asyncio.get_running_loop()
-        direction = self.directions[sender, receiver]
-        delay_line = _DelayLine(direction, sink)
-        async with delay_line:
-            while data := await loop.sock_recv(source, direction.chunk_bytes):
-                await direction.open.wait()
-                await direction.pace(len(data))
-                self.passed_bytes[sender, receiver] += len(data)
-                await delay_line.send(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
 
     async def close(self) -> None:
         """End every connection."""
@@ -251,6 +218,18 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(source: socket.socket, sink: socket.socket, direction: LinkDirection) -> None:
+    """Copy bytes one way until the source ends, then shut down the sink's sending side."""
+    loop = asyncio.get_running_loop()
+    async with _DelayLine(direction, sink) as delay_line:
+        while data := await loop.sock_recv(source, direction.chunk_bytes):
+            await direction.open.wait()
+            await direction.pace(len(data))
+            await delay_line.send(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
 
 
 class _DelayLine:
@@ -265,8 +244,9 @@ class _DelayLine:
         self._fewer = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._deliver())
+        return self
 
     async def send(self, data: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -326,32 +306,45 @@ def _set_buffers(connection: socket.socket, *, sending: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sending)
 
 
-async def serve(config: Mapping[str, Any]) -> None:
-    """Relay until standard input ends. The first output line holds the links' ports."""
-    loop = asyncio.get_running_loop()
+async def serve() -> None:
+    """Relay from the first line of standard input to its end."""
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    config = json.loads(await reader.readline())
     relay = Relay(links_from_json(config["conditions"]))
-    ports = [
-        await relay.listen(
-            RelayedLink(
-                Rank(link["dialler"]), Rank(link["target"]), link["purpose"], link["target_port"]
-            )
-        )
-        for link in config["links"]
-    ]
-    _write_answer({"ports": ports})
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    _write_answer({"ports": [await relay.listen(*link) for link in config["links"]]})
     while line := await reader.readline():
-        request = json.loads(line)
-        if "apply" in request:
-            relay.apply(links_from_json(request["apply"]))
-        _write_answer({
-            "passed_bytes": [
-                [sender, receiver, passed]
-                for (sender, receiver), passed in relay.passed_bytes.items()
-            ]
-        })  # fmt: skip
+        relay.apply(links_from_json(json.loads(line)["conditions"]))
+        _write_answer({})
     await relay.close()
+
+
+def links_to_json(conditions: Conditions) -> list[dict[str, Any]]:
+    """Links of the conditions, by rank."""
+    document: dict[str, Any] = json.loads(json.dumps(asdict(conditions), default=sorted))
+    return list(document["workers"])
+
+
+def links_from_json(document: Sequence[Mapping[str, Any]]) -> Conditions:
+    """Parse conditions, without quotas."""
+    return Conditions(
+        tuple(
+            WorkerConditions(
+                rank=Rank(worker["rank"]),
+                uplink=_pipes_from_json(worker["uplink"]),
+                downlink=_pipes_from_json(worker["downlink"]),
+                latency_s={Rank(int(peer)): s for peer, s in worker["latency_s"].items()},
+                cut_peers=frozenset(map(Rank, worker["cut_peers"])),
+            )
+            for worker in document
+        )
+    )
+
+
+def _pipes_from_json(pipes: Sequence[Mapping[str, Any]]) -> tuple[Pipe, ...]:
+    return tuple(Pipe(frozenset(map(Rank, p["peers"])), p["bytes_per_s"]) for p in pipes)
 
 
 def _write_answer(answer: Mapping[str, Any]) -> None:
@@ -360,12 +353,9 @@ def _write_answer(answer: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the relay of `--config FILE` until standard input ends."""
-    parser = argparse.ArgumentParser(prog="python -m dlion_local.emulation.network.relay")
-    parser.add_argument("--config", type=Path, required=True)
-    options = parser.parse_args()
+    """Run the relay until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(serve(json.loads(options.config.read_text(encoding="utf-8"))))
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

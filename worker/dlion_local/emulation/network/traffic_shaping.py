@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
+from dlion_environments.plan import Pipe
 from dlion_local.emulation.network.in_namespace import run_batch
-
-if TYPE_CHECKING:
-    from dlion_environments.plan import Pipe
 
 QUEUE_S = 0.04
 """Total length of a pipe's queues, in time at its rate. Without latency, twice the bandwidth-delay
@@ -44,8 +41,6 @@ def queue_bytes(bytes_per_s: float, sharing_count: int = 1) -> int:
 
 @dataclass(frozen=True)
 class _Class:
-    """A class of the tree; leaves have a queue."""
-
     minor: int
     parent: int
     bytes_per_s: float
