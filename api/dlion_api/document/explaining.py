@@ -81,7 +81,7 @@ def _explain(field: FieldShape, path: str) -> Explanation:
     children: tuple[Explanation, ...] = ()
     if isinstance(inner, ObjectShape):
         children = tuple(_explain(child, f"{path}.{child.name}") for child in inner.fields)
-    absent = field.required or field.default is None
+    default = None if field.required else field.declared.default
     return Explanation(
         path=path,
         name=field.name,
@@ -89,8 +89,8 @@ def _explain(field: FieldShape, path: str) -> Explanation:
         doc=description(field),
         allowed=allowed_text(field.shape),
         required=field.required,
-        hashed=field.hashed,
-        default=None if absent else render(field.shape, field.default),
+        hashed=field.declared.hashed,
+        default=None if default is None else render(field.shape, default),
         rules=_rules(inner),
         children=children,
     )

@@ -122,12 +122,13 @@ def _rule(cel: str, message: str, path: str) -> Schema:
 
 def _field(field: FieldShape) -> Schema:
     result = {"description": description(field)} | _shape(field.shape)
-    if field.default is not None and not field.required:
-        result["default"] = render(field.shape, field.default)
+    if field.declared.default is not None and not field.required:
+        result["default"] = render(field.shape, field.declared.default)
     return result
 
 
 def description(field: FieldShape) -> str:
     """Return a field's documentation with its unit."""
-    text = field.doc[:1].upper() + field.doc[1:]
-    return f"{text} In {field.unit}." if field.unit else text
+    doc, unit = field.declared.doc, field.declared.unit
+    text = doc[:1].upper() + doc[1:]
+    return f"{text} In {unit}." if unit else text

@@ -17,7 +17,6 @@ from dlion_api.spec.ranks import BY_GROUP, RANKS_ANNOTATION
 from dlion_api.spec.running import Checkpoint, Network, Tls
 from dlion_api.spec.sites import Group, Resources, Site
 from dlion_api.spec.trainer import ConfigMapKey, Evaluation, Optimizer, Program, Stop, Trainer
-from dlion_api.spec.transitions import change_problems
 
 __all__ = [
     "BY_GROUP",
@@ -44,6 +43,5 @@ __all__ = [
     "Synchronization",
     "Tls",
     "Trainer",
-    "change_problems",
     "load_job",
 ]
