@@ -14,9 +14,9 @@ from rich.text import Text
 from dlion_cli.cluster.cluster_options import context_names
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
-from dlion_cli.inputs.manifests import STDIN, load_manifest, read_document
+from dlion_cli.inputs.manifests import STDIN, read_document, read_job, source_of
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome, exit_code
-from dlion_cli.terminal.float_range import FiniteFloatRange
+from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _STYLES: Final = {
 )  # fmt: skip
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
 @click.option(
-    "--timeout", "timeout_s", type=FiniteFloatRange(min=0, min_open=True, max=3600),
+    "--timeout", "timeout_s", type=options.FiniteFloatRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
     help="Limit for each site's connection and for each response of a cluster.",
 )  # fmt: skip
@@ -58,8 +58,8 @@ _STYLES: Final = {
     "Needs --contexts.",
 )  # fmt: skip
 @click.option(
-    "--least-bandwidth", "least_mbit", type=FiniteFloatRange(min=0, min_open=True), metavar="MBIT",
-    help="Fail if a link is slower in either direction (implies --bandwidth).",
+    "--least-bandwidth", "least_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
+    metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def preflight(
@@ -97,7 +97,7 @@ def preflight(
     if (bandwidth or least_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
     sites = _listed(file)
-    job = None if manifest is None else _job(manifest)
+    job = None if manifest is None else read_job(manifest, source=source_of(manifest))
     from dlion_cli.preflight_checks.site_probe import probe_sites
 
     checks = [_bundle(site) for site in sites]
@@ -124,22 +124,8 @@ def _listed(file: str) -> list[TrustedSite]:
     from dlion_cli.inputs.listed_sites import trusted_sites
 
     document, lines = read_document(file)
-    return trusted_sites(
-        document,
-        source=_source(file),
-        lines=lines,
-        now=datetime.now(UTC),
-        valid_for=timedelta(0),
-    )
-
-
-def _job(file: str) -> Job:
-    document, lines = read_document(file)
-    return load_manifest(document, source=_source(file), lines=lines)
-
-
-def _source(file: str) -> str:
-    return "standard input" if file == STDIN else file
+    now, source = datetime.now(UTC), source_of(file)
+    return trusted_sites(document, source=source, lines=lines, now=now, valid_for=timedelta(0))
 
 
 def _bundle(site: TrustedSite) -> Check:

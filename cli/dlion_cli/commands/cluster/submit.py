@@ -13,7 +13,7 @@ from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Metadata, load_job
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
-from dlion_cli.inputs.manifests import STDIN, apply_set, load_manifest, read_documents
+from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
@@ -150,8 +150,7 @@ def _read_valid(
     file: str, assignments: tuple[str, ...], given: str | None
 ) -> list[Manifest] | None:
     """All documents, or None after printing the problems of invalid ones."""
-    source = "standard input" if file == STDIN else file
-    texts = read_documents(file)
+    source, texts = source_of(file), read_documents(file)
     manifests, is_invalid = [], False
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
