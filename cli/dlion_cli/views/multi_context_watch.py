@@ -18,9 +18,10 @@ from rich.live import Live
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_cli.cluster.cluster_jobs import JobClient
     from dlion_cli.cluster.contexts import Contexts
 
 
@@ -63,8 +64,6 @@ def _followed(
 
     try:
         for update in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
-            if isinstance(update, JobDeleted):
-                break
             job = JobStatus(update)
             view.update(context, job)
             if job.outcome is not None:
@@ -90,9 +89,7 @@ class MultiContextJson:
 
     def update(self, context: str, job: JobStatus) -> None:
         """Print the job's document."""
-        document: Document = dict(job.document)
-        metadata = document.get("metadata") or {}
-        document["metadata"] = {k: v for k, v in metadata.items() if k != "managedFields"}
+        document = without_managed_fields(job.document)
         with self._lock:
             click.echo(json.dumps({"context": context, "job": document}, ensure_ascii=False))
             sys.stdout.flush()

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from dlion_cli.cluster.cluster_options import context_names
@@ -18,6 +17,7 @@ from dlion_cli.inputs.manifests import STDIN, read_document, read_job, source_of
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome, exit_code
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.table import plain_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,8 @@ def preflight(
         with contextlib.closing(clusters):
             links = BandwidthOptions(least_mbit) if bandwidth or least_mbit else None
             checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, links))
-    _show(_in_order(checks, sites), output)
+    place = {site.name: index for index, site in enumerate(sites)}  # others come last
+    _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)
     return exit_code(checks)
 
 
@@ -158,21 +159,15 @@ def _named(job: Job, sites: Sequence[TrustedSite]) -> list[Check]:
     ]
 
 
-def _in_order(checks: Sequence[Check], sites: Sequence[TrustedSite]) -> list[Check]:
-    """The checks in the order of the listed sites, others last."""
-    place = {site.name: index for index, site in enumerate(sites)}
-    return sorted(checks, key=lambda check: place.get(check.site, len(place)))
-
-
 def _show(checks: Sequence[Check], output: str) -> None:
+    outcomes = {check.outcome for check in checks}
     if output == "json":
-        document = {"outcome": _worst(checks), "checks": [check.as_json() for check in checks]}
+        worst = [each for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes]
+        outcome = str(worst[0]) if worst else "ok"  # unknown outcomes do not count
+        document = {"outcome": outcome, "checks": [check.as_json() for check in checks]}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in ("SITE", "CHECK", "RESULT"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("OBSERVED", overflow="fold")
+    table = plain_table("SITE", "CHECK", "RESULT", folded="OBSERVED")
     before = ""
     for check in checks:
         observed = Text(printable(check.observed))
@@ -183,11 +178,3 @@ def _show(checks: Sequence[Check], output: str) -> None:
         result = Text(check.outcome, style=_STYLES[check.outcome])
         table.add_row(name, check.name, result, observed)
     output_console().print(table)
-
-
-def _worst(checks: Sequence[Check]) -> str:
-    """`fail`, `warn` or `ok`; unknown outcomes do not count."""
-    outcomes = {check.outcome for check in checks}
-    return next(
-        (str(each) for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes), "ok"
-    )

@@ -13,6 +13,7 @@ from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Metadata, load_job
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
+from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
@@ -230,8 +231,8 @@ def _print_result(
 ) -> None:
     name = manifest.job.metadata.name
     if output in ("json", "yaml"):
-        after.get("metadata", {}).pop("managedFields", None)
-        text = json.dumps(after, indent=2) if output == "json" else yaml.safe_dump(after)
+        shown = without_managed_fields(after)
+        text = json.dumps(shown, indent=2) if output == "json" else yaml.safe_dump(shown)
         click.echo(text.rstrip("\n"))
     elif output == "name":
         click.echo(f"dlionjob.dlion.dev/{name}")
