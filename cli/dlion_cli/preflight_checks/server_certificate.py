@@ -89,9 +89,7 @@ def trusted_certificate_check(site: TrustedSite, presented: PresentedCertificate
 def untrusted_certificate_checks(
     site: TrustedSite, presented: PresentedCertificate, now: datetime, why: str
 ) -> list[Check]:
-    """The checks for a certificate that the bundle does not verify, with the handshake's error
-    `why`.
-    """
+    """The checks for a certificate that the bundle does not verify; `why`: the TLS error."""
     expected = OperatorIdentity(SiteName(site.name)).dns_name
     if expected not in presented.names:
         shown = ", ".join(presented.names[:3])[:_MAX_NAMES_CHARS]

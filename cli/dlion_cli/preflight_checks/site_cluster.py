@@ -148,9 +148,7 @@ def _spec_schema(cluster: ClusterClient, within_s: float) -> Document:
 
 
 def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
-    """Raises: AbsentError without an operator; DataError if there are several; as
-    `ClusterClient.get`.
-    """
+    """Raises: AbsentError without an operator; DataError if there are several; as `get`."""
 
     def named(api: tuple[str, ...], kind: str, *name: str, **query: str) -> Document:
         path = api_path(*api, "namespaces", cluster.namespace, kind, *name)
@@ -171,11 +169,12 @@ def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
         )
     (deployment,) = deployments
     name = str(mapping_of(deployment.get("metadata")).get("name"))
+    service = _or_error(lambda: named(("api", "v1"), "services", f"{name}-federation"))
     return OperatorSnapshot(
         deployment=deployment,
         settings=operator_settings(cluster, name, within_s),
         trust=_or_error(lambda: _bundles(named(("api", "v1"), "configmaps", f"{name}-trust"))),
-        service=_service(lambda: named(("api", "v1"), "services", f"{name}-federation")),
+        service=None if isinstance(service, AbsentError) else service,
         streams=_or_error(lambda: _streams(cluster, name, within_s)),
     )
 
@@ -195,15 +194,6 @@ def operator_settings(cluster: ClusterClient, operator: str, within_s: float) ->
 def _bundles(document: Document) -> dict[str, str]:
     data = mapping_of(document.get("data"))
     return {key.removesuffix(".pem"): str(value) for key, value in data.items()}
-
-
-def _service(query: Callable[[], Document]) -> Document | DLionError | None:
-    try:
-        return query()
-    except AbsentError:
-        return None
-    except DLionError as error:
-        return error
 
 
 def _streams(cluster: ClusterClient, name: str, within_s: float) -> dict[str, dict[str, float]]:

@@ -208,29 +208,22 @@ def _handshake(
 
 
 def _handshake_failure(site: TrustedSite, error: Exception) -> Check:
-    """The check for a failed handshake."""
     if isinstance(error, TimeoutError):
         observed = "it accepts the connection, but does not respond in time"
-    elif isinstance(error, ssl.SSLEOFError | ConnectionError) or _is_unconnected(error):
+    elif (
+        isinstance(error, ssl.SSLEOFError | ConnectionError)
+        or getattr(error, "errno", None) == errno.ENOTCONN  # reset before the handshake
+    ):
         observed = "it closes the connection in the handshake"
     elif isinstance(error, ssl.SSLError):
-        observed = f"the server does not speak TLS 1.3 ({_reason(error)})"
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        observed = f"the server does not speak TLS 1.3 ({reason})"
     else:
         observed = str(error)
     return Check(site.name, "tls", CheckOutcome.FAIL, observed, WRONG_SERVER_ADVICE)
 
 
-def _is_unconnected(error: Exception) -> bool:
-    """Whether the connection was reset before the handshake."""
-    return isinstance(error, OSError) and error.errno == errno.ENOTCONN
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).replace("_", " ").lower()
-
-
 def _error_text(error: Exception) -> str:
-    """The system error as a short message."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ConnectionRefusedError):

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 
 def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:
-    """Show the job until its run has ended in each cluster; return the first exit code that is not
-    0.
-    """
+    """Show the job until its run has ended in each cluster; return the first exit code but 0."""
     view: MultiContextView | MultiContextJson = (
         MultiContextJson() if output == "json" else MultiContextView()
     )

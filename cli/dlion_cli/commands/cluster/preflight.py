@@ -105,16 +105,12 @@ def preflight(
     checks += probe_sites(sites, timeout_s)
     if contexts:
         from dlion_cli.cluster.contexts import Contexts
-        from dlion_cli.preflight_checks.preflight_clusters import (
-            BandwidthOptions,
-            cluster_checks,
-            merge_checks,
-        )
+        from dlion_cli.preflight_checks.preflight_clusters import cluster_checks, merge_checks
 
         clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
         with contextlib.closing(clusters):
-            links = BandwidthOptions(least_mbit) if bandwidth or least_mbit else None
-            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, links))
+            least = (least_mbit or 0.0) if bandwidth or least_mbit else None
+            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))
     place = {site.name: index for index, site in enumerate(sites)}  # others come last
     _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)
     return exit_code(checks)

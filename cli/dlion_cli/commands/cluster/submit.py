@@ -196,9 +196,7 @@ def _submit(
 
 
 def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
-    """The document without fields that only an API server writes, for input from `dlion get -o
-    yaml`.
-    """
+    """The document without an API server's fields, for input from `dlion get -o yaml`."""
     document = {k: v for k, v in manifest.document.items() if k != "status"}
     metadata = {k: v for k, v in document["metadata"].items() if k not in Metadata.ignored}
     return {**document, "metadata": {**metadata, "namespace": jobs.cluster.namespace}}

@@ -195,7 +195,6 @@ def compare(
 
 
 def _print_plan(matrix: Matrix, output: str) -> None:
-    """Print the result of a dry run."""
     if output != "json":
         click.echo(f"all is well; runs: at most {matrix.run_count()}")
         return

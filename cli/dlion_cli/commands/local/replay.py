@@ -214,9 +214,8 @@ def _show(
     for column in ("figure", "recorded", "replayed", "difference"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for row in rows:
-        table.add_row(
-            row.name, _cell(row, row.recorded), _cell(row, row.replayed), _difference(row)
-        )
+        difference = UNKNOWN if row.difference is None else f"{row.difference:+.1%}"
+        table.add_row(row.name, _cell(row, row.recorded), _cell(row, row.replayed), difference)
     Console().print(table)
     if replayed.recorded.unknown_links:
         click.echo(
@@ -230,7 +229,3 @@ def _cell(figure: ReplayFigure, value: float | None) -> str:
     if figure.unit == "accuracy":
         return format_percent(value)
     return f"{format_rate(value)} {figure.unit}".rstrip()
-
-
-def _difference(figure: ReplayFigure) -> str:
-    return UNKNOWN if figure.difference is None else f"{figure.difference:+.1%}"
