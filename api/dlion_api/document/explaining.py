@@ -50,21 +50,18 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
     for name in [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]:
         child = next((child for child in explanation.children if child.name == name), None)
         if child is None:
-            raise SpecError([_no_such_field(walked, name, explanation)])
+            names = [child.name for child in explanation.children]
+            near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
+            problem = Problem(
+                path=".".join([*walked, name]),
+                message="there is no such field",
+                allowed=", ".join(names) or "nothing: it has no fields",
+                advice=f"Did you mean {near[0]}?" if near else "",
+            )
+            raise SpecError([problem])
         explanation = child
         walked.append(name)
     return explanation
-
-
-def _no_such_field(walked: list[str], name: str, parent: Explanation) -> Problem:
-    names = [child.name for child in parent.children]
-    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
-    return Problem(
-        path=".".join([*walked, name]),
-        message="there is no such field",
-        allowed=", ".join(names) or "nothing: it has no fields",
-        advice=f"Did you mean {near[0]}?" if near else "",
-    )
 
 
 def _explain_object(cls: type[Any]) -> Explanation:

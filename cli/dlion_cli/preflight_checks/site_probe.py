@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from dlion_api.addresses import join_host_port
+from dlion_api.addresses import join_host_port, split_host_port
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -91,8 +91,7 @@ def probe_sites(sites: Sequence[TrustedSite], within_s: float) -> list[Check]:
 def probe_site(site: TrustedSite, within_s: float) -> list[Check]:
     """The checks of one site, up to the first failure; blocks for at most `within_s`."""
     deadline = _Deadline(within_s)
-    host, _, port = site.address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host, port = split_host_port(site.address)
     try:
         addresses = _resolve(host, int(port), deadline)
     except (OSError, UnicodeError) as error:

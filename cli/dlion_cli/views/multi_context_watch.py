@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -35,16 +36,11 @@ if TYPE_CHECKING:
 
 def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:
     """Show the job until its run has ended in each cluster; return the first exit code but 0."""
-    view: MultiContextView | MultiContextJson = (
-        MultiContextJson() if output == "json" else MultiContextView()
-    )
-
-    def watched(jobs: JobClient) -> int:
-        return _followed(jobs, name, view, timeout_s)
-
+    live = None if output == "json" else MultiContextView()
+    view = live or MultiContextJson()
     try:
-        with view:
-            codes = contexts.query(watched)
+        with live or nullcontext():
+            codes = contexts.query(lambda jobs: _followed(jobs, name, view, timeout_s))
     except KeyboardInterrupt:
         click.echo(f"dlion: watch stopped. The job {name} continues", err=True)
         return ExitCode.INTERRUPTED
@@ -78,12 +74,6 @@ class MultiContextJson:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def update(self, context: str, job: JobStatus) -> None:
         """Print the job's document."""

@@ -236,7 +236,9 @@ def _print_result(
         click.echo(f"dlionjob.dlion.dev/{name}")
     elif output == "text":
         suffix = " (server dry run)" if dry_run else ""
-        click.echo(f"dlionjob.dlion.dev/{name} {_change_word(before, after, is_new)}{suffix}")
+        same = before is not None and _content(before) == _content(after)
+        word = "created" if before is None or is_new else "unchanged" if same else "configured"
+        click.echo(f"dlionjob.dlion.dev/{name} {word}{suffix}")
     outcome = None if before is None else JobStatus(after).outcome
     if outcome is not None and output == "text":
         run_id = JobStatus(after).run_id
@@ -245,12 +247,6 @@ def _print_result(
             "another ID: --set runId=…",
             err=True,
         )
-
-
-def _change_word(before: Document | None, after: Document, is_new: bool) -> str:
-    if before is None or is_new:
-        return "created"
-    return "unchanged" if _content(before) == _content(after) else "configured"
 
 
 def _content(document: Document) -> Any:
