@@ -55,15 +55,14 @@ def group_capacities(
         request = _worker_request(group, sidecar)
         places.append((group, request, usable, _reason(usable, request)))
     by_group = {}
-    for group, request, usable, reason in sorted(places, key=_size, reverse=True):
+    places.sort(
+        key=lambda place: [place[1].get(name, Decimal(0)) for name in ("memory", "cpu")],
+        reverse=True,
+    )
+    for group, request, usable, reason in places:
         placed = sum(_place(usable, request) for _ in range(group.workers))
         by_group[group.name] = GroupCapacity(group.name, group.workers, placed, reason)
     return [by_group[group.name] for group in groups]
-
-
-def _size(place: tuple[Group, Amounts, object, object]) -> tuple[Decimal, Decimal]:
-    """Memory, then cores, of one worker."""
-    return place[1].get("memory", Decimal(0)), place[1].get("cpu", Decimal(0))
 
 
 def _worker_request(group: Group, sidecar: Mapping[str, Any]) -> Amounts:
