@@ -76,7 +76,8 @@ def _converter(hint: Any, conversion: Conversion) -> Convert:
         item = _converter(arguments[origin is Mapping], conversion)
         return _entries_converter(origin, item, conversion)
     if dataclasses.is_dataclass(hint):
-        fields, kind = fields_converter(typing.cast("type", hint), lambda _name: conversion), hint
+        kind = typing.cast("type[Any]", hint)
+        fields = fields_converter(kind, lambda _name: conversion)
         return lambda value: kind(**fields(value))
     return typing.cast("type[Enum]", hint)
 
@@ -85,9 +86,10 @@ def _entries_converter(origin: type[Any], item: Convert, conversion: Conversion)
     is_list = origin is tuple
     given_kinds = (list, tuple) if is_list else (Mapping,)
 
-    def convert(values: Any) -> tuple[Any, ...] | dict[Any, Any]:
-        if not isinstance(values, given_kinds):
+    def convert(given: Any) -> tuple[Any, ...] | dict[Any, Any]:
+        if not isinstance(given, given_kinds):
             raise TypeError("not a list" if is_list else "not an object")
+        values: Any = given
         if len(values) > conversion.max_entries:
             raise ValueError(f"more than {conversion.max_entries} entries")
         if is_list:
