@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Group
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.terminal.display import TerminalDisplay
 from dlion_cli.terminal.formatting import format_duration
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import (
@@ -38,7 +38,7 @@ _UNOBSERVED_AFTER_S = 10.0
 """After this time, the view warns that no operator has observed the job."""
 
 
-class JobProgressView(TerminalDisplay):
+class JobProgressView:
     """Shows one job while it changes."""
 
     def __init__(
@@ -51,9 +51,9 @@ class JobProgressView(TerminalDisplay):
         prefix: str = "",
     ) -> None:
         """`prefix` precedes each line if the output is no terminal."""
-        super().__init__(console)
         self._prefix = prefix
         self._job = job
+        self._console = console
         self._clock = clock
         self._now = now
         self._changed_s = self._began_s = clock()
@@ -62,6 +62,18 @@ class JobProgressView(TerminalDisplay):
         self._last_line = ""
         self._printed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
+        self._live = Live(
+            console=console, refresh_per_second=2, get_renderable=self.render, transient=False
+        )
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
 
     def update(self, job: JobStatus, events: Sequence[Document]) -> None:
         """Show the job's current state."""
@@ -79,6 +91,7 @@ class JobProgressView(TerminalDisplay):
             self._print(f"connection lost, retrying: {message}")
 
     def render(self) -> RenderableType:
+        """The live view."""
         with self._lock:
             job, now = self._job, self._now()
             parts: list[RenderableType] = [self._header(job), self._bar(job)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
-from dlion_cli.terminal.display import TerminalDisplay
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from dlion_results.run_folder.description import RunDescription
 
+REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is no terminal."""
 _EVENT_COUNT = 5
@@ -51,7 +52,7 @@ _STYLES = {
 }
 
 
-class LiveView(TerminalDisplay):
+class LiveView:
     """Shows a run while it lasts. `update` is thread-safe."""
 
     def __init__(
@@ -62,8 +63,8 @@ class LiveView(TerminalDisplay):
         environment: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(console, redirect=False)
         self._run = run
+        self._console = console
         self._environment = environment
         self._clock = clock
         self._started_s = clock()
@@ -73,10 +74,24 @@ class LiveView(TerminalDisplay):
         self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESHES_PER_S,
+            get_renderable=self.render,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            self._live.stop()
+        else:
             self._console.print(self.line(), highlight=False)
 
     def update(self, record: ProgressRecord) -> None:
@@ -98,6 +113,7 @@ class LiveView(TerminalDisplay):
             self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
+        """The live view."""
         with self._lock:
             parts: list[RenderableType] = [self._header(), self._table()]
             lines = _OTHER_LINES + len(self._rows)

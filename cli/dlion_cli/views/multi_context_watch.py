@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.documents import without_managed_fields
-from dlion_cli.terminal.display import TerminalDisplay
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
@@ -92,7 +92,7 @@ class MultiContextJson:
             click.echo(f"dlion: context {context}: {message}", err=True)
 
 
-class MultiContextView(TerminalDisplay):
+class MultiContextView:
     """Shows the job in each context while it changes. Thread-safe."""
 
     def __init__(
@@ -101,12 +101,23 @@ class MultiContextView(TerminalDisplay):
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        super().__init__(console or Console(highlight=False))
+        self._console = console or Console(highlight=False)
         self._now = now
         self._jobs: dict[str, JobStatus] = {}
         self._messages: dict[str, str] = {}
         self._logs: dict[str, JobProgressView] = {}
         self._lock = threading.Lock()
+        self._live = Live(
+            console=self._console, refresh_per_second=2, get_renderable=self.render, transient=False
+        )
+
+    def __enter__(self) -> None:
+        if self._console.is_terminal:
+            self._live.start(refresh=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
 
     def update(self, context: str, job: JobStatus) -> None:
         """Show the job's current state."""
@@ -131,6 +142,7 @@ class MultiContextView(TerminalDisplay):
                 click.echo(f"dlion: context {context}: {message}", err=True)
 
     def render(self) -> RenderableType:
+        """The live view."""
         with self._lock:
             names = sorted(self._jobs)
             jobs = [self._jobs[name] for name in names]
