@@ -32,11 +32,4 @@ class ExitCode(IntEnum):
     @property
     def fatal(self) -> bool:
         """Whether a restart cannot help, so that the supervisor exits too."""
-        return self in _FATAL
-
-
-_FATAL = frozenset(
-    {ExitCode.OK, ExitCode.USAGE, ExitCode.SPEC, ExitCode.DATA, ExitCode.PROGRAM,
-     ExitCode.MODEL_LOST, ExitCode.STORAGE, ExitCode.DIVERGED, ExitCode.RESTARTS, ExitCode.DENIED,
-     ExitCode.ENDED_EARLY, ExitCode.PARTIAL, ExitCode.DEADLINE, ExitCode.INTERRUPTED}
-)  # fmt: skip
+        return self not in (ExitCode.FAILED, ExitCode.UNAVAILABLE)

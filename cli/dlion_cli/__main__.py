@@ -21,44 +21,20 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "run": ("local.run:run", "Train a job on this machine."),
     "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
     "compare": ("local.compare:compare", "Compare policies in simulated runs."),
-    "replay": (
-        "local.replay:replay",
-        "Simulate a recorded run again, with other settings.",
-    ),
-    "calibrate": (
-        "local.calibrate:calibrate",
-        "Measure the cost of a step on this machine.",
-    ),
+    "replay": ("local.replay:replay", "Simulate a recorded run again, with other settings."),
+    "calibrate": ("local.calibrate:calibrate", "Measure the cost of a step on this machine."),
     "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
     "get": ("cluster.get:get", "Display the jobs of a cluster."),
     "watch": ("cluster.watch:watch", "Watch a job of a cluster until it ends."),
     "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
     "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
-    "suspend": (
-        "cluster.suspend_resume:suspend",
-        "Stop a job's workers and keep the job.",
-    ),
-    "resume": (
-        "cluster.suspend_resume:resume",
-        "Restart the workers of a suspended job.",
-    ),
+    "suspend": ("cluster.suspend_resume:suspend", "Stop a job's workers and keep the job."),
+    "resume": ("cluster.suspend_resume:resume", "Restart the workers of a suspended job."),
     "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
-    "trust": (
-        "cluster.trust:trust",
-        "Print and verify sites' public certificates.",
-    ),
-    "preflight": (
-        "cluster.preflight:preflight",
-        "Check several sites before a run.",
-    ),
-    "report": (
-        "local.report:report",
-        "Create an HTML report of result folders.",
-    ),
-    "validate": (
-        "local.validate:validate",
-        "Validate manifests and environments.",
-    ),
+    "trust": ("cluster.trust:trust", "Print and verify sites' public certificates."),
+    "preflight": ("cluster.preflight:preflight", "Check several sites before a run."),
+    "report": ("local.report:report", "Create an HTML report of result folders."),
+    "validate": ("local.validate:validate", "Validate manifests and environments."),
     "explain": ("local.explain:explain", "Describe the fields of the manifest."),
     "init": ("local.init:init", "Create a manifest and a program template."),
 }

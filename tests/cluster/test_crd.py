@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, given, settings
 
 import manifest_schema
 from api_server import Answer, Jobs, jobs_of
+from change_rules import change_problems
 from dlion_api.document import parse
 from dlion_api.errors import Problem, SpecError, UnavailableError
-from dlion_api.spec import bounds, change_problems, load_job
+from dlion_api.spec import bounds, load_job
 from dlion_api.status import Status
 from example_counts import examples
 from manifest_bounds import CONDITION, Trial, document, trials

@@ -41,7 +41,7 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     assert rows.keys() == declared.keys()
     for field in declared.values():
         assert isinstance(field.shape, ScalarShape | ListShape)
-        assert rows[field.name] == spelt(field.default), field.name
+        assert rows[field.name] == spelt(field.declared.default), field.name
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - OWN))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
-REQUIRED: Final = dataclasses.MISSING
+REQUIRED: Final = object()
 METADATA_KEY: Final = "dlion"
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +19,7 @@ class Limits:
 
     `pattern` must match the whole string: do not anchor it. Avoid `\\d` and `\\w`, which are
     Unicode in Python and ASCII in the API server. `pattern_description` describes it for users.
-    `minimum` and
-    `maximum` are inclusive bounds of numbers; `above` and `below` are exclusive.
+    `minimum` and `maximum` are inclusive bounds of numbers; `above` and `below` are exclusive.
     """
 
     minimum: float | None = None
@@ -34,72 +36,37 @@ NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The declaration of one field, kept in the dataclass field's metadata."""
-
-    doc: str
-    limits: Limits
-    unit: str
-    name: str
-    min_items: int
-    max_items: int | None
-    key: str
-    unique: bool
-    hashed: bool
-    quantity: bool
-
-
-def setting(
-    doc: str,
-    *,
-    default: Any = REQUIRED,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    pattern: str | None = None,
-    pattern_description: str = "",
-    min_length: int = 0,
-    max_length: int | None = None,
-    unit: str = "",
-    name: str = "",
-    min_items: int = 0,
-    max_items: int | None = None,
-    key: str = "",
-    unique: bool = False,
-    hashed: bool = True,
-    quantity: bool = False,
-) -> Any:
-    """Return a dataclass field of a document; without `default` it is required.
+class Setting(Limits):
+    """The declaration of one field; without `default` it is required.
 
     `key` makes a list a map whose items are identified by that field; `unique` makes it a set.
     `hashed=False` omits the field from the document's hash. `quantity` marks a map of Kubernetes
-    quantities (strings or integers). `name` is the name in the document if it is not the attribute
-    in camelCase. `default` has the attribute's type.
+    quantities (strings or integers). `default` has the attribute's type.
     """
-    limits = Limits(
-        minimum=minimum,
-        maximum=maximum,
-        above=above,
-        below=below,
-        pattern=pattern,
-        pattern_description=pattern_description,
-        min_length=min_length,
-        max_length=max_length,
-    )
-    declared = Setting(
-        doc=doc,
-        limits=limits,
-        unit=unit,
-        name=name,
-        min_items=min_items,
-        max_items=max_items,
-        key=key,
-        unique=unique,
-        hashed=hashed,
-        quantity=quantity,
-    )
-    metadata = {METADATA_KEY: declared}
-    if isinstance(default, dict):  # dataclasses refuse a mutable default as such
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+
+    doc: str = dataclasses.field(kw_only=False)
+    default: Any = REQUIRED
+    unit: str = ""
+    min_items: int = 0
+    max_items: int | None = None
+    key: str = ""
+    unique: bool = False
+    hashed: bool = True
+    quantity: bool = False
+
+
+def _as_field(declare: Callable[P, Setting]) -> Callable[P, Any]:
+    def field(*given: P.args, **named: P.kwargs) -> Any:
+        """Return a dataclass field of a document with this `Setting`."""
+        declared = declare(*given, **named)
+        default, metadata = declared.default, {METADATA_KEY: declared}
+        if default is REQUIRED:
+            return dataclasses.field(metadata=metadata)
+        if isinstance(default, dict):  # dataclasses refuse a mutable default as such
+            return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+        return dataclasses.field(default=default, metadata=metadata)
+
+    return field
+
+
+setting: Final = _as_field(Setting)

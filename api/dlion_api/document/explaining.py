@@ -50,21 +50,18 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
     for name in [part for part in re.sub(r"\[[^\]]*\]", "", path).split(".") if part]:
         child = next((child for child in explanation.children if child.name == name), None)
         if child is None:
-            raise SpecError([_no_such_field(walked, name, explanation)])
+            names = [child.name for child in explanation.children]
+            near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
+            problem = Problem(
+                path=".".join([*walked, name]),
+                message="there is no such field",
+                allowed=", ".join(names) or "nothing: it has no fields",
+                advice=f"Did you mean {near[0]}?" if near else "",
+            )
+            raise SpecError([problem])
         explanation = child
         walked.append(name)
     return explanation
-
-
-def _no_such_field(walked: list[str], name: str, parent: Explanation) -> Problem:
-    names = [child.name for child in parent.children]
-    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
-    return Problem(
-        path=".".join([*walked, name]),
-        message="there is no such field",
-        allowed=", ".join(names) or "nothing: it has no fields",
-        advice=f"Did you mean {near[0]}?" if near else "",
-    )
 
 
 def _explain_object(cls: type[Any]) -> Explanation:
@@ -81,7 +78,7 @@ def _explain(field: FieldShape, path: str) -> Explanation:
     children: tuple[Explanation, ...] = ()
     if isinstance(inner, ObjectShape):
         children = tuple(_explain(child, f"{path}.{child.name}") for child in inner.fields)
-    absent = field.required or field.default is None
+    default = None if field.required else field.declared.default
     return Explanation(
         path=path,
         name=field.name,
@@ -89,8 +86,8 @@ def _explain(field: FieldShape, path: str) -> Explanation:
         doc=description(field),
         allowed=allowed_text(field.shape),
         required=field.required,
-        hashed=field.hashed,
-        default=None if absent else render(field.shape, field.default),
+        hashed=field.declared.hashed,
+        default=None if default is None else render(field.shape, default),
         rules=_rules(inner),
         children=children,
     )

@@ -96,23 +96,10 @@ class _Reader:
             problems[MAX_PROBLEMS:] = [Problem("", f"and {left} more problems")]
         return problems
 
-    def note(self, path: str, fault: FaultError) -> object:
-        self.problems.append(self._problem(path, fault))
+    def note(self, path: str, fault: FaultError, into: list[Problem] | None = None) -> object:
+        problem = replace(fault.problem, path=path or "(document)", line=line_of(path, self.lines))
+        (self.problems if into is None else into).append(problem)
         return _WRONG
-
-    def _problem(self, path: str, fault: FaultError) -> Problem:
-        return Problem(
-            path=path or "(document)",
-            message=fault.message,
-            value=fault.value,
-            allowed=fault.allowed,
-            advice=fault.advice,
-            line=line_of(path, self.lines),
-        )
-
-    def _note_unknown(self, path: str, fault: FaultError) -> None:
-        known = self.problems if self.unknown is None else self.unknown
-        known.append(self._problem(path, fault))
 
     def read(self, shape: Shape, value: object, path: str) -> Any:
         """Parse a value of that shape; return a placeholder for an invalid one."""
@@ -155,11 +142,8 @@ class _Reader:
             if key is _WRONG or isinstance(key, SimpleNamespace):
                 continue
             if key in first_index:
-                where = f"{path}[{i}].{shape.key}" if shape.key else f"{path}[{i}]"
-                self.note(
-                    where,
-                    FaultError(f"is a duplicate of {path}[{first_index[key]}]", shown(key), "once"),
-                )
+                message = f"is a duplicate of {path}[{first_index[key]}]"
+                self.note(_join(f"{path}[{i}]", shape.key), FaultError(message, shown(key), "once"))
             first_index.setdefault(key, i)
 
     def _map(self, shape: MapShape, value: object, path: str) -> Any:
@@ -177,7 +161,7 @@ class _Reader:
         before = len(self.problems)
         for name in given:
             if shape.field(name) is None and name not in shape.ignored:
-                self._note_unknown(_join(path, name), _unknown(shape, name))
+                self.note(_join(path, name), _unknown(shape, name), self.unknown)
         read = {f.attribute: self._field(f, given.get(f.name), path) for f in shape.fields}
         if len(self.problems) == before:
             made = shape.cls(**read)
@@ -192,13 +176,13 @@ class _Reader:
                 self.problems.append(replace(problem, path=full, line=line_of(full, self.lines)))
         return made
 
-    def _field(self, declared: FieldShape, value: object, path: str) -> Any:
+    def _field(self, shape: FieldShape, value: object, path: str) -> Any:
         if value is not None:
-            return self.read(declared.shape, value, _join(path, declared.name))
-        if not declared.required:
-            return declared.default
-        fault = FaultError("is missing", allowed=_wanted(declared), advice=f"It is {declared.doc}")
-        return self.note(_join(path, declared.name), fault)
+            return self.read(shape.shape, value, _join(path, shape.name))
+        if not shape.required:
+            return shape.declared.default
+        fault = FaultError("is missing", "", _wanted(shape), f"It is {shape.declared.doc}")
+        return self.note(_join(path, shape.name), fault)
 
     def _check(self, rule: Rule, made: Any, path: str, problems: list[Problem]) -> None:
         wrong = [re.sub(r"\[\d+\]", "", p.path.removeprefix(path).lstrip(".")) for p in problems]
@@ -246,13 +230,11 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def _unknown(shape: ObjectShape, name: str) -> FaultError:
-    names = [f.name for f in shape.fields]
-    folded = {known.lower(): known for known in names}
+    folded = {f.name.lower(): f.name for f in shape.fields}
     near = difflib.get_close_matches(name.lower()[:64], list(folded), n=1)
     advice = f"Did you mean {folded[near[0]]}?" if near else ""
-    return FaultError(
-        f"there is no field {shown(name)} here", allowed=", ".join(names), advice=advice
-    )
+    message = f"there is no field {shown(name)} here"
+    return FaultError(message, allowed=", ".join(folded.values()), advice=advice)
 
 
 def _wanted(declared: FieldShape) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from dlion_api.document.shapes import (
@@ -18,23 +18,6 @@ from dlion_api.document.shapes import (
 )
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Selects the fields to render."""
-
-    hashed_only: bool = False
-    without_defaults: bool = False
-
-    def takes(self, field: FieldShape, value: Any) -> bool:
-        """Whether to render that field with that value."""
-        if value is None or (self.hashed_only and not field.hashed):
-            return False
-        return field.required or not self.without_defaults or value != field.default
-
-
-ALL = Selection()
-
-
 def to_document(
     document: object, *, hashed_only: bool = False, without_defaults: bool = False
 ) -> dict[str, Any]:
@@ -43,24 +26,33 @@ def to_document(
     `hashed_only` omits fields declared `hashed=False`; `without_defaults` omits optional fields
     that have their default.
     """
-    selection = Selection(hashed_only, without_defaults)
-    rendered: dict[str, Any] = render(shape_of(type(document)), document, selection)
+
+    def is_taken(field: FieldShape, value: Any) -> bool:
+        if value is None or (hashed_only and not field.declared.hashed):
+            return False
+        return not (without_defaults and value == field.declared.default)
+
+    rendered: dict[str, Any] = render(shape_of(type(document)), document, is_taken)
     return rendered
 
 
-def render(shape: Shape, value: Any, selection: Selection = ALL) -> Any:
-    """Return a value of that shape in its JSON form."""
+def render(
+    shape: Shape,
+    value: Any,
+    is_taken: Callable[[FieldShape, Any], bool] = lambda _field, value: value is not None,
+) -> Any:
+    """Return a value of that shape in its JSON form, with the fields that are taken."""
     match shape:
         case ScalarShape() | QuantityShape() | FreeShape():
             return value
         case ListShape(item=item):
-            return [render(item, each, selection) for each in value]
+            return [render(item, each, is_taken) for each in value]
         case MapShape(value=item):
-            return {key: render(item, each, selection) for key, each in value.items()}
+            return {key: render(item, each, is_taken) for key, each in value.items()}
         case ObjectShape(fields=fields):
             values = ((field, getattr(value, field.attribute)) for field in fields)
             return {
-                field.name: render(field.shape, each, selection)
+                field.name: render(field.shape, each, is_taken)
                 for field, each in values
-                if selection.takes(field, each)
+                if is_taken(field, each)
             }

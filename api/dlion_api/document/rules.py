@@ -5,7 +5,7 @@ The API server enforces the CEL expression, `parse` the predicate; contract test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,42 +48,39 @@ class Rule:
 
 @dataclass(frozen=True)
 class TransitionRule:
-    """A constraint on an update: `holds` receives the old and the new object."""
+    """A constraint on an update, which only the API server enforces; `path` names the field."""
 
     cel: str
     message: str
-    holds: Callable[[Any, Any], bool]
-    path: str = ""
-
-
-def _given(names: tuple[str, ...], attributes: tuple[str, ...]) -> Callable[[Any], int]:
-    assert len(names) == len(attributes)
-    return lambda it: sum(getattr(it, attribute) is not None for attribute in attributes)
-
-
-def _counted(names: tuple[str, ...]) -> str:
-    return " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in names)
+    path: str
 
 
 def exactly_one(**fields: str) -> Rule:
     """Require exactly one of these fields. Keywords are attributes, values document names."""
-    names, count = tuple(fields.values()), _given(tuple(fields.values()), tuple(fields))
-    return Rule(
-        cel=f"{_counted(names)} == 1",
-        message=f"exactly one of {', '.join(names)} must be given",
-        holds=lambda it: count(it) == 1,
-        reads=("", *names),
-        advice=f"Give one of {', '.join(names)}.",
-    )
+    listed = ", ".join(fields.values())
+    message, advice = f"exactly one of {listed} must be given", f"Give one of {listed}."
+    return _count_rule(fields, "== 1", lambda count: count == 1, message, advice)
 
 
 def at_most_one(**fields: str) -> Rule:
     """Allow at most one of these fields. Keywords are attributes, values document names."""
-    names, count = tuple(fields.values()), _given(tuple(fields.values()), tuple(fields))
+    listed = ", ".join(fields.values())
+    message, advice = f"only one of {listed} may be given", f"Keep one of {listed}."
+    return _count_rule(fields, "<= 1", lambda count: count <= 1, message, advice)
+
+
+def _count_rule(
+    fields: Mapping[str, str],
+    cel: str,
+    is_allowed: Callable[[int], bool],
+    message: str,
+    advice: str,
+) -> Rule:
+    """Return a rule on the number of these fields that are given."""
     return Rule(
-        cel=f"{_counted(names)} <= 1",
-        message=f"only one of {', '.join(names)} may be given",
-        holds=lambda it: count(it) <= 1,
-        reads=("", *names),
-        advice=f"Keep one of {', '.join(names)}.",
+        cel=" + ".join(f"(has(self.{name}) ? 1 : 0)" for name in fields.values()) + f" {cel}",
+        message=message,
+        holds=lambda it: is_allowed(sum(getattr(it, each) is not None for each in fields)),
+        reads=("", *fields.values()),
+        advice=advice,
     )

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from dlion_api.errors import Problem
+
 if TYPE_CHECKING:
     from dlion_api.document.declaring import Limits
     from dlion_api.document.shapes import ScalarShape
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 _DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
 QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"
 """Kubernetes' pattern for quantities (apimachinery, resource.Quantity)."""
+_NUMBER: Final = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
 
 MAX_FREE_DEPTH: Final = 32
 BELOW: Final = "Write its fields below it as `name: …`."
@@ -22,11 +25,11 @@ MAX_QUANTITY_LENGTH: Final = 32
 
 
 class FaultError(Exception):
-    """A problem of one value; the parser adds its path."""
+    """A problem of one value; the parser adds its path and line."""
 
     def __init__(self, message: str, value: str = "", allowed: str = "", advice: str = "") -> None:
         super().__init__(message)
-        self.message, self.value, self.allowed, self.advice = message, value, allowed, advice
+        self.problem = Problem("", message, value, allowed, advice)
 
 
 def shown(value: object) -> str:
@@ -41,9 +44,7 @@ def shown(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return (
-                f'"{value}"' if len(value) <= MAX_SHOWN_LENGTH else f'"{value[:MAX_SHOWN_LENGTH]}…"'
-            )
+            return f'"{value[:MAX_SHOWN_LENGTH]}{"…" * (len(value) > MAX_SHOWN_LENGTH)}"'
         case int() if abs(value) >= 10**MAX_SHOWN_LENGTH:
             return f"an integer of {value.bit_length()} bits"
         case int() | float():
@@ -69,13 +70,8 @@ def as_scalar(shape: ScalarShape, value: object) -> Any:
 
 def _string(shape: ScalarShape, value: object) -> str:
     if not isinstance(value, str):
-        quoted = isinstance(value, int | float)
-        raise FaultError(
-            "must be a string",
-            shown(value),
-            ", ".join(shape.choices),
-            f'Put it in quotes: "{shown(value)}".' if quoted else "",
-        )
+        advice = f'Put it in quotes: "{shown(value)}".' if isinstance(value, int | float) else ""
+        raise FaultError("must be a string", shown(value), ", ".join(shape.choices), advice)
     if shape.choices and value not in shape.choices:
         raise FaultError("is not an allowed value", shown(value), ", ".join(shape.choices))
     limits = shape.limits
@@ -84,16 +80,16 @@ def _string(shape: ScalarShape, value: object) -> str:
     if len(value) < limits.min_length:
         raise FaultError("is too short", shown(value), f"at least {limits.min_length} characters")
     if limits.pattern is not None and not re.fullmatch(limits.pattern, value):
-        raise FaultError(
-            "has the wrong form", shown(value), limits.pattern_description or limits.pattern
-        )
+        allowed = limits.pattern_description or limits.pattern
+        raise FaultError("has the wrong form", shown(value), allowed)
     return value
 
 
 def _number(shape: ScalarShape, value: object) -> int | float:
     kind = "an integer" if shape.kind == "integer" else "a number"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        advice = "Take it out of its quotes." if isinstance(value, str) and _numeric(value) else ""
+        quoted = isinstance(value, str) and re.fullmatch(_NUMBER, value[:MAX_SHOWN_LENGTH])
+        advice = "Take it out of its quotes." if quoted else ""
         raise FaultError(f"must be {kind}", shown(value), bounds(shape.limits), advice)
     if isinstance(value, float) and not math.isfinite(value):
         raise FaultError("must be finite", shown(value), bounds(shape.limits))
@@ -104,12 +100,6 @@ def _number(shape: ScalarShape, value: object) -> int | float:
     if value != int(value):
         raise FaultError("must be an integer", shown(value), bounds(shape.limits))
     return int(value)
-
-
-def _numeric(text: str) -> bool:
-    return (
-        re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?", text[:MAX_SHOWN_LENGTH]) is not None
-    )
 
 
 def _within(limits: Limits, value: float) -> bool:
@@ -165,9 +155,7 @@ def _plain(value: object, depth: int) -> Any:
     if depth == 0:
         raise FaultError("is nested too deep", allowed=f"up to {MAX_FREE_DEPTH} levels")
     match value:
-        case None | bool() | str():
-            return value
-        case int():
+        case None | bool() | str() | int():
             return value
         case float() if math.isfinite(value):
             return value
@@ -176,8 +164,5 @@ def _plain(value: object, depth: int) -> Any:
         case Mapping() if all(isinstance(key, str) for key in value):
             return {key: _plain(item, depth - 1) for key, item in value.items()}
         case _:
-            raise FaultError(
-                "has a value that JSON cannot hold",
-                shown(value),
-                "strings, numbers, lists, mappings",
-            )
+            allowed = "strings, numbers, lists, mappings"
+            raise FaultError("has a value that JSON cannot hold", shown(value), allowed)

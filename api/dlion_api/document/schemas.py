@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dlion_api.document.declaring import Limits
 
 Schema = dict[str, Any]
+_VALIDATIONS = "x-kubernetes-validations"
 
 
 def schema(cls: type[Any]) -> Schema:
@@ -49,8 +50,8 @@ def _shape(shape: Shape) -> Schema:
         case ListShape():
             return _list(shape)
         case MapShape(value=value, max_items=most):
-            bounded = {} if most is None else {"maxProperties": most}
-            return {"type": "object", "additionalProperties": _shape(value)} | bounded
+            content = {"type": "object", "additionalProperties": _shape(value)}
+            return content | _given(maxProperties=most)
         case ObjectShape():
             return _object(shape)
 
@@ -60,21 +61,17 @@ def _scalar(shape: ScalarShape) -> Schema:
     if shape.choices:
         return result | {"enum": list(shape.choices)}
     if shape.kind == "string":
-        return result | _text_limits(shape.limits)
+        limits = shape.limits
+        pattern = None if limits.pattern is None else f"^(?:{limits.pattern})$"
+        least = limits.min_length or None
+        return result | _given(minLength=least, maxLength=limits.max_length, pattern=pattern)
     if shape.kind == "integer":
         result["format"] = "int64"
     return result | _number_limits(shape.limits)
 
 
-def _text_limits(limits: Limits) -> Schema:
-    result: Schema = {}
-    if limits.min_length:
-        result["minLength"] = limits.min_length
-    if limits.max_length is not None:
-        result["maxLength"] = limits.max_length
-    if limits.pattern is not None:
-        result["pattern"] = f"^(?:{limits.pattern})$"
-    return result
+def _given(**keywords: Any) -> Schema:
+    return {name: value for name, value in keywords.items() if value is not None}
 
 
 def _number_limits(limits: Limits) -> Schema:
@@ -92,10 +89,7 @@ def _number_limits(limits: Limits) -> Schema:
 
 def _list(shape: ListShape) -> Schema:
     result: Schema = {"type": "array", "items": _shape(shape.item)}
-    if shape.min_items:
-        result["minItems"] = shape.min_items
-    if shape.max_items is not None:
-        result["maxItems"] = shape.max_items
+    result |= _given(minItems=shape.min_items or None, maxItems=shape.max_items)
     if shape.key:
         result |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [shape.key]}
     else:
@@ -106,13 +100,9 @@ def _list(shape: ListShape) -> Schema:
 def _object(shape: ObjectShape) -> Schema:
     result: Schema = {"type": "object", "properties": {f.name: _field(f) for f in shape.fields}}
     required = [f.name for f in shape.fields if f.required]
-    if required:
-        result["required"] = required
     rules = [_rule(rule.cel, rule.message, rule.reads[0]) for rule in shape.rules]
     rules += [_rule(rule.cel, rule.message, rule.path) for rule in shape.transitions]
-    if rules:
-        result["x-kubernetes-validations"] = rules
-    return result
+    return result | _given(required=required or None, **{_VALIDATIONS: rules or None})
 
 
 def _rule(cel: str, message: str, path: str) -> Schema:
@@ -122,12 +112,13 @@ def _rule(cel: str, message: str, path: str) -> Schema:
 
 def _field(field: FieldShape) -> Schema:
     result = {"description": description(field)} | _shape(field.shape)
-    if field.default is not None and not field.required:
-        result["default"] = render(field.shape, field.default)
+    if field.declared.default is not None and not field.required:
+        result["default"] = render(field.shape, field.declared.default)
     return result
 
 
 def description(field: FieldShape) -> str:
     """Return a field's documentation with its unit."""
-    text = field.doc[:1].upper() + field.doc[1:]
-    return f"{text} In {field.unit}." if field.unit else text
+    doc, unit = field.declared.doc, field.declared.unit
+    text = doc[:1].upper() + doc[1:]
+    return f"{text} In {unit}." if unit else text

@@ -70,11 +70,11 @@ class FieldShape:
     name: str
     attribute: str
     shape: Shape
-    doc: str
-    unit: str
-    required: bool
-    default: Any
-    hashed: bool
+    declared: Setting
+
+    @property
+    def required(self) -> bool:
+        return self.declared.default is REQUIRED
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ def _shape_of(cls: Any) -> ObjectShape:
     hints = typing.get_type_hints(cls, include_extras=True)
     return ObjectShape(
         cls=cls,
-        fields=tuple(_field_shape(cls, field, hints[field.name]) for field in _fields(cls)),
+        fields=tuple(
+            _field_shape(cls, field, hints[field.name])
+            for field in dataclasses.fields(cls)
+            if METADATA_KEY in field.metadata
+        ),
         rules=tuple(getattr(cls, "rules", ())),
         transitions=tuple(getattr(cls, "transitions", ())),
         checks=tuple(getattr(cls, "checks", ())),
@@ -123,29 +127,13 @@ def _shape_of(cls: Any) -> ObjectShape:
     )
 
 
-def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(cls) if METADATA_KEY in field.metadata]
-
-
 def _field_shape(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> FieldShape:
     declared: Setting = field.metadata[METADATA_KEY]
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
     try:
         shape = _shape(hint, declared)
     except TypeError as error:
         raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
-    return FieldShape(
-        name=declared.name or document_name(field.name),
-        attribute=field.name,
-        shape=shape,
-        doc=declared.doc,
-        unit=declared.unit,
-        required=default is REQUIRED,
-        default=default,
-        hashed=declared.hashed,
-    )
+    return FieldShape(document_name(field.name), field.name, shape, declared)
 
 
 def _shape(hint: Any, declared: Setting) -> Shape:
@@ -166,7 +154,7 @@ def _shape(hint: Any, declared: Setting) -> Shape:
             return FreeShape()
         value = QuantityShape() if declared.quantity else _item_shape(arguments[1])
         return MapShape(value, declared.max_items)
-    return _item_shape(hint, declared.limits)
+    return _item_shape(hint, declared)
 
 
 def _item_shape(hint: Any, limits: Limits = NO_LIMITS) -> Shape:

@@ -13,12 +13,17 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, NoReturn, get_type_hints
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
+from dlion_api.protocol.json_fields import (
+    Conversion,
+    fields_converter,
+    read_flag,
+    read_rank,
+    read_text,
+)
 from dlion_api.protocol.progress import (
     DirectiveRecord,
     EvaluationRecord,
@@ -54,16 +59,11 @@ def record_to_json(record: ProgressRecord) -> str:
         ContractError: `record_from_json` would refuse the result (a bug of the caller).
     """
     kind = _KIND_NAMES[type(record)]
-    values: dict[str, object] = {"kind": kind}
-    for name, form in _FORMS[kind].items():
-        value = getattr(record, name)
-        try:
-            values[name] = form.encode(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ContractError(
-                f"{kind} record: {name}: {error} (given: {value!r:.200})"
-            ) from error
-    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    try:
+        values = _ENCODERS[kind](vars(record))
+    except ValueError as error:
+        raise ContractError(f"{kind} record: {error}") from error
+    text = json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=False)
     if len(text) > MAX_RECORD_BYTES:
         raise ContractError(
             f"{kind} record of {len(text)} bytes; allowed: at most {MAX_RECORD_BYTES}"
@@ -92,27 +92,10 @@ def record_from_json(text: str | bytes) -> ProgressRecord:
         raise ContractError(
             f"record of unknown kind (given: {kind!r:.100}); allowed: {', '.join(KINDS)}"
         )
-    return KINDS[kind](**_decoded(kind, values))
-
-
-def _decoded(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    forms = _FORMS[kind]
-    unknown = values.keys() - forms.keys()
-    missing = [name for name, form in forms.items() if form.required and name not in values]
-    if unknown or missing:
-        raise ContractError(
-            f"{kind} record: unknown fields {sorted(unknown)!r:.200}, missing fields {missing}; "
-            f"allowed: {', '.join(forms)}"
-        )
-    decoded = {}
-    for name, value in values.items():
-        try:
-            decoded[name] = forms[name].decode(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ContractError(
-                f"{kind} record: {name}: {error} (given: {value!r:.200})"
-            ) from error
-    return decoded
+    try:
+        return KINDS[kind](**_DECODERS[kind](values))
+    except ValueError as error:
+        raise ContractError(f"{kind} record: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,15 +109,6 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Encoder and decoder of one field; both raise ValueError or TypeError."""
-
-    encode: Callable[[Any], object]
-    decode: Callable[[Any], Any]
-    required: bool = True
-
-
 def _integer(value: object) -> int:
     # Outgoing values may be of any integer type, such as NumPy's, but not bool.
     if isinstance(value, bool):
@@ -146,12 +120,9 @@ def _integer(value: object) -> int:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not text")
-    if len(value) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
-    value.encode()  # a lone surrogate is a ValueError: it could not be stored
-    return value
+    text = read_text(value, max_characters=MAX_TEXT_CHARACTERS)
+    text.encode()  # a lone surrogate is a ValueError: it could not be stored
+    return text
 
 
 def _cut_text(value: object) -> str:
@@ -161,25 +132,21 @@ def _cut_text(value: object) -> str:
     return value.encode(errors="replace").decode()[:MAX_TEXT_CHARACTERS]
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("not true or false")
-    return value
+def _number(value: object) -> float:
+    if isinstance(value, bool | str | bytes):
+        raise TypeError("not a number")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _finite(value: object) -> float:
-    if isinstance(value, bool | str | bytes):
-        raise TypeError("not a number")
-    number = float(value)  # type: ignore[arg-type]
+    number = _number(value)
     if not math.isfinite(number):
         raise ValueError("not finite")
     return number
 
 
 def _number_out(value: object) -> float | str:
-    if isinstance(value, bool | str | bytes):
-        raise TypeError("not a number")
-    number = float(value)  # type: ignore[arg-type]
+    number = _number(value)
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -195,77 +162,17 @@ def _number_in(value: object) -> float:
     return _finite(value)
 
 
-def _listed(item: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def convert(values: Any) -> tuple[Any, ...]:
-        if not isinstance(values, list | tuple):
-            raise TypeError("not a list")
-        if len(values) > MAX_ENTRIES:
-            raise ValueError(f"more than {MAX_ENTRIES} entries")
-        return tuple(item(value) for value in values)
-
-    return convert
+def _encoding(name: str) -> Conversion:
+    number = _number_out if name in NON_FINITE_FIELDS else _finite
+    scalars = {int: _integer, float: number, str: _cut_text, bool: read_flag}
+    return Conversion(scalars, key=lambda rank: str(_integer(rank)), max_entries=MAX_ENTRIES)
 
 
-def _by_rank_out(item: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
-    def convert(values: Mapping[Rank, Any]) -> dict[str, Any]:
-        if len(values) > MAX_ENTRIES:
-            raise ValueError(f"more than {MAX_ENTRIES} entries")
-        return {str(_integer(rank)): item(value) for rank, value in values.items()}
-
-    return convert
+def _decoding(name: str) -> Conversion:
+    number = _number_in if name in NON_FINITE_FIELDS else _finite
+    scalars = {int: _integer, float: number, str: _text, bool: read_flag}
+    return Conversion(scalars, key=read_rank, max_entries=MAX_ENTRIES)
 
 
-def _by_rank_in(item: Callable[[Any], Any]) -> Callable[[Any], dict[Rank, Any]]:
-    def convert(values: object) -> dict[Rank, Any]:
-        if not isinstance(values, dict):
-            raise TypeError("not an object")
-        if len(values) > MAX_ENTRIES:
-            raise ValueError(f"more than {MAX_ENTRIES} entries")
-        return {_rank_name(name): item(value) for name, value in values.items()}
-
-    return convert
-
-
-def _rank_name(name: str) -> Rank:
-    if not (name.isascii() and name.isdigit()) or len(name) > 9 or str(int(name)) != name:
-        raise ValueError(f"{name!r:.40} is no rank")
-    return Rank(int(name))
-
-
-def _or_none(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else item(value)
-
-
-def _form(name: str, annotation: object, *, required: bool) -> _Form:
-    number_out, number_in = (
-        (_number_out, _number_in) if name in NON_FINITE_FIELDS else (_finite, _finite)
-    )
-    table: list[tuple[object, Callable[[Any], object], Callable[[Any], Any]]] = [
-        (int, _integer, _integer),
-        (Rank, _integer, _integer),
-        (float, number_out, number_in),
-        (str, _cut_text, _text),
-        (bool, _flag, _flag),
-        (int | None, _or_none(_integer), _or_none(_integer)),
-        (float | None, _or_none(_finite), _or_none(_finite)),
-        (tuple[float, ...], _listed(number_out), _listed(number_in)),
-        (Mapping[Rank, int], _by_rank_out(_integer), _by_rank_in(_integer)),
-        (Mapping[Rank, float], _by_rank_out(_finite), _by_rank_in(_finite)),
-    ]
-    encode, decode = next((out, into) for known, out, into in table if known == annotation)
-    return _Form(encode, decode, required)
-
-
-def _forms(record_type: type[ProgressRecord]) -> dict[str, _Form]:
-    hints = get_type_hints(record_type)
-    return {
-        each.name: _form(
-            each.name,
-            hints[each.name],
-            required=each.default is MISSING and each.default_factory is MISSING,
-        )
-        for each in fields(record_type)
-    }
-
-
-_FORMS = {kind: _forms(record_type) for kind, record_type in KINDS.items()}
+_ENCODERS = {kind: fields_converter(record_type, _encoding) for kind, record_type in KINDS.items()}
+_DECODERS = {kind: fields_converter(record_type, _decoding) for kind, record_type in KINDS.items()}

@@ -10,13 +10,18 @@ import dataclasses
 import functools
 import json
 import math
-import types
 import typing
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, NoReturn
 
 from dlion_api.errors import ContractError
+from dlion_api.protocol.json_fields import (
+    Conversion,
+    fields_converter,
+    read_flag,
+    read_rank,
+    read_text,
+)
 from dlion_api.protocol.measurements import (
     CpuAllowance,
     Directive,
@@ -44,21 +49,6 @@ SidecarRecord = MeasuringEndpoint | MeasuringRefused | Directive
 """Sidecar to trainer."""
 
 LocalRecord = TrainerRecord | SidecarRecord
-
-_KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        SpeedProbe,
-        StepTiming,
-        LinkDelivery,
-        CpuAllowance,
-        Peers,
-        StreamRefusals,
-        MeasuringEndpoint,
-        MeasuringRefused,
-        Directive,
-    )
-}
 
 
 def encode(record: LocalRecord) -> bytes:
@@ -93,113 +83,57 @@ def decode(line: bytes) -> LocalRecord:
     except (ValueError, RecursionError) as error:
         raise ContractError(f"local message: not a line of JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ContractError(f"local message: {_shown(document)}; an object is expected")
+        raise ContractError(f"local message: {document!r:.60}; an object is expected")
     name = document.pop("kind", None)
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ContractError(f"local message: kind {_shown(name)}; allowed: {', '.join(_KINDS)}")
-    record: LocalRecord = _record(kind, document, kind.__name__)
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ContractError(f"local message: kind {name!r:.60}; allowed: {', '.join(_KINDS)}")
+    kind, converter = _KINDS[name]
+    try:
+        record: LocalRecord = kind(**converter(document))
+    except ValueError as error:
+        raise ContractError(f"{name}: {error}") from error
     return record
 
 
-def _plain(record: Any) -> dict[str, Any]:
-    return {field.name: _plain_value(getattr(record, field.name)) for field in _fields(record)}
-
-
-def _plain_value(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return _plain(value)
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _plain_value(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_plain_value(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 
-def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(record)
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("not an integer")
+    return int(_number(value))
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _record(kind: type, document: dict[str, Any], path: str) -> Any:
-    hints = _hints(kind)
-    fields = {field.name: field for field in _fields(kind)}
-    unknown = document.keys() - fields.keys()
-    if unknown:
-        raise ContractError(f"{path}: unknown field {_shown(min(unknown))}")
-    values = {}
-    for name, field in fields.items():
-        if name in document:
-            values[name] = _value(hints[name], document[name], f"{path}.{name}")
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            raise ContractError(f"{path}: field {name!r} is missing")
-    return kind(**values)
-
-
-def _value(hint: Any, value: Any, path: str) -> Any:
-    hint = getattr(hint, "__supertype__", hint)  # Rank is an int, SiteName a str
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        inner = next(item for item in arguments if item is not type(None))
-        return None if value is None else _value(inner, value, path)
-    if hint in (int, float):
-        return _number(hint, value, path)
-    if hint is bool and isinstance(value, bool):
-        return value
-    if hint is str:
-        return _text(value, path)
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return _record(typing.cast("type", hint), value, path)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_value(arguments[0], v, f"{path}[{i}]") for i, v in enumerate(value))
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return {_key(k, path): _value(arguments[1], v, f"{path}[{k}]") for k, v in value.items()}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _member(hint, value, path)
-    raise ContractError(f"{path}: {_shown(value)} is of the wrong type")
-
-
-def _number(hint: type[int | float], value: Any, path: str) -> int | float:
+def _number(value: Any) -> float:
     """Check a number. All are counts, sizes, durations or rates, so none is negative."""
-    wanted = (int,) if hint is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, wanted):
-        raise ContractError(f"{path}: {_shown(value)}; {hint.__name__} expected")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("not a number")
     if not (0 <= value <= MAX_INTEGER and math.isfinite(value)):
-        raise ContractError(f"{path}: {_shown(value)}; allowed: 0 to {MAX_INTEGER}")
-    return hint(value)
-
-
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT_CHARACTERS:
-        raise ContractError(
-            f"{path}: {_shown(value)}; text of at most {MAX_TEXT_CHARACTERS} characters expected"
-        )
+        raise ValueError(f"not within 0 to {MAX_INTEGER}")
     return value
-
-
-def _key(key: str, path: str) -> int:
-    """Parse a mapping's key: always a rank, which JSON can only hold as a string."""
-    if not (key.isascii() and key.isdecimal() and len(key) < 10 and key == str(int(key))):
-        raise ContractError(f"{path}: key {_shown(key)}; a rank is expected")
-    return int(key)
-
-
-def _member(hint: type[Enum], value: Any, path: str) -> Enum:
-    try:
-        return hint(value)
-    except ValueError:
-        allowed = ", ".join(str(member.value) for member in hint)
-        raise ContractError(f"{path}: {_shown(value)}; allowed: {allowed}") from None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a finite number")
+
+
+_CONVERSION = Conversion(
+    {
+        int: _integer,
+        float: lambda value: float(_number(value)),
+        str: functools.partial(read_text, max_characters=MAX_TEXT_CHARACTERS),
+        bool: read_flag,
+    },
+    key=read_rank,
+)
+_KINDS = {
+    kind.__name__: (kind, fields_converter(kind, lambda _name: _CONVERSION))
+    for kind in typing.get_args(TrainerRecord | SidecarRecord)
+}

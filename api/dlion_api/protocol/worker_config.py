@@ -93,142 +93,114 @@ class WorkerConfig:
             SpecError: `load` would reject a value.
             OSError: The file cannot be written.
         """
-        problems = _problems(asdict(self))
-        if problems:
+        if problems := _problems(asdict(self), WorkerConfig, _CHECKS):
             raise SpecError(problems, source=str(path))
         text = json.dumps(asdict(self), indent=2, allow_nan=False)
         write_atomically(Path(path), text.encode(), mode=0o640)
 
     @classmethod
     def load(cls, path: Path | str) -> WorkerConfig:
-        """Load the configuration from a file.
-
-        Raises:
-            SpecError: Not JSON, or unknown, missing or invalid fields; lists all of them.
-            OSError: The file cannot be read.
-        """
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_CONFIG_BYTES + 1)
-        values = _parsed(content, str(path))
-        problems = _problems(values)
-        if problems:
-            raise SpecError(problems, source=str(path))
+        """Load the configuration from a file. Raises: as `read_config`."""
+        values = read_config(path, WorkerConfig, _CHECKS)
         return cls(**{**values, "rank": Rank(values["rank"])})
 
 
-def _parsed(content: bytes, source: str) -> dict[str, Any]:
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a field's value is allowed, and a description of the allowed values."""
+
+
+def read_config(path: Path | str, kind: type[Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Return the checked fields of a configuration of that class.
+
+    Raises:
+        SpecError: Not JSON, or unknown, missing or invalid fields; lists all of them.
+        OSError: The file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_CONFIG_BYTES + 1)
     if len(content) > MAX_CONFIG_BYTES:
         problem = Problem("", "is too long", allowed=f"at most {MAX_CONFIG_BYTES} bytes")
-        raise SpecError([problem], source=source)
+        raise SpecError([problem], source=str(path))
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:  # ValueError covers invalid UTF-8 and JSON
-        raise SpecError([Problem("", f"is not JSON: {error}")], source=source) from error
-    if not isinstance(values, dict):
-        problem = Problem("", "is not an object", value=type(values).__name__)
-        raise SpecError([problem], source=source)
-    return values
+        raise SpecError([Problem("", f"is not JSON: {error}")], source=str(path)) from error
+    if problems := _problems(values, kind, checks):
+        raise SpecError(problems, source=str(path))
+    return dict(values)
 
 
-def _problems(values: Mapping[str, Any]) -> list[Problem]:
-    known = {each.name: each for each in fields(WorkerConfig)}
-    problems = [
-        Problem(name, "unknown field", allowed=", ".join(known))
-        for name in values
-        if name not in known
-    ]
-    for name, declared in known.items():
-        required = declared.default is MISSING and declared.default_factory is MISSING
+def _problems(values: object, kind: type[Any], checks: Mapping[str, Check]) -> list[Problem]:
+    if not isinstance(values, Mapping):
+        return [Problem("", "is not an object", value=type(values).__name__)]
+    allowed = ", ".join(checks)
+    unknown = [name for name in values if name not in checks]
+    problems = [Problem(name, "unknown field", allowed=allowed) for name in unknown]
+    for declared in fields(kind):
+        name, (is_allowed, wanted) = declared.name, checks[declared.name]
         if name in values:
-            wrong = _CHECKS[name](values[name])
-            if wrong:
-                problems.append(Problem(name, "wrong value", repr(values[name])[:200], wrong))
-        elif required:
+            if not is_allowed(values[name]):
+                problems.append(Problem(name, "wrong value", repr(values[name])[:200], wanted))
+        elif declared.default is MISSING and declared.default_factory is MISSING:
             problems.append(Problem(name, "is missing"))
     return problems
 
 
-def _text(value: object) -> str:
-    return "" if isinstance(value, str) else "text"
-
-
-def _filled_text(value: object) -> str:
-    return "" if isinstance(value, str) and value.strip() else "text that is not empty"
-
-
-def _address(value: object) -> str:
+def _is_address(value: Any) -> bool:
     match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match and 0 < int(match[2]) < 65536:
-        return ""
-    return "host:port, port 1 to 65535, an IPv6 host in brackets"
+    return match is not None and 0 < int(match[2]) < 65536
 
 
-def _socket_path(value: object) -> str:
-    if isinstance(value, str) and 0 < len(value.encode()) <= MAX_SOCKET_PATH_BYTES:
-        return ""
-    return f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter folder"
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
-def _rank(value: object) -> str:
-    return "" if type(value) is int and value >= 0 else "an integer from 0"
-
-
-def _port(value: object) -> str:
-    return "" if type(value) is int and 0 <= value < 65536 else "an integer from 0 to 65535"
-
-
-def _quota(value: object) -> str:
-    if value is None or (_finite(value) and value > 0):  # type: ignore[operator]
-        return ""
-    return "cores above 0, or null"
-
-
-def _moment(value: object) -> str:
-    return "" if value is None or _finite(value) else "seconds, or null"
-
-
-def _finite(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def _flag(value: object) -> str:
-    return "" if isinstance(value, bool) else "true or false"
-
-
-def _document(value: object) -> str:
-    return "" if isinstance(value, Mapping) else "a DLionJob document"
-
-
-def _links(value: object) -> str:
-    if isinstance(value, Mapping) and all(
-        isinstance(link, str) and _LINK.fullmatch(link) and not _address(address)
+def _are_links(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(link, str) and _LINK.fullmatch(link) is not None and _is_address(address)
         for link, address in value.items()
-    ):
-        return ""
-    return "an object from '<rank>/exchange' or '<rank>/measuring' to 'host:port'"
+    )
 
 
-_CHECKS: Mapping[str, Callable[[object], str]] = {
-    "job_document": _document,
-    "rank": _rank,
-    "coordinator_address": _address,
-    "authority_pem_path": _text,
-    "token_path": _filled_text,
-    "state_dir": _filled_text,
-    "socket_path": _socket_path,
-    "listen_host": _filled_text,
-    "advertise_host": _filled_text,
-    "data_root": _text,
-    "results_dir": _filled_text,
-    "program_root": _text,
-    "snapshots_dir": _text,
-    "coordinator_dns_name": _filled_text,
-    "exchange_port": _port,
-    "measuring_port": _port,
-    "cpu_quota_cores": _quota,
-    "link_addresses": _links,
-    "start_time_monotonic_s": _moment,
-    "resume": _flag,
-    "keeper_address": lambda value: "" if value == "" else _address(value),
-}
-"""For each field, a function that returns the allowed values if the given one is invalid."""
+DOCUMENT: Check = (lambda value: isinstance(value, Mapping), "a DLionJob document")
+_TEXT: Check = (lambda value: isinstance(value, str), "text")
+FILLED_TEXT: Check = (
+    lambda value: isinstance(value, str) and value.strip() != "", "text that is not empty"
+)  # fmt: skip
+_HOST_PORT = "host:port, port 1 to 65535, an IPv6 host in brackets"
+_PORT: Check = (
+    lambda value: type(value) is int and 0 <= value < 65536,
+    "an integer from 0 to 65535",
+)
+_CHECKS: Mapping[str, Check] = {
+    "job_document": DOCUMENT,
+    "rank": (lambda value: type(value) is int and value >= 0, "an integer from 0"),
+    "coordinator_address": (_is_address, _HOST_PORT),
+    "authority_pem_path": _TEXT,
+    "token_path": FILLED_TEXT,
+    "state_dir": FILLED_TEXT,
+    "socket_path": (
+        lambda value: isinstance(value, str) and 0 < len(value.encode()) <= MAX_SOCKET_PATH_BYTES,
+        f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter folder",
+    ),
+    "listen_host": FILLED_TEXT,
+    "advertise_host": FILLED_TEXT,
+    "data_root": _TEXT,
+    "results_dir": FILLED_TEXT,
+    "program_root": _TEXT,
+    "snapshots_dir": _TEXT,
+    "coordinator_dns_name": FILLED_TEXT,
+    "exchange_port": _PORT,
+    "measuring_port": _PORT,
+    "cpu_quota_cores": (
+        lambda value: value is None or (_is_finite(value) and value > 0), "cores above 0, or null"
+    ),
+    "link_addresses": (
+        _are_links, "an object from '<rank>/exchange' or '<rank>/measuring' to 'host:port'"
+    ),
+    "start_time_monotonic_s": (
+        lambda value: value is None or _is_finite(value), "seconds, or null"
+    ),
+    "resume": (lambda value: isinstance(value, bool), "true or false"),
+    "keeper_address": (lambda value: value == "" or _is_address(value), _HOST_PORT),
+}  # fmt: skip

@@ -7,7 +7,8 @@ three digits and three dashes, 60 of the allowed 63. The DNS name in its certifi
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from dlion_api.document import Limits
 
@@ -25,9 +26,17 @@ INT32_MAX: Final = 2**31 - 1
 
 LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 LABEL_DESCRIPTION: Final = "lower-case letters, digits and dashes, no dash at either end"
-SERVICE_LABEL: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
-SERVICE_LABEL_DESCRIPTION: Final = f"{LABEL_DESCRIPTION}, a letter first"
+LABEL_FORM: Final[Mapping[str, Any]] = {"pattern": LABEL, "pattern_description": LABEL_DESCRIPTION}
+SERVICE_LABEL_FORM: Final[Mapping[str, Any]] = {
+    "pattern": r"[a-z]([-a-z0-9]*[a-z0-9])?",
+    "pattern_description": f"{LABEL_DESCRIPTION}, a letter first",
+}
 """Names of Services (RFC 1035) start with a letter, and one contains the job's name."""
+OBJECT_NAME_FORM: Final[Mapping[str, Any]] = {
+    "pattern": rf"{LABEL}(\.{LABEL})*",
+    "pattern_description": f"{LABEL_DESCRIPTION}, parts joined by dots",
+    "max_length": 253,
+}
 
 ClassLabel = Annotated[int, Limits(minimum=0, maximum=MAX_CLASSES - 1)]
 LabelValue = Annotated[str, Limits(max_length=63)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dlion_api.document import Rule, at_most_one, setting
 from dlion_api.spec.bounds import (
@@ -17,8 +18,12 @@ from dlion_api.spec.bounds import (
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
 """Placeholders in `path` and `evaluationPath` that each worker replaces with its own values."""
 _PLACEHOLDER = "|".join(name.strip("{}") for name in PATH_PLACEHOLDERS)
-_PATH = rf"([^{{}}]|\{{({_PLACEHOLDER})\}})+"
-_PATH_DESCRIPTION = f"a path with braces only in {', '.join(PATH_PLACEHOLDERS)}"
+_PATH: Mapping[str, Any] = {
+    "pattern": rf"([^{{}}]|\{{({_PLACEHOLDER})\}})+",
+    "pattern_description": f"a path with braces only in {', '.join(PATH_PLACEHOLDERS)}",
+    "min_length": 1,
+    "max_length": PATH_LENGTH,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +48,7 @@ class Dataset:
         default=None,
     )
     path: str | None = setting(
-        "a file or directory, relative to the site's data root.",
-        default=None,
-        pattern=_PATH,
-        pattern_description=_PATH_DESCRIPTION,
-        min_length=1,
-        max_length=PATH_LENGTH,
+        "a file or directory, relative to the site's data root.", default=None, **_PATH
     )
     format: Literal["tfrecord", "npz", "images"] | None = setting(
         "format of the files at the path: tf.train.Example records with image/encoded and"
@@ -58,10 +58,7 @@ class Dataset:
     evaluation_path: str | None = setting(
         "held-out samples in the same format; without it a fraction of the path's is held out.",
         default=None,
-        pattern=_PATH,
-        pattern_description=_PATH_DESCRIPTION,
-        min_length=1,
-        max_length=PATH_LENGTH,
+        **_PATH,
     )
     evaluation_fraction: float = setting(
         "share of the samples that is held out if there is no evaluation path.",

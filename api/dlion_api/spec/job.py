@@ -15,13 +15,11 @@ from dlion_api.spec import ranks
 from dlion_api.spec.bounds import (
     INT32_MAX,
     JOB_NAME_LENGTH,
-    LABEL,
-    LABEL_DESCRIPTION,
+    LABEL_FORM,
     MAX_SITES,
     MAX_WORKERS_PER_GROUP,
     RUN_ID_LENGTH,
-    SERVICE_LABEL,
-    SERVICE_LABEL_DESCRIPTION,
+    SERVICE_LABEL_FORM,
     AnnotationValue,
     LabelValue,
 )
@@ -44,16 +42,12 @@ class Metadata:
     """Identifies the job; other metadata that a cluster adds is ignored."""
 
     name: str = setting(
-        "name of the job, the same at every site.",
-        pattern=SERVICE_LABEL,
-        pattern_description=SERVICE_LABEL_DESCRIPTION,
-        max_length=JOB_NAME_LENGTH,
+        "name of the job, the same at every site.", **SERVICE_LABEL_FORM, max_length=JOB_NAME_LENGTH
     )
     namespace: str = setting(
         "namespace of the job, the same at every site.",
         default="default",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
+        **LABEL_FORM,
         max_length=63,
     )
     labels: Mapping[str, LabelValue] = setting("labels of the job.", default={})
@@ -77,8 +71,7 @@ class Spec:
         " only after the job has succeeded or failed, which starts a new run.",
         default="1",
         min_length=1,
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
+        **LABEL_FORM,
         max_length=RUN_ID_LENGTH,
     )
     sites: tuple[Site, ...] = setting(

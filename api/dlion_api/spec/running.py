@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dlion_api.document import Rule, setting
-from dlion_api.spec.bounds import LABEL, LABEL_DESCRIPTION
-
-_NAME = rf"{LABEL}(\.{LABEL})*"
-_NAME_DESCRIPTION = f"{LABEL_DESCRIPTION}, parts joined by dots"
+from dlion_api.spec.bounds import OBJECT_NAME_FORM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +50,12 @@ class Tls:
     secret_name: str | None = setting(
         "Secret with the authority's certificate and key (tls.crt, tls.key), in mode Secret.",
         default=None,
-        pattern=_NAME,
-        pattern_description=_NAME_DESCRIPTION,
-        max_length=253,
+        **OBJECT_NAME_FORM,
     )
     issuer_name: str | None = setting(
         "issuer from which cert-manager gets the authority's certificate, in mode CertManager.",
         default=None,
-        pattern=_NAME,
-        pattern_description=_NAME_DESCRIPTION,
-        max_length=253,
+        **OBJECT_NAME_FORM,
     )
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = setting(
         "kind of that issuer.", default="Issuer"

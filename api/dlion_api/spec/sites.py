@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dlion_api.document import setting
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
-    LABEL,
-    LABEL_DESCRIPTION,
+    LABEL_FORM,
     MAX_GROUPS_PER_SITE,
     MAX_WORKERS_PER_GROUP,
     SITE_NAME_LENGTH,
@@ -34,10 +33,7 @@ class Group:
     """Workers of one site with equal resources."""
 
     name: str = setting(
-        "name of the group within its site.",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
-        max_length=GROUP_NAME_LENGTH,
+        "name of the group within its site.", **LABEL_FORM, max_length=GROUP_NAME_LENGTH
     )
     workers: int = setting(
         "number of workers. May differ between sites while a change is rolled out.",
@@ -62,12 +58,7 @@ class Group:
 class Site:
     """One micro-cloud; its operator uses the entry with its name."""
 
-    name: str = setting(
-        "name of the site.",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
-        max_length=SITE_NAME_LENGTH,
-    )
+    name: str = setting("name of the site.", **LABEL_FORM, max_length=SITE_NAME_LENGTH)
     groups: tuple[Group, ...] = setting(
         "groups of equal workers; each becomes one Indexed Job.",
         key="name",

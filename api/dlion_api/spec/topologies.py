@@ -26,36 +26,9 @@ def _degree(spec: Spec, topology: str) -> int | None:
     return spec.exchange.degree if spec.exchange.topology == topology else None
 
 
-def _below_workers(spec: Spec) -> bool:
-    degree = _degree(spec, "randomRegular")
-    return degree is None or degree < workers_of(spec.sites)
-
-
-def _even_ends(spec: Spec) -> bool:
-    degree = _degree(spec, "randomRegular")
-    return degree is None or degree * workers_of(spec.sites) % 2 == 0
-
-
-def _connected(spec: Spec) -> bool:
-    return spec.exchange.degree != 1 or workers_of(spec.sites) == 2
-
-
-def _within_a_side(spec: Spec) -> bool:
-    degree = _degree(spec, "bipartite")
-    return degree is None or 2 * degree <= workers_of(spec.sites)
-
-
-def _equal_sides(spec: Spec) -> bool:
-    return _degree(spec, "bipartite") is None or workers_of(spec.sites) % 2 == 0
-
-
 def _given(spec: Spec) -> str:
-    return f"{spec.exchange.degree}, with {_workers(spec)}"
-
-
-def _workers(spec: Spec) -> str:
     count = workers_of(spec.sites)
-    return f"{count} worker{'s' * (count != 1)}"
+    return f"{spec.exchange.degree}, with {count} worker{'s' * (count != 1)}"
 
 
 def _allowed(spec: Spec) -> str:
@@ -82,7 +55,7 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"{_is('randomRegular')}{_DEGREE} < {WORKERS_CEL}",
         message="degree must be below the number of workers",
-        holds=_below_workers,
+        holds=lambda it: (_degree(it, "randomRegular") or 0) < workers_of(it.sites),
         reads=_READS,
         given=_given,
         allowed=_allowed,
@@ -91,7 +64,7 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"{_is('randomRegular')}({_DEGREE} * {WORKERS_CEL}) % 2 == 0",
         message="degree or the number of workers must be even",
-        holds=_even_ends,
+        holds=lambda it: (_degree(it, "randomRegular") or 0) * workers_of(it.sites) % 2 == 0,
         reads=_READS,
         given=_given,
         allowed=_allowed,
@@ -100,14 +73,14 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"!has({_DEGREE}) || {_DEGREE} != 1 || {WORKERS_CEL} == 2",
         message="with degree 1 only two workers are connected",
-        holds=_connected,
+        holds=lambda it: it.exchange.degree != 1 or workers_of(it.sites) == 2,
         reads=_READS,
         advice="Set a degree of 2 or more.",
     ),
     Rule(
         cel=f"{_is('bipartite')}2 * {_DEGREE} <= {WORKERS_CEL}",
         message="degree must not be above half the number of workers, the size of the other side",
-        holds=_within_a_side,
+        holds=lambda it: 2 * (_degree(it, "bipartite") or 0) <= workers_of(it.sites),
         reads=_READS,
         given=_given,
         allowed=_allowed_between_sides,
@@ -116,7 +89,7 @@ TOPOLOGY_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         cel=f"{_is('bipartite')}{WORKERS_CEL} % 2 == 0",
         message="bipartite with a degree needs an even number of workers",
-        holds=_equal_sides,
+        holds=lambda it: _degree(it, "bipartite") is None or workers_of(it.sites) % 2 == 0,
         reads=_READS,
         advice="Leave degree out, or add a worker.",
     ),

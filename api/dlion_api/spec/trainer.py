@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from dlion_api.document import Rule, exactly_one, setting
-from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_DESCRIPTION, PATH_LENGTH, VariablePattern
+from dlion_api.spec.bounds import INT32_MAX, OBJECT_NAME_FORM, PATH_LENGTH, VariablePattern
 from dlion_api.spec.dataset import Dataset
 
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
@@ -17,12 +17,7 @@ BUILTINS: Final[tuple[str, ...]] = get_args(Builtin)
 class ConfigMapKey:
     """One key of a ConfigMap in the job's namespace."""
 
-    name: str = setting(
-        "name of the ConfigMap.",
-        pattern=rf"{LABEL}(\.{LABEL})*",
-        pattern_description=f"{LABEL_DESCRIPTION}, parts joined by dots",
-        max_length=253,
-    )
+    name: str = setting("name of the ConfigMap.", **OBJECT_NAME_FORM)
     key: str = setting(
         "key that holds the program.",
         pattern=r"[-._a-zA-Z0-9]+",

@@ -14,13 +14,7 @@ its documentation states when a change takes effect.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from dlion_api.document import TransitionRule
-from dlion_api.errors import Problem
-
-if TYPE_CHECKING:
-    from dlion_api.spec.job import Job
 
 RUN_TRAINS_CEL = (
     "has(oldSelf.status) && has(oldSelf.status.trainingStartTime) && has(oldSelf.status.runId) &&"
@@ -32,7 +26,7 @@ RUN_ENDED_CEL = (
 )
 
 
-def _unchanged(name: str, attribute: str, *ordered: str) -> TransitionRule:
+def _unchanged(name: str, *ordered: str) -> TransitionRule:
     """Return the rule that a field of the spec is fixed while its run trains.
 
     `ordered`: parts whose order CEL would ignore (`{}` is the spec).
@@ -43,19 +37,8 @@ def _unchanged(name: str, attribute: str, *ordered: str) -> TransitionRule:
     return TransitionRule(
         cel=f"!({RUN_TRAINS_CEL}) || self.spec.runId != oldSelf.spec.runId || {either}",
         message=f"once its workers train, {name} may change only together with runId",
-        holds=lambda old, new: (
-            old.spec.run_id != new.spec.run_id
-            or getattr(old.spec, attribute) == getattr(new.spec, attribute)
-        ),
         path=f"spec.{name}",
     )
-
-
-def _places(spec: Any) -> list[Any]:
-    return [
-        (site.name, [(g.name, g.resources, g.node_selector) for g in site.groups])
-        for site in spec.sites
-    ]
 
 
 _SAME_PLACES = " && ".join(
@@ -68,52 +51,36 @@ _SAME_PLACES = " && ".join(
     )
 )
 
-_SAME_RUN = (
+JOB_TRANSITIONS = (
     _unchanged(
-        "trainer",
         "trainer",
         "{}.trainer.freeze.map(v, v)",
         "{}.trainer.dataset.keepClasses.map(c, c)",
         "{}.trainer.dataset.siteClasses.map(s, s.site)",
         "{}.trainer.dataset.siteClasses.map(s, s.classes.map(c, c))",
     ),
-    _unchanged("batching", "batching"),
-    _unchanged("exchange", "exchange"),
-    _unchanged("synchronization", "synchronization"),
-    _unchanged("knowledgeTransfer", "knowledge_transfer"),
-    _unchanged("network", "network"),
-    _unchanged("tls", "tls"),
-    _unchanged("managedBy", "managed_by"),
+    *map(
+        _unchanged,
+        (
+            "batching",
+            "exchange",
+            "synchronization",
+            "knowledgeTransfer",
+            "network",
+            "tls",
+            "managedBy",
+        ),
+    ),
     TransitionRule(
         cel=f"!({RUN_TRAINS_CEL}) || self.spec.runId != oldSelf.spec.runId || ({_SAME_PLACES})",
         message="once its workers train, of sites only the number of workers may change without"
         " runId",
-        holds=lambda old, new: (
-            old.spec.run_id != new.spec.run_id or _places(old.spec) == _places(new.spec)
-        ),
         path="spec.sites",
     ),
+    TransitionRule(
+        cel=f"self.spec.runId == oldSelf.spec.runId || !({RUN_TRAINS_CEL}) || ({RUN_ENDED_CEL})",
+        message="once its workers train, runId may change only after the job has succeeded or"
+        " failed",
+        path="spec.runId",
+    ),
 )
-
-_NEW_RUN = TransitionRule(
-    cel=f"self.spec.runId == oldSelf.spec.runId || !({RUN_TRAINS_CEL}) || ({RUN_ENDED_CEL})",
-    message="once its workers train, runId may change only after the job has succeeded or failed",
-    holds=lambda old, new: old.spec.run_id == new.spec.run_id,  # while the run lasts
-    path="spec.runId",
-)
-
-JOB_TRANSITIONS = (*_SAME_RUN, _NEW_RUN)
-
-
-def change_problems(
-    old: Job, new: Job, *, run_ended: bool, run_trains: bool = True
-) -> list[Problem]:
-    """Return why the manifest may not change from `old` to `new`; empty: it may.
-
-    `run_trains`: whether the run's workers have started to train (`status.trainingStartTime`). Same
-    rules as the API server's, for use without one.
-    """
-    if not run_trains:
-        return []
-    rules = _SAME_RUN if run_ended else JOB_TRANSITIONS
-    return [Problem(rule.path, rule.message) for rule in rules if not rule.holds(old, new)]

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlion_api.document import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9:]{5})"
-TIME_DESCRIPTION = "a time such as 2026-01-31T12:00:00Z"
+TIME: Mapping[str, Any] = {
+    "pattern": "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
+    r"(\.[0-9]+)?(Z|[-+][0-9:]{5})",
+    "pattern_description": "a time such as 2026-01-31T12:00:00Z",
+    "max_length": 64,
+}
+"""Limits of a field with a time."""
 
 
 class ConditionType(StrEnum):
@@ -94,12 +99,7 @@ class Condition:
         max_length=1024,
     )
     message: str = setting("why, for people.", default="", max_length=32768)
-    last_transition_time: str = setting(
-        "when the status last changed.",
-        pattern=TIME_PATTERN,
-        pattern_description=TIME_DESCRIPTION,
-        max_length=64,
-    )
+    last_transition_time: str = setting("when the status last changed.", **TIME)
     observed_generation: int = setting(
         "generation of the manifest that this refers to.", default=0, minimum=0, maximum=2**53
     )

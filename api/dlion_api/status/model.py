@@ -10,7 +10,7 @@ from typing import Literal
 
 from dlion_api.document import setting
 from dlion_api.spec.bounds import INT32_MAX, MAX_SITES, RUN_ID_LENGTH, SITE_NAME_LENGTH
-from dlion_api.status.conditions import TIME_DESCRIPTION, TIME_PATTERN, Condition
+from dlion_api.status.conditions import TIME, Condition
 
 SHORT = 64
 MAX_PAIRS = 256
@@ -39,9 +39,7 @@ class SiteStatus:
     last_heartbeat_time: str | None = setting(
         "when its operator last reported, by this site's clock, to the minute.",
         default=None,
-        pattern=TIME_PATTERN,
-        pattern_description=TIME_DESCRIPTION,
-        max_length=SHORT,
+        **TIME,
     )
     message: str = setting("more detail.", default="", max_length=1024)
 
@@ -104,13 +102,7 @@ class TrainerStatus:
     metrics: tuple[Metric, ...] = setting(
         "loss, accuracy and the like.", default=(), key="name", max_items=32
     )
-    last_updated_time: str | None = setting(
-        "when this was written.",
-        default=None,
-        pattern=TIME_PATTERN,
-        pattern_description=TIME_DESCRIPTION,
-        max_length=SHORT,
-    )
+    last_updated_time: str | None = setting("when this was written.", default=None, **TIME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +122,7 @@ class Status:
         "when this site's workers started to train in this run; before, every field of the spec may"
         " change; afterwards, most may not.",
         default=None,
-        pattern=TIME_PATTERN,
-        pattern_description=TIME_DESCRIPTION,
-        max_length=SHORT,
+        **TIME,
     )
     conditions: tuple[Condition, ...] = setting(
         "the job's conditions.", default=(), key="type", max_items=32

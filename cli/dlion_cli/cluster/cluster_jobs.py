@@ -110,9 +110,7 @@ class JobClient:
                 yield event
 
     def events(self, name: str) -> list[Document]:
-        """Events about a job, oldest first; empty if they are not accessible, since they are
-        optional.
-        """
+        """Events about a job, oldest first; none if they are not accessible: they are optional."""
         selector = f"involvedObject.kind={KIND},involvedObject.name={name}"
         path = api_path("api", "v1", "namespaces", self.cluster.namespace, "events")
         try:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from dlion_cli.cluster.client import parse_quantity
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 
 if TYPE_CHECKING:
     from dlion_api.spec.sites import Group
@@ -46,7 +47,7 @@ def group_capacities(
     nodes, because the pod template has tolerations, which are not evaluated.
     """
     free = [
-        (node, dict(_amounts(_mapping(node.get("status")).get("allocatable")))) for node in nodes
+        (node, dict(_amounts(mapping_of(node.get("status")).get("allocatable")))) for node in nodes
     ]
     places = []
     for group in groups:
@@ -54,21 +55,20 @@ def group_capacities(
         request = _worker_request(group, sidecar)
         places.append((group, request, usable, _reason(usable, request)))
     by_group = {}
-    for group, request, usable, reason in sorted(places, key=_size, reverse=True):
+    places.sort(
+        key=lambda place: [place[1].get(name, Decimal(0)) for name in ("memory", "cpu")],
+        reverse=True,
+    )
+    for group, request, usable, reason in places:
         placed = sum(_place(usable, request) for _ in range(group.workers))
         by_group[group.name] = GroupCapacity(group.name, group.workers, placed, reason)
     return [by_group[group.name] for group in groups]
 
 
-def _size(place: tuple[Group, Amounts, object, object]) -> tuple[Decimal, Decimal]:
-    """Memory, then cores, of one worker."""
-    return place[1].get("memory", Decimal(0)), place[1].get("cpu", Decimal(0))
-
-
 def _worker_request(group: Group, sidecar: Mapping[str, Any]) -> Amounts:
     """Requests of one pod; a container's limit is its default request, as in Kubernetes."""
     total = dict(_amounts({**group.resources.limits, **group.resources.requests}))
-    beside = {**_mapping(sidecar.get("limits")), **_mapping(sidecar.get("requests"))}
+    beside = {**mapping_of(sidecar.get("limits")), **mapping_of(sidecar.get("requests"))}
     for name, amount in _amounts(beside).items():
         total[name] = total.get(name, Decimal(0)) + amount
     return total
@@ -77,7 +77,7 @@ def _worker_request(group: Group, sidecar: Mapping[str, Any]) -> Amounts:
 def _amounts(document: object) -> Amounts:
     """The valid quantities of the document."""
     amounts = {}
-    for name, value in _mapping(document).items():
+    for name, value in mapping_of(document).items():
         try:
             amounts[str(name)] = parse_quantity(str(value))
         except ValueError:
@@ -86,16 +86,14 @@ def _amounts(document: object) -> Amounts:
 
 
 def _is_schedulable(node: Mapping[str, Any], group: Group, ignore_taints: bool) -> bool:
-    spec, status = _mapping(node.get("spec")), _mapping(node.get("status"))
-    labels = _mapping(_mapping(node.get("metadata")).get("labels"))
+    spec, status = mapping_of(node.get("spec")), mapping_of(node.get("status"))
+    labels = mapping_of(mapping_of(node.get("metadata")).get("labels"))
     ready = any(
-        _mapping(each).get("type") == "Ready" and _mapping(each).get("status") == "True"
-        for each in status.get("conditions") or ()
+        each.get("type") == "Ready" and each.get("status") == "True"
+        for each in mappings_in(status.get("conditions"))
     )
-    keeps_off = any(
-        _mapping(each).get("effect") in ("NoSchedule", "NoExecute")
-        for each in spec.get("taints") or ()
-    )
+    taints = {str(each.get("effect")) for each in mappings_in(spec.get("taints"))}
+    keeps_off = not taints.isdisjoint(("NoSchedule", "NoExecute"))
     chosen = group.node_selector.items() <= labels.items()
     return ready and chosen and not spec.get("unschedulable") and (ignore_taints or not keeps_off)
 
@@ -129,7 +127,3 @@ def _format_amount(amount: Decimal) -> str:
     if amount >= 1024**2:
         return f"{amount / 1024**2:.0f}Mi"
     return f"{amount.normalize():f}"
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -87,10 +87,7 @@ def lock_folder(out: Path) -> Iterator[None]:
     Raises: UnavailableError while another comparison or a run uses it; SpecError if `run.lock` is
     not a lock file; StorageError.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error("cannot create the comparison's folder", out, error) from error
+    _create("the comparison's folder", out)
     lock = FolderLock(out)
     try:
         yield
@@ -120,10 +117,7 @@ def begin_run(folder: Path, request: str) -> None:
     if not _is_replaceable(folder):
         problem = Problem(str(folder), "was not made by a comparison", advice=_USE_ANOTHER_FOLDER)
         raise SpecError([problem], source="--out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error("cannot create the run's folder", folder, error) from error
+    _create("the run's folder", folder)
     lock = FolderLock(folder)
     try:
         (folder / COMPARISON_MARKER).write_text(request)
@@ -134,6 +128,13 @@ def begin_run(folder: Path, request: str) -> None:
         raise storage_error("cannot remove an earlier run from", folder, error) from error
     finally:
         lock.release()
+
+
+def _create(what: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise storage_error(f"cannot create {what}", folder, error) from error
 
 
 def end_run(folder: Path) -> None:

@@ -244,9 +244,7 @@ def _folder_problems(
 
 
 def _tuning_environment(request: ComparisonRequest) -> str:
-    """The environment for choosing learning rates, spelled as in `environments` if it is one of
-    them.
-    """
+    """The environment for choosing learning rates, as `environments` names it if it is there."""
     given = request.tuned_in or request.environments[0]
     places = {Path(one).resolve(): one for one in request.environments}
     return places.get(Path(given).resolve(), given)

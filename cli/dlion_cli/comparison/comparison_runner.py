@@ -163,7 +163,6 @@ class ComparisonRunner:
             raise subprocess_error(str(planned.folder), code, errors)
 
     def _print_reused(self, planned: Sequence[PlannedRun], matrix: Matrix) -> None:
-        """Print the number of reused runs."""
         reused = sum(
             is_done(self._out / one.folder, self._request_document(one, matrix))
             for one in planned
@@ -183,7 +182,6 @@ class ComparisonRunner:
 
 
 def _cost_options(matrix: Matrix) -> list[str]:
-    """The options for the costs of a step."""
     options = []
     if matrix.calibration is not None:
         options += ["--calibration", str(matrix.calibration)]

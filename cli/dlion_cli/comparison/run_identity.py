@@ -15,7 +15,7 @@ from dlion_api.document import to_document
 from dlion_api.spec import Job
 from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
-from dlion_cli.inputs.policy_source import policy_source
+from dlion_cli.inputs.policy_source import digest_of, policy_source
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_environments.loading import load_environment
 
@@ -37,7 +37,11 @@ def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dic
         "command": list(command)[1:],
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
-        **{name: _hash(paths) for name, paths in files.items() if paths},
+        **{
+            name: digest_of((path.name, path) for path in paths)
+            for name, paths in files.items()
+            if paths
+        },
         **({"policy": policy} if policy else {}),
     }
 
@@ -58,12 +62,3 @@ def program_files(job: Job, file: Path) -> list[Path]:
     program = find_program_root(job, file, None) / job.spec.trainer.program.file
     beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
     return [path for path in (program, *beside) if path.is_file()]
-
-
-def _hash(paths: Iterable[Path]) -> str:
-    """Digest of the names and contents of files."""
-    digest = hashlib.sha256()
-    for path in paths:
-        content = path.read_bytes()
-        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dlion_api.document import line_of, parse, setting
 from dlion_api.errors import ContractError, Problem, SpecError
-from dlion_api.spec.bounds import LABEL, LABEL_DESCRIPTION, MAX_SITES, SITE_NAME_LENGTH
+from dlion_api.spec.bounds import LABEL_FORM, MAX_SITES, SITE_NAME_LENGTH
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 
 _ADDRESS: Final = re.compile(r"[^\s/]+:([0-9]{1,5})")
@@ -26,8 +26,7 @@ class ListedSite:
 
     name: str = setting(
         "name of the site, as spec.sites of the manifests has it.",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
+        **LABEL_FORM,
         max_length=SITE_NAME_LENGTH,
     )
     address: str = setting("host:port of its federation Service.", default="")

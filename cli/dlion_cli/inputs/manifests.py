@@ -36,16 +36,26 @@ _RUN_ID: Final = ["spec", "runId"]
 _STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]{1,6})\]")
 
 
+def source_of(path: str | Path) -> str:
+    """The file as messages name it."""
+    return "standard input" if str(path) == STDIN else str(path)
+
+
 def read_documents(path: str | Path) -> list[YamlDocument]:
     """All documents of a file, at least one; `-` is standard input.
 
     Raises: DataError if the file cannot be read; SpecError if it is no YAML or empty.
     """
-    source = "standard input" if str(path) == STDIN else str(path)
+    source = source_of(path)
     try:
-        return parse_documents(_contents(path), source=source)
+        if str(path) == STDIN:
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror}. Check the path.") from None
+    return parse_documents(content, source=source)
 
 
 def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -55,13 +65,6 @@ def read_document(path: str | Path) -> tuple[dict[str, Any], dict[str, int]]:
     """
     document = single_document(read_documents(path), source=str(path))
     return document.value, document.lines
-
-
-def _contents(path: str | Path) -> bytes:
-    if str(path) == STDIN:
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    with Path(path).open("rb") as file:
-        return file.read(MAX_BYTES + 1)
 
 
 def apply_set(document: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -214,6 +217,18 @@ def load_manifest(document: object, *, source: str, lines: Mapping[str, int] | N
         raise SpecError([*error.problems, *more], source=source) from None
     parameters_of(job.spec, source=source, lines=lines)
     return job
+
+
+def read_job(path: str | Path, assignments: Iterable[str] = (), *, source: str = "") -> Job:
+    """The job of the file's single document, with `--set` applied.
+
+    Raises: as `read_document`, `apply_set` and `load_manifest`.
+    """
+    document, lines = read_document(path)
+    changed = [*assignments]
+    return load_manifest(
+        apply_set(document, changed), source=source or str(path), lines=None if changed else lines
+    )
 
 
 def _policy_problems(document: object, lines: Mapping[str, int] | None) -> tuple[Problem, ...]:

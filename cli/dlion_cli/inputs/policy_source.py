@@ -27,7 +27,7 @@ def policy_source(name: str) -> dict[str, str]:
             return {
                 "distribution": "" if point.dist is None else point.dist.name,
                 "version": "" if point.dist is None else point.dist.version,
-                "sha256": _digest(policy_files(point)),
+                "sha256": digest_of(sorted(policy_files(point).items())),
             }
     return {}
 
@@ -77,9 +77,10 @@ def _module_files(spec: ModuleSpec | None) -> Iterable[tuple[str, Path]]:
             yield str(path.relative_to(origin.parent.parent)), path
 
 
-def _digest(files: dict[str, Path]) -> str:
+def digest_of(files: Iterable[tuple[str, Path]]) -> str:
+    """Digest of the names and contents of files."""
     digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
+    for name, path in files:
         content = path.read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()

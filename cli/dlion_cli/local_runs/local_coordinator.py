@@ -32,14 +32,11 @@ class LocalCoordinator:
             job.spec.trainer.stop.target_accuracy, [worker.rank for worker in job.workers()]
         )
         self._thread: CoordinatorThread | None = None
-        self._authorities = (
-            {}
-            if job.spec.tls.mode == "Disabled"
-            else {
-                name: CertificateAuthority(name, life=certificate_life)
-                for name in (SiteName(site.name) for site in job.spec.sites)
-            }
-        )
+        sites = () if job.spec.tls.mode == "Disabled" else job.spec.sites
+        self._authorities = {
+            name: CertificateAuthority(name, life=certificate_life)
+            for name in (SiteName(site.name) for site in sites)
+        }
 
     def start(self, host: str) -> str:
         """Serve on that host at a free port; return the address."""

@@ -5,7 +5,7 @@ Determines the exit code and the summary's ending, also after an interruption.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentR
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.models import SiteModel, read_models
 from dlion_results.summary.judgement import EndReason, judge_run
+from dlion_results.summary.summary import Ending
 
 
 @dataclass
@@ -60,12 +61,22 @@ class RunResult:
     """How the training ended, for the shell and for the summary."""
 
     exit_code: ExitCode
-    stop_reason: str
-    succeeded: bool
-    reason: EndReason
+    ending: Ending
     problems: tuple[str, ...] = ()
     """Messages for the terminal, most important first."""
-    missing: tuple[int, ...] = ()
+
+
+def _run_result(
+    exit_code: ExitCode,
+    stop_reason: str,
+    reason: EndReason,
+    problems: Iterable[str] = (),
+    missing: tuple[int, ...] = (),
+) -> RunResult:
+    messages = tuple(filter(None, problems))
+    succeeded = reason in (EndReason.COMPLETED, EndReason.STOPPED)
+    ending = Ending(stop_reason, "; ".join(messages), succeeded, reason=reason, missing=missing)
+    return RunResult(exit_code, ending, messages)
 
 
 @dataclass(frozen=True)
@@ -129,12 +140,7 @@ class LocalTraining:
             return replace(ended, exit_code=ExitCode.INTERRUPTED)
         if self.job.spec.trainer.stop.continuous and sink.has_trained and not runner.has_failed:
             # A signal is the regular end of continuous training.
-            return RunResult(
-                ExitCode.INTERRUPTED,
-                "stopped by a signal",
-                succeeded=True,
-                reason=EndReason.STOPPED,
-            )
+            return _run_result(ExitCode.INTERRUPTED, "stopped by a signal", EndReason.STOPPED)
         return _interrupted_result()
 
     def _result(self, outcome: RunOutcome, sink: LocalRecordSink) -> RunResult:
@@ -143,13 +149,9 @@ class LocalTraining:
         failures = [f"worker {rank} ended with {why}" for rank, why in failed]
         if outcome.exit_code is not ExitCode.OK:
             reasons = [*outcome.problems, *sink.stop_reasons, "no worker trained to the end"]
-            return RunResult(
-                outcome.exit_code,
-                reasons[0],
-                succeeded=False,
-                reason=EndReason.of(outcome.exit_code),
-                problems=(*outcome.problems, *failures),
-            )
+            reason = EndReason.of(outcome.exit_code)
+            problems = (*outcome.problems, *failures)
+            return _run_result(outcome.exit_code, reasons[0], reason, problems)
         judgement = judge_run(
             sink.stop_reasons,
             expected=[worker.rank for worker in self.job.workers()],
@@ -157,13 +159,12 @@ class LocalTraining:
             iteration=sink.iteration,
             why={rank: f"ended with {why.code.name} ({int(why.code)})" for rank, why in failed},
         )
-        return RunResult(
+        return _run_result(
             judgement.exit_code,
             judgement.stop_reason,
-            succeeded=judgement.exit_code is ExitCode.OK,
-            reason=EndReason.of(judgement.exit_code),
-            problems=tuple(filter(None, (judgement.message, *outcome.problems, *failures))),
-            missing=judgement.missing,
+            EndReason.of(judgement.exit_code),
+            (judgement.message, *outcome.problems, *failures),
+            judgement.missing,
         )
 
     def _saved_models(self, saved_by: Collection[Rank]) -> list[SiteModel]:
@@ -195,5 +196,4 @@ class LocalTraining:
 
 
 def _interrupted_result() -> RunResult:
-    reason = EndReason.INTERRUPTED
-    return RunResult(ExitCode.INTERRUPTED, "interrupted", succeeded=False, reason=reason)
+    return _run_result(ExitCode.INTERRUPTED, "interrupted", EndReason.INTERRUPTED)

@@ -1,11 +1,9 @@
-"""`dlion preflight --contexts`: queries the sites' clusters and merges their checks with local
-ones.
-"""
+"""`dlion preflight --contexts`: queries clusters and merges their checks with local ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -24,24 +22,17 @@ _LOCAL_CHECKS: Final = frozenset({"dns", "port"})
 _LOCAL_ONLY_ADVICE: Final = "This machine cannot connect; `streams` shows whether the sites can. "
 
 
-@dataclass(frozen=True)
-class BandwidthOptions:
-    """Options for measuring links."""
-
-    min_mbit_per_s: float | None
-    """Required rate in each direction in Mbit/s; None: any rate is sufficient."""
-
-
 def cluster_checks(
     contexts: Contexts,
     sites: Sequence[TrustedSite],
     job: Job | None,
     within_s: float,
-    bandwidth: BandwidthOptions | None = None,
+    min_mbit_per_s: float | None = None,
 ) -> list[Check]:
     """The checks of these contexts' clusters. A cluster that does not respond is a failed check.
 
-    `bandwidth` requests measurements of the links between sites.
+    `min_mbit_per_s` requests measurements of the links between sites, each of which needs this
+    rate in each direction; 0: any rate is sufficient.
     """
     answers = contexts.query(
         lambda jobs: query_site(jobs.cluster, with_nodes=job is not None, within_s=within_s)
@@ -62,8 +53,8 @@ def cluster_checks(
             checks += [check for each in named for check in capacity_checks(cluster, each, job)]
     clocks = {site: each.clock for site, each in by_site.items() if each.clock is not None}
     checks += clock_skew_checks(clocks)
-    if bandwidth is not None:
-        checks += bandwidth_checks(contexts, by_site, sites, bandwidth.min_mbit_per_s)
+    if min_mbit_per_s is not None:
+        checks += bandwidth_checks(contexts, by_site, sites, min_mbit_per_s)
     return checks
 
 

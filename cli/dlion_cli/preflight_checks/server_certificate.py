@@ -78,20 +78,14 @@ def read_certificate(der: bytes) -> PresentedCertificate:
 def trusted_certificate_check(site: TrustedSite, presented: PresentedCertificate) -> Check:
     """The check for a certificate that the site's bundle verifies."""
     name = OperatorIdentity(SiteName(site.name)).dns_name
-    return Check(
-        site.name,
-        "tls",
-        CheckOutcome.OK,
-        f"{name} by its authority, until {presented.not_after:%Y-%m-%d %H:%M} UTC",
-    )
+    observed = f"{name} by its authority, until {presented.not_after:%Y-%m-%d %H:%M} UTC"
+    return Check(site.name, "tls", CheckOutcome.OK, observed)
 
 
 def untrusted_certificate_checks(
     site: TrustedSite, presented: PresentedCertificate, now: datetime, why: str
 ) -> list[Check]:
-    """The checks for a certificate that the bundle does not verify, with the handshake's error
-    `why`.
-    """
+    """The checks for a certificate that the bundle does not verify; `why`: the TLS error."""
     expected = OperatorIdentity(SiteName(site.name)).dns_name
     if expected not in presented.names:
         shown = ", ".join(presented.names[:3])[:_MAX_NAMES_CHARS]
@@ -101,13 +95,9 @@ def untrusted_certificate_checks(
             advice = f"Correct the address of {site.name} in the list, or the site.name there"
         return [_tls_failure(site, observed, advice)]
     if presented.not_before > now + _ROUNDING:
-        observed = (
-            f"its certificate is valid only from {presented.not_before:%Y-%m-%d %H:%M:%S} UTC"
-        )
-        return [
-            _tls_failure(site, observed, _CLOCK_ADVICE),
-            certificate_clock_check(site, presented, now),
-        ]
+        since = f"{presented.not_before:%Y-%m-%d %H:%M:%S} UTC"
+        failure = _tls_failure(site, f"its certificate is valid only from {since}", _CLOCK_ADVICE)
+        return [failure, certificate_clock_check(site, presented, now)]
     if presented.not_after < now:
         observed = f"its certificate expired on {presented.not_after:%Y-%m-%d %H:%M} UTC"
         advice = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dlion_api import cluster_names
 from dlion_api.addresses import join_host_port
+from dlion_api.cluster_names import BUNDLE_KEY
 from dlion_api.errors import (
     AbsentError,
     ContractError,
@@ -20,6 +20,7 @@ from dlion_api.errors import (
     UnavailableError,
 )
 from dlion_cli.cluster.client import READ_TIMEOUT_S, api_path
+from dlion_cli.cluster.documents import OPERATOR_SELECTOR
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.inputs.listed_sites import address_problem
 from dlion_cli.preflight_checks.site_cluster import operator_settings
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from dlion_cli.cluster.client import ClusterClient
 
 _PORT: Final = "federation"
-_OPERATOR: Final = (
-    f"{cluster_names.NAME_LABEL}={cluster_names.NAME},{cluster_names.COMPONENT_LABEL}=operator"
-)
 
 
 @dataclass(frozen=True)
@@ -86,18 +84,18 @@ def _read_published_bundle(cluster: ClusterClient, authority: str) -> Bundle:
             f"{error}. Permission for this ConfigMap is sufficient: --resource-name={authority}; "
             "it contains only certificates"
         ) from error
-    text: Any = (document.get("data") or {}).get(cluster_names.BUNDLE_KEY, "")
+    text: Any = (document.get("data") or {}).get(BUNDLE_KEY, "")
     try:
         return read_bundle(str(text).encode(errors="replace"))
     except ContractError as error:
-        raise DataError(f"{where}: its {cluster_names.BUNDLE_KEY} is invalid: {error}") from error
+        raise DataError(f"{where}: its {BUNDLE_KEY} is invalid: {error}") from error
 
 
 def _federation_address(cluster: ClusterClient) -> tuple[str, str]:
     """host:port for other sites, or a hint."""
     path = api_path("api", "v1", "namespaces", cluster.namespace, "services")
     try:
-        listed = cluster.get(path, {"labelSelector": _OPERATOR}).get("items") or []
+        listed = cluster.get(path, {"labelSelector": OPERATOR_SELECTOR}).get("items") or []
     except (DeniedError, UnavailableError):
         return "", "host:port of the federation Service (no permission to list Services)"
     address, hint = _service_address(listed)

@@ -30,11 +30,11 @@ def bandwidth_checks(
     contexts: Contexts,
     clusters: Mapping[str, SiteCluster],
     sites: Sequence[TrustedSite],
-    min_mbit_per_s: float | None,
+    min_mbit_per_s: float,
 ) -> list[Check]:
     """For each queried site, the bandwidth of its links to all others.
 
-    Fails below `min_mbit_per_s` Mbit/s in any direction; None: never.
+    Fails below `min_mbit_per_s` Mbit/s in any direction.
     """
     turn = threading.Lock()
     by_context = {cluster.context: site for site, cluster in clusters.items()}
@@ -58,9 +58,7 @@ def bandwidth_checks(
     return [_check(site, rates[site], min_mbit_per_s) for site in clusters if site in rates]
 
 
-def _check(
-    site: str, links: Mapping[str, float | DLionError], min_mbit_per_s: float | None
-) -> Check:
+def _check(site: str, links: Mapping[str, float | DLionError], min_mbit_per_s: float) -> Check:
     rates = {other: rate for other, rate in links.items() if not isinstance(rate, DLionError)}
     parts = [
         f"{rate:.3g} Mbit/s to {other}"
@@ -70,7 +68,7 @@ def _check(
     ]
     observed = "; ".join(parts) or "there is no other site"
     figures = {f"{other}_mbit_per_s": rate for other, rate in rates.items()}
-    narrow = [other for other, rate in rates.items() if rate < (min_mbit_per_s or 0.0)]
+    narrow = [other for other, rate in rates.items() if rate < min_mbit_per_s]
     if narrow:
         advice = (
             f"Less than {min_mbit_per_s:g} Mbit/s to {', '.join(narrow)}: check what else uses the "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.errors import DLionError
 from dlion_api.status.conditions import Reason
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_checks import query_error_check
@@ -65,8 +66,8 @@ def _exposure(operator: OperatorSnapshot, site: Site, job: Job) -> Check:
 def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     if isinstance(cluster.nodes, DLionError):
         return query_error_check(site.name, "room", cluster.nodes)
-    sidecar = _mapping(_mapping(settings.get("sidecar")).get("resources"))
-    template = _mapping(_mapping(job.spec.pod_template).get("spec"))
+    sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
+    template = mapping_of(mapping_of(job.spec.pod_template).get("spec"))
     capacities = group_capacities(
         site.groups, sidecar, cluster.nodes or [], ignore_taints=bool(template.get("tolerations"))
     )
@@ -87,11 +88,12 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
 
 def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     """Only a pod shows whether nodes can pull the images, and none is started."""
-    images = _mapping(settings.get("images"))
+    images = mapping_of(settings.get("images"))
     named = [job.spec.trainer.image or images.get("worker"), images.get("sidecar")]
-    template = _mapping(_mapping(job.spec.pod_template).get("spec"))
-    secrets = _entries(images.get("pullSecrets"))
-    secrets += [_mapping(each).get("name") for each in _entries(template.get("imagePullSecrets"))]
+    template = mapping_of(mapping_of(job.spec.pod_template).get("spec"))
+    own = images.get("pullSecrets")
+    secrets = [*own] if isinstance(own, list) else []
+    secrets += [each.get("name") for each in mappings_in(template.get("imagePullSecrets"))]
     observed = (
         f"not verified, since that needs a pod: {', '.join(str(each) for each in named if each)}; "
     )
@@ -101,11 +103,3 @@ def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     advice += f" with these Secrets, in {namespace}" if secrets else " without a Secret"
     advice += f"; otherwise the job reports {Reason.IMAGE_UNAVAILABLE}"
     return Check(site.name, "images", CheckOutcome.UNKNOWN, observed, advice)
-
-
-def _entries(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

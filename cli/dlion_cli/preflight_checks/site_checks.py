@@ -8,10 +8,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+from dlion_api.addresses import split_host_port
 from dlion_api.document import schema
 from dlion_api.errors import AbsentError, ContractError, DataError, DLionError, UnavailableError
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_api.spec import Job
+from dlion_cli.cluster.documents import mappings_in
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_cluster import ClockBounds, OperatorSnapshot, SiteCluster
@@ -85,9 +87,8 @@ def site_name(cluster: SiteCluster) -> str:
 def site_checks(cluster: SiteCluster, sites: Sequence[TrustedSite]) -> list[Check]:
     """The checks of one cluster, except those of a job."""
     site = site_name(cluster) or f"context {cluster.context}"
-    checks = [
-        Check(site, "api", CheckOutcome.OK, f"Kubernetes {cluster.version}, by {cluster.context}")
-    ]
+    observed = f"Kubernetes {cluster.version}, by {cluster.context}"
+    checks = [Check(site, "api", CheckOutcome.OK, observed)]
     if cluster.clock is not None:
         checks.append(_clock(site, cluster.clock))
     checks.append(_definition(site, cluster.schema))
@@ -98,10 +99,8 @@ def site_checks(cluster: SiteCluster, sites: Sequence[TrustedSite]) -> list[Chec
     own = next((each for each in sites if each.name == site), None)
     if own is None:
         observed = f"its operator's site.name is {site!r}, which is not in the list"
-        return [
-            *checks,
-            Check(site, "listed", CheckOutcome.FAIL, observed, "Correct the list or the name"),
-        ]
+        advice = "Correct the list or the name"
+        return [*checks, Check(site, "listed", CheckOutcome.FAIL, observed, advice)]
     others = [each for each in sites if each.name != site]
     if not others:
         return checks
@@ -123,13 +122,10 @@ def clock_skew_checks(clocks: Mapping[str, ClockBounds]) -> Iterator[Check]:
         observed = f"at most {most_s:.1f} s apart"
         yield Check("all", "clocks", CheckOutcome.OK, observed, figures=figures)
         return
-    outcome = (
-        CheckOutcome.FAIL if least_s >= CLOCK_SKEW_ALLOWANCE.total_seconds() else CheckOutcome.WARN
-    )
-    observed = (
-        f"{least_s:.1f} to {most_s:.1f} s apart: {ahead} ahead of {behind}; certificates tolerate "
-    )
-    observed += f"less than {CLOCK_SKEW_ALLOWANCE.total_seconds():.0f} s"
+    allowed_s = CLOCK_SKEW_ALLOWANCE.total_seconds()
+    outcome = CheckOutcome.FAIL if least_s >= allowed_s else CheckOutcome.WARN
+    observed = f"{least_s:.1f} to {most_s:.1f} s apart: {ahead} ahead of {behind}; "
+    observed += f"certificates tolerate less than {allowed_s:.0f} s"
     yield Check("all", "clocks", outcome, observed, "Synchronize the clocks by NTP", figures)
 
 
@@ -142,10 +138,8 @@ def query_error_check(site: str, name: str, error: DLionError) -> Check:
 
 def _clock(site: str, clock: ClockBounds) -> Check:
     figures = {"clock_ahead_at_least_s": clock.at_least_s, "clock_ahead_at_most_s": clock.at_most_s}
-    observed = (
-        f"its API server's is {clock.at_least_s:+.2f} to {clock.at_most_s:+.2f} s ahead of this "
-    )
-    observed += "machine's"
+    span = f"{clock.at_least_s:+.2f} to {clock.at_most_s:+.2f} s"
+    observed = f"its API server's is {span} ahead of this machine's"
     differs = clock.at_least_s > _MAX_CLOCK_SKEW_S or clock.at_most_s < -_MAX_CLOCK_SKEW_S
     outcome = CheckOutcome.WARN if differs else CheckOutcome.OK
     advice = "Find the wrong clock and synchronize it by NTP" if differs else ""
@@ -164,13 +158,8 @@ def _definition(site: str, served: Mapping[str, Any] | DLionError) -> Check:
         if names:
             observed += f" {preposition} {_join_names(sorted(names))}"
     advice = "Install the same release of chart and command: helm upgrade, pip install"
-    return Check(
-        site,
-        "definition",
-        CheckOutcome.FAIL if here - there else CheckOutcome.WARN,
-        observed,
-        advice,
-    )
+    outcome = CheckOutcome.FAIL if here - there else CheckOutcome.WARN
+    return Check(site, "definition", outcome, observed, advice)
 
 
 def _fields(node: object, path: str = "spec") -> Iterator[str]:
@@ -191,11 +180,8 @@ def _operator(site: str, operator: OperatorSnapshot, cluster: SiteCluster) -> Ch
     own = version("dlion")
     if not status.get("readyReplicas"):
         observed = f"{name} is not ready: {_unready_reason(status)}"
-        advice = (
-            f"kubectl --context {cluster.context} -n {cluster.namespace} describe deployment "
-            f"{name}; then kubectl --context {cluster.context} -n {cluster.namespace} logs "
-            f"deployment/{name}"
-        )
+        kubectl = f"kubectl --context {cluster.context} -n {cluster.namespace}"
+        advice = f"{kubectl} describe deployment {name}; then {kubectl} logs deployment/{name}"
         return Check(site, "operator", CheckOutcome.FAIL, observed, advice)
     if release != own:
         observed = f"{name} is ready, of release {release or 'unknown'}; this command is of {own}"
@@ -222,7 +208,7 @@ def _service(own: TrustedSite, operator: OperatorSnapshot) -> Check:
         return Check(own.name, name, CheckOutcome.FAIL, "there is no federation Service", _UPGRADE)
     spec: Mapping[str, Any] = service.get("spec") or {}
     port: Mapping[str, Any] = next(iter(spec.get("ports") or ()), {})
-    kind, listed_host, listed_port = spec.get("type"), *_split_address(own.address)
+    kind, listed_host, listed_port = spec.get("type"), *split_host_port(own.address)
     if own.address == operator.gateway.get("address"):
         observed = f"{kind}, port {port.get('port')}, behind its gateway {own.address}"
         return Check(own.name, name, CheckOutcome.OK, observed)
@@ -236,10 +222,8 @@ def _service(own: TrustedSite, operator: OperatorSnapshot) -> Check:
             for host in (each.get("hostname"), each.get("ip"))
             if host
         ]
-        observed = (
-            f"{kind} at {', '.join(hosts) or 'no address yet'}, port {open_at}; the list has "
-        )
-        observed += own.address
+        where = ", ".join(hosts) or "no address yet"
+        observed = f"{kind} at {where}, port {open_at}; the list has {own.address}"
         if not hosts:
             advice = "Find out why it has no address: kubectl describe service"
             return Check(own.name, name, CheckOutcome.FAIL, observed, advice)
@@ -254,18 +238,11 @@ def _service(own: TrustedSite, operator: OperatorSnapshot) -> Check:
     return Check(own.name, name, CheckOutcome.OK, observed)
 
 
-def _split_address(address: str) -> tuple[str, str]:
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), port
-
-
 def _settings(site: str, operator: OperatorSnapshot, others: Sequence[TrustedSite]) -> Check:
     """Whether the operator has the same list of other sites."""
-    entries = operator.settings.get("sites")
     configured = {
         str(each.get("name")): str(each.get("address"))
-        for each in (entries if isinstance(entries, list) else ())
-        if isinstance(each, dict)
+        for each in mappings_in(operator.settings.get("sites"))
     }
     listed = {each.name: each.address for each in others}
     wrong = [
@@ -277,9 +254,8 @@ def _settings(site: str, operator: OperatorSnapshot, others: Sequence[TrustedSit
     if wrong:
         observed = f"its settings differ from the list: {_join_names(wrong)}"
         return Check(site, "list", CheckOutcome.FAIL, observed, _UPGRADE)
-    return Check(
-        site, "list", CheckOutcome.OK, f"it connects to {_join_names(list(listed))} as listed"
-    )
+    observed = f"it connects to {_join_names(list(listed))} as listed"
+    return Check(site, "list", CheckOutcome.OK, observed)
 
 
 def _streams(

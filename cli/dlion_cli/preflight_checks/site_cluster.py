@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster.client import api_path
+from dlion_cli.cluster.documents import OPERATOR_SELECTOR, mapping_of
 from dlion_environments.yaml_text import parse_any_documents
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Document = dict[str, Any]
-_OPERATOR: Final = (
-    f"{cluster_names.NAME_LABEL}={cluster_names.NAME},{cluster_names.COMPONENT_LABEL}=operator"
-)
 _CLOCK_READINGS: Final = 4
 _CLOCK_READING_INTERVAL_S: Final = 0.23
 """`Date` has whole seconds. Readings at other fractions of a second bound it to about 0.25 s."""
@@ -68,7 +65,7 @@ class OperatorSnapshot:
     @property
     def gateway(self) -> Document:
         """The gateway of workers and operator; empty without one."""
-        return _mapping(self.settings.get("gateway"))
+        return mapping_of(self.settings.get("gateway"))
 
 
 @dataclass(frozen=True)
@@ -141,25 +138,25 @@ def _date(text: str) -> datetime | None:
 def _spec_schema(cluster: ClusterClient, within_s: float) -> Document:
     """From the OpenAPI document, which any authenticated user may read."""
     document = cluster.get(f"/openapi/v3/apis/{GROUP}/{VERSION}", timeout_s=within_s)
-    for schema in _mapping(_mapping(document.get("components")).get("schemas")).values():
-        kinds = _mapping(schema).get("x-kubernetes-group-version-kind")
+    for schema in mapping_of(mapping_of(document.get("components")).get("schemas")).values():
+        kinds = mapping_of(schema).get("x-kubernetes-group-version-kind")
         if {"group": GROUP, "kind": KIND, "version": VERSION} in (kinds or []):
-            return _mapping(_mapping(schema.get("properties")).get("spec"))
+            return mapping_of(mapping_of(schema.get("properties")).get("spec"))
     raise AbsentError(
         f"this cluster does not know {KIND}s of version {VERSION}: install this release's chart"
     )
 
 
 def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
-    """Raises: AbsentError without an operator; DataError if there are several; as
-    `ClusterClient.get`.
-    """
+    """Raises: AbsentError without an operator; DataError if there are several; as `get`."""
 
     def named(api: tuple[str, ...], kind: str, *name: str, **query: str) -> Document:
         path = api_path(*api, "namespaces", cluster.namespace, kind, *name)
         return cluster.get(path, query, timeout_s=within_s)
 
-    deployments = _items(named(("apis", "apps", "v1"), "deployments", labelSelector=_OPERATOR))
+    deployments = _items(
+        named(("apis", "apps", "v1"), "deployments", labelSelector=OPERATOR_SELECTOR)
+    )
     if not deployments:
         raise AbsentError(
             f"there is no operator in namespace {cluster.namespace}: install it (helm "
@@ -171,12 +168,13 @@ def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
             "or install each in its own namespace (-n selects it)"
         )
     (deployment,) = deployments
-    name = str(_mapping(deployment.get("metadata")).get("name"))
+    name = str(mapping_of(deployment.get("metadata")).get("name"))
+    service = _or_error(lambda: named(("api", "v1"), "services", f"{name}-federation"))
     return OperatorSnapshot(
         deployment=deployment,
         settings=operator_settings(cluster, name, within_s),
         trust=_or_error(lambda: _bundles(named(("api", "v1"), "configmaps", f"{name}-trust"))),
-        service=_service(lambda: named(("api", "v1"), "services", f"{name}-federation")),
+        service=None if isinstance(service, AbsentError) else service,
         streams=_or_error(lambda: _streams(cluster, name, within_s)),
     )
 
@@ -187,24 +185,15 @@ def operator_settings(cluster: ClusterClient, operator: str, within_s: float) ->
     Raises: SpecError if they are no YAML; and as `ClusterClient.get`.
     """
     path = api_path("api", "v1", "namespaces", cluster.namespace, "configmaps", operator)
-    data = _mapping(cluster.get(path, timeout_s=within_s).get("data"))
+    data = mapping_of(cluster.get(path, timeout_s=within_s).get("data"))
     source = f"ConfigMap {cluster.namespace}/{operator}"
     texts = parse_any_documents(str(data.get("config.yaml", "")), source=source)
-    return _mapping(texts[0].value) if texts else {}
+    return mapping_of(texts[0].value) if texts else {}
 
 
 def _bundles(document: Document) -> dict[str, str]:
-    data = _mapping(document.get("data"))
+    data = mapping_of(document.get("data"))
     return {key.removesuffix(".pem"): str(value) for key, value in data.items()}
-
-
-def _service(query: Callable[[], Document]) -> Document | DLionError | None:
-    try:
-        return query()
-    except AbsentError:
-        return None
-    except DLionError as error:
-        return error
 
 
 def _streams(cluster: ClusterClient, name: str, within_s: float) -> dict[str, dict[str, float]]:
@@ -251,7 +240,3 @@ def measure_link(
 
 def _items(document: Document) -> list[Document]:
     return [each for each in document.get("items") or () if isinstance(each, dict)]
-
-
-def _mapping(value: object) -> Document:
-    return value if isinstance(value, dict) else {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from dlion_api.addresses import join_host_port
+from dlion_api.addresses import join_host_port, split_host_port
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -91,8 +91,7 @@ def probe_sites(sites: Sequence[TrustedSite], within_s: float) -> list[Check]:
 def probe_site(site: TrustedSite, within_s: float) -> list[Check]:
     """The checks of one site, up to the first failure; blocks for at most `within_s`."""
     deadline = _Deadline(within_s)
-    host, _, port = site.address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
+    host, port = split_host_port(site.address)
     try:
         addresses = _resolve(host, int(port), deadline)
     except (OSError, UnicodeError) as error:
@@ -208,29 +207,22 @@ def _handshake(
 
 
 def _handshake_failure(site: TrustedSite, error: Exception) -> Check:
-    """The check for a failed handshake."""
     if isinstance(error, TimeoutError):
         observed = "it accepts the connection, but does not respond in time"
-    elif isinstance(error, ssl.SSLEOFError | ConnectionError) or _is_unconnected(error):
+    elif (
+        isinstance(error, ssl.SSLEOFError | ConnectionError)
+        or getattr(error, "errno", None) == errno.ENOTCONN  # reset before the handshake
+    ):
         observed = "it closes the connection in the handshake"
     elif isinstance(error, ssl.SSLError):
-        observed = f"the server does not speak TLS 1.3 ({_reason(error)})"
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        observed = f"the server does not speak TLS 1.3 ({reason})"
     else:
         observed = str(error)
     return Check(site.name, "tls", CheckOutcome.FAIL, observed, WRONG_SERVER_ADVICE)
 
 
-def _is_unconnected(error: Exception) -> bool:
-    """Whether the connection was reset before the handshake."""
-    return isinstance(error, OSError) and error.errno == errno.ENOTCONN
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).replace("_", " ").lower()
-
-
 def _error_text(error: Exception) -> str:
-    """The system error as a short message."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ConnectionRefusedError):

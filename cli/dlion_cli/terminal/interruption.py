@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO, TypeGuard
 
 REPORT_WITHIN_S = 3.5
 """From the signal to the end of the report; the rest of the five seconds is for exit."""
@@ -55,7 +54,9 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
     """Inside, the first signal raises KeyboardInterrupt; later ones are ignored."""
     interruption = Interruption(within_s)
     terminals = [
-        stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if _is_terminal(stream)
+        stream.fileno()
+        for stream in (sys.__stdout__, sys.__stderr__)
+        if stream is not None and not stream.closed and stream.isatty()
     ]
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -76,10 +77,6 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
-    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _redirect_to_null(terminals: list[int]) -> None:

@@ -1,4 +1,7 @@
-"""Prints the result of a run: a table, or the summary as JSON (docs/results.md)."""
+"""Prints the result of a run: a table, or the summary as JSON (docs/results.md).
+
+Owns the style of tables without borders, too.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+
+
+def plain_table(*titles: str, folded: str = "") -> Table:
+    """A table without borders; a last column with the title `folded` takes several lines."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    if folded:
+        table.add_column(folded, overflow="fold")
+    return table
 
 
 def print_result(

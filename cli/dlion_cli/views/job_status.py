@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, printable
 
 if TYPE_CHECKING:
@@ -42,34 +43,16 @@ class ConditionView:
         return self.status == "True"
 
 
-@dataclass(frozen=True)
-class SiteRow:
-    """One site, as text."""
-
-    name: str
-    state: str
-    workers: str
-    message: str
-
-
-@dataclass(frozen=True)
-class PairRow:
-    """The links from one site to another, as text."""
-
-    pair: str
-    links: str
-    mbit_per_s: str
-
-
 class JobStatus:
     """The content of one job's document."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        self._metadata = _mapping(document.get("metadata"))
-        self._spec = _mapping(document.get("spec"))
-        self._status = _mapping(document.get("status"))
-        self._trainer = _mapping(self._status.get("trainerStatus"))
+        self._metadata = mapping_of(document.get("metadata"))
+        self._spec = mapping_of(document.get("spec"))
+        self._status = mapping_of(document.get("status"))
+        self._trainer = mapping_of(self._status.get("trainerStatus"))
+        self._links = mapping_of(self._status.get("links"))
 
     @property
     def name(self) -> str:
@@ -115,6 +98,11 @@ class JobStatus:
         return min(100, max(0, value)) if isinstance(value, int) else None
 
     @property
+    def progress(self) -> str:
+        """The percentage, as text."""
+        return UNKNOWN if self.progress_percentage is None else f"{self.progress_percentage} %"
+
+    @property
     def remaining_s(self) -> int | None:
         value = self._trainer.get("estimatedRemainingSeconds")
         return value if isinstance(value, int) else None
@@ -137,18 +125,26 @@ class JobStatus:
     @property
     def metrics(self) -> dict[str, str]:
         """Values such as loss and accuracy, by name."""
-        items = map(_mapping, _items(self._trainer.get("metrics")))
+        items = mappings_in(self._trainer.get("metrics"))
         return {text(item.get("name")): text(item.get("value")) for item in items}
 
     @property
-    def sites(self) -> list[SiteRow]:
-        """All sites; from the manifest while the status has none."""
-        rows = [_site(_mapping(item)) for item in _items(self._status.get("sites"))]
-        if rows:
-            return rows
+    def sites(self) -> list[tuple[str, str, str, str]]:
+        """Name, state, workers and message of all sites; from the manifest without a status."""
+        reported = mappings_in(self._status.get("sites"))
+        if not reported:
+            return [
+                (text(site.get("name")), UNKNOWN, f"{UNKNOWN}/{_workers(site)}", "")
+                for site in mappings_in(self._spec.get("sites"))
+            ]
         return [
-            SiteRow(text(site.get("name")), UNKNOWN, f"{UNKNOWN}/{_workers(site)}", "")
-            for site in map(_mapping, _items(self._spec.get("sites")))
+            (
+                text(site.get("name")),
+                text(site.get("state")),
+                f"{text(site.get('readyWorkers', 0))}/{text(site.get('workers'))}",
+                text(site.get("message"), ""),
+            )
+            for site in reported
         ]
 
     @property
@@ -161,7 +157,7 @@ class JobStatus:
                 message=text(item.get("message"), ""),
                 since=str(item.get("lastTransitionTime", "")),
             )
-            for item in map(_mapping, _items(self._status.get("conditions")))
+            for item in mappings_in(self._status.get("conditions"))
         ]
 
     def condition(self, type_: str) -> ConditionView | None:
@@ -170,23 +166,17 @@ class JobStatus:
     @property
     def links(self) -> str:
         """Connected links of all links, and the slowest pair of sites."""
-        links = _mapping(self._status.get("links"))
-        if not links:
+        if not self._links:
             return UNKNOWN
-        slowest = text(links.get("slowest"), "")
-        counts = f"{text(links.get('connected'))}/{text(links.get('expected'))}"
-        return f"{counts}, slowest {slowest}" if slowest else counts
+        slowest = text(self._links.get("slowest"), "")
+        return f"{_counts(self._links)}, slowest {slowest}" if slowest else _counts(self._links)
 
     @property
-    def link_pairs(self) -> list[PairRow]:
-        links = _mapping(self._status.get("links"))
+    def link_pairs(self) -> list[tuple[str, str, str]]:
+        """Names, links and Mbit/s of each ordered pair of sites."""
         return [
-            PairRow(
-                text(pair.get("pair")),
-                f"{text(pair.get('connected'))}/{text(pair.get('expected'))}",
-                text(pair.get("megabitsPerSecond") or None),
-            )
-            for pair in map(_mapping, _items(links.get("pairs")))
+            (text(pair.get("pair")), _counts(pair), text(pair.get("megabitsPerSecond") or None))
+            for pair in mappings_in(self._links.get("pairs"))
         ]
 
     @property
@@ -203,8 +193,7 @@ class JobStatus:
 
     def age(self, now: datetime) -> str:
         """Time since creation, formatted as by kubectl."""
-        created = parse_time(str(self._metadata.get("creationTimestamp", "")))
-        return UNKNOWN if created is None else age((now - created).total_seconds())
+        return age_of(str(self._metadata.get("creationTimestamp", "")), now)
 
 
 def outcome_exit_code(outcome: ConditionView) -> ExitCode:
@@ -235,13 +224,13 @@ def age(seconds: float) -> str:
     return f"{days}d{hours % 24}h" if days < 8 and hours % 24 else f"{days}d"
 
 
-def parse_time(value: str) -> datetime | None:
-    """A Kubernetes time, or None."""
+def age_of(value: str, now: datetime) -> str:
+    """The time since a Kubernetes time."""
     try:
         time = datetime.fromisoformat(value)
     except ValueError:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+        return UNKNOWN
+    return age((now - (time if time.tzinfo else time.replace(tzinfo=UTC))).total_seconds())
 
 
 def text(value: object, absent: str = UNKNOWN) -> str:
@@ -249,21 +238,10 @@ def text(value: object, absent: str = UNKNOWN) -> str:
     return absent if value is None or value == "" else printable(str(value))
 
 
-def _site(item: Mapping[str, Any]) -> SiteRow:
-    workers = f"{text(item.get('readyWorkers', 0))}/{text(item.get('workers'))}"
-    return SiteRow(
-        text(item.get("name")), text(item.get("state")), workers, text(item.get("message"), "")
-    )
+def _counts(links: Mapping[str, Any]) -> str:
+    return f"{text(links.get('connected'))}/{text(links.get('expected'))}"
 
 
 def _workers(site: Mapping[str, Any]) -> int:
-    counts = (_mapping(group).get("workers", 1) for group in _items(site.get("groups")))
+    counts = (group.get("workers", 1) for group in mappings_in(site.get("groups")))
     return sum(count for count in counts if isinstance(count, int))
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _items(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

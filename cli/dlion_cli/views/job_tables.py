@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.terminal.formatting import UNKNOWN, format_duration
-from dlion_cli.views.job_status import ConditionView, JobStatus, age, parse_time, text
+from dlion_cli.terminal.table import plain_table
+from dlion_cli.views.job_status import ConditionView, JobStatus, age_of, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from rich.console import RenderableType
+    from rich.table import Table
 
 _STATE_STYLES = {
     "Training": "green",
@@ -53,16 +54,10 @@ def list_table(
 
     `contexts` names each job's context, if several were queried.
     """
-    table = _plain_table()
-    if contexts:
-        table.add_column("CONTEXT", no_wrap=True)
-    if everywhere:
-        table.add_column("NAMESPACE", no_wrap=True)
-    for title in ("NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"):
-        table.add_column(title, no_wrap=True)
-    if wide:
-        for title in ("RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"):
-            table.add_column(title, no_wrap=True)
+    titles = [*(["CONTEXT"] if contexts else []), *(["NAMESPACE"] if everywhere else [])]
+    titles += ["NAME", "STATE", "PROGRESS", "SITES", "WORKERS", "STEPS/S", "AGE"]
+    titles += ["RUN", "ETA", "LOSS", "ACCURACY", "LINKS", "WHY"] if wide else []
+    table = plain_table(*titles)
     for index, job in enumerate(jobs):
         cells = [*contexts[index : index + 1], *([job.namespace] if everywhere else [])]
         cells += [*_list_cells(job, now), *(_wide_cells(job) if wide else [])]
@@ -71,11 +66,10 @@ def list_table(
 
 
 def _list_cells(job: JobStatus, now: datetime) -> list[str]:
-    progress = job.progress_percentage
     return [
         job.name,
         job.state,
-        UNKNOWN if progress is None else f"{progress} %",
+        job.progress,
         job.ready_sites,
         job.ready_workers,
         job.steps_per_second,
@@ -122,45 +116,34 @@ def figures_line(job: JobStatus) -> str:
 
 
 def sites_table(job: JobStatus) -> Table:
-    table = _plain_table()
-    for title in ("SITE", "STATE", "WORKERS"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("MESSAGE", overflow="fold")
+    table = plain_table("SITE", "STATE", "WORKERS", folded="MESSAGE")
     for row in job.sites:
-        table.add_row(*map(_styled, (row.name, row.state, row.workers, row.message)))
+        table.add_row(*map(_styled, row))
     return table
 
 
 def pairs_table(job: JobStatus) -> Table:
     """One row for each ordered pair of sites."""
-    table = _plain_table()
-    for title in ("FROM TO", "LINKS", "MBIT/S"):
-        table.add_column(title, no_wrap=True)
+    table = plain_table("FROM TO", "LINKS", "MBIT/S")
     for row in job.link_pairs:
-        table.add_row(*map(_styled, (row.pair, row.links, row.mbit_per_s)))
+        table.add_row(*map(_styled, row))
     return table
 
 
 def conditions_table(conditions: Iterable[ConditionView], now: datetime) -> Table:
-    table = _plain_table()
-    for title in ("CONDITION", "STATUS", "REASON", "SINCE"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("MESSAGE", overflow="fold")
+    table = plain_table("CONDITION", "STATUS", "REASON", "SINCE", folded="MESSAGE")
     for each in conditions:
         differs = each.type == ConditionType.SPEC_CONSISTENT and each.status == "False"
         style = "bold red" if differs or (each.is_true and each.type in _BAD) else ""
-        since = parse_time(each.since)
-        shown = UNKNOWN if since is None else age((now - since).total_seconds())
-        cells = (each.type, each.status, each.reason, shown, each.message)
+        cells = (each.type, each.status, each.reason, age_of(each.since, now), each.message)
         table.add_row(*(Text(cell, style=style) for cell in cells))
     return table
 
 
 def event_line(event: Mapping[str, Any], now: datetime) -> Text:
     """One event in a line: age, reason, message."""
-    at = parse_time(event_time(dict(event)))
     line = Text()
-    line.append(f"{UNKNOWN if at is None else age((now - at).total_seconds()):>6}  ", style="dim")
+    line.append(f"{age_of(event_time(dict(event)), now):>6}  ", style="dim")
     warning = event.get("type") == "Warning"
     line.append(text(event.get("reason")), style="bold yellow" if warning else "bold")
     line.append(f"  {text(event.get('message'), '')}")
@@ -168,10 +151,6 @@ def event_line(event: Mapping[str, Any], now: datetime) -> Text:
     if isinstance(count, int) and count > 1:
         line.append(f"  (x{count})", style="dim")
     return line
-
-
-def _plain_table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
 
 
 def _styled(cell: str) -> Text:

@@ -6,7 +6,6 @@ Called by every command that waits. Prints nothing; `on_disconnect` receives con
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import AbsentError, DeniedError, UnavailableError
@@ -25,11 +24,6 @@ class WaitTimeoutError(Exception):
     """The user's time limit has expired."""
 
 
-@dataclass(frozen=True)
-class JobDeleted:
-    """The job was deleted or replaced by one of the same name."""
-
-
 def follow(
     jobs: JobClient,
     name: str,
@@ -38,8 +32,8 @@ def follow(
     on_disconnect: Callable[[str], None] = lambda _message: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Document | JobDeleted]:
-    """Yield the job, then each change; end with `JobDeleted`.
+) -> Iterator[Document]:
+    """Yield the job, then each change; end when it was deleted or replaced by one of its name.
 
     After the first response, it retries with increasing pauses while the server is unavailable.
 
@@ -53,7 +47,6 @@ def follow(
         try:
             document = jobs.get(name)
             if uid and _uid(document) != uid:
-                yield JobDeleted()
                 return
             uid = _uid(document)
             if _version(document) != version:
@@ -62,14 +55,12 @@ def follow(
             pause_s = FIRST_PAUSE_S
             for event in _changes(jobs, name, version, clock, deadline_s):
                 if event is None:
-                    yield JobDeleted()
                     return
                 version = _version(event)
                 yield event
         except AbsentError:
             if not uid:
                 raise
-            yield JobDeleted()
             return
         except UnavailableError as error:
             if not uid:

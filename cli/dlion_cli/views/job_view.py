@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlion_cli.terminal.formatting import UNKNOWN, format_duration
+from dlion_cli.terminal.formatting import format_duration
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import (
     NOT_OBSERVED,
@@ -108,15 +108,16 @@ class JobProgressView:
     def line(self) -> str:
         """The state in one line, for logs."""
         job = self._job
-        progress = job.progress_percentage
-        parts = [f"{job.state}", UNKNOWN if progress is None else f"{progress} %"]
-        parts += [
+        parts = [
+            job.state,
+            job.progress,
             f"ETA {format_duration(self._remaining_s(job))}",
             f"sites {job.ready_sites}",
             f"workers {job.ready_workers}",
             f"{job.steps_per_second} steps/s",
+            *(f"{name} {value}" for name, value in job.metrics.items()),
         ]
-        return ", ".join(parts + [f"{name} {value}" for name, value in job.metrics.items()])
+        return ", ".join(parts)
 
     def _header(self, job: JobStatus) -> Text:
         header = Text()
@@ -131,10 +132,9 @@ class JobProgressView:
         progress = job.progress_percentage
         grid = Table.grid(padding=(0, 1))
         known = progress is not None
-        bar = ProgressBar(total=100, completed=progress or 0, width=40, pulse=not known)
         grid.add_row(
-            bar if known else Text(""),
-            Text(f"{progress} %" if known else ""),
+            ProgressBar(total=100, completed=progress or 0, width=40) if known else Text(""),
+            Text(job.progress if known else ""),
             Text(f"ETA {format_duration(self._remaining_s(job))}"),
         )
         return grid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -12,13 +13,12 @@ from rich.console import Console
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from dlion_cli.cluster.cluster_jobs import Document, JobClient
     from dlion_cli.views.job_status import ConditionView
 
@@ -58,9 +58,12 @@ def _continues_message(name: str) -> str:
 
 def _watch_json(jobs: JobClient, name: str, timeout_s: float | None) -> int:
     """Print the document in one line after each change."""
-    for document in _documents(jobs, name, timeout_s, on_disconnect=_print_connection_lost):
-        document.get("metadata", {}).pop("managedFields", None)
-        click.echo(json.dumps(document, ensure_ascii=False))
+
+    def connection_lost(message: str) -> None:
+        click.echo(f"dlion: connection lost, retrying: {message}", err=True)
+
+    for document in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
+        click.echo(json.dumps(without_managed_fields(document), ensure_ascii=False))
         sys.stdout.flush()
         outcome = JobStatus(document).outcome
         if outcome is not None:
@@ -69,47 +72,28 @@ def _watch_json(jobs: JobClient, name: str, timeout_s: float | None) -> int:
 
 
 def _watch_view(jobs: JobClient, name: str, timeout_s: float | None) -> int:
-    console = Console(highlight=False)
     view: JobProgressView | None = None
     queried_s = float("-inf")
     events: list[Document] = []
-    outcome: ConditionView | None = None
 
     def connection_lost(message: str) -> None:
         if view is not None:
             view.connection_lost(message)
 
-    try:
-        for document in _documents(jobs, name, timeout_s, on_disconnect=connection_lost):
+    with ExitStack() as stack:
+        for document in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
             job = JobStatus(document)
             outcome = job.outcome
             if view is None:
-                view = JobProgressView(job, console)
-                view.__enter__()
+                view = stack.enter_context(JobProgressView(job, Console(highlight=False)))
             if outcome is not None or time.monotonic() >= queried_s + _EVENTS_EVERY_S:
                 events, queried_s = jobs.events(name), time.monotonic()
             view.update(job, events)
             if outcome is not None:
                 break
-    finally:
-        if view is not None:
-            view.__exit__()
-    if outcome is None:
-        raise _deleted(name)
+        else:
+            raise _deleted(name)
     return print_outcome(name, outcome)
-
-
-def _documents(
-    jobs: JobClient, name: str, timeout_s: float | None, *, on_disconnect: Callable[[str], None]
-) -> Iterator[Document]:
-    for update in follow(jobs, name, timeout_s=timeout_s, on_disconnect=on_disconnect):
-        if isinstance(update, JobDeleted):
-            return
-        yield update
-
-
-def _print_connection_lost(message: str) -> None:
-    click.echo(f"dlion: connection lost, retrying: {message}", err=True)
 
 
 def _deleted(name: str) -> AbsentError:

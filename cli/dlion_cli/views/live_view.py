@@ -105,8 +105,13 @@ class LiveView:
                 self._newest_s, self._newest_at_s = record.time_s, self._clock()
             if isinstance(record, EventRecord):
                 self._events.append(record)
-        if not self._console.is_terminal:
-            self._print_plainly(record)
+        if self._console.is_terminal:
+            return
+        if isinstance(record, EventRecord) and record.warning:
+            self._console.print(self._event_line(record), soft_wrap=True)
+        if self._clock() >= self._line_due_s:
+            self._line_due_s = self._clock() + LINE_INTERVAL_S
+            self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The live view."""
@@ -141,13 +146,6 @@ class LiveView:
                 f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
             ]
             return ", ".join([*parts, *counts])
-
-    def _print_plainly(self, record: ProgressRecord) -> None:
-        if isinstance(record, EventRecord) and record.warning:
-            self._console.print(self._event_line(record), soft_wrap=True)
-        if self._clock() >= self._line_due_s:
-            self._line_due_s = self._clock() + LINE_INTERVAL_S
-            self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     def _now_s(self) -> float:
         """The run's current time, extrapolated from the newest record."""
@@ -234,9 +232,7 @@ class LiveView:
         return self._console.width >= _ROW_COLUMNS + links_columns(len(self._rows) - 1)
 
     def _has_link_table(self) -> bool:
-        """Whether to show links in a table of their own, if there are any and the terminal is high
-        enough.
-        """
+        """Whether to show links in a table of their own."""
         fits = self._console.height >= _OTHER_LINES + 2 * len(self._rows)
         return not self._is_wide() and fits and any(row.links for row in self._rows.values())
 

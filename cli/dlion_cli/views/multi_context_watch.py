@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ from rich.live import Live
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
 
 if TYPE_CHECKING:
@@ -28,24 +30,17 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+    from dlion_cli.cluster.cluster_jobs import JobClient
     from dlion_cli.cluster.contexts import Contexts
 
 
 def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:
-    """Show the job until its run has ended in each cluster; return the first exit code that is not
-    0.
-    """
-    view: MultiContextView | MultiContextJson = (
-        MultiContextJson() if output == "json" else MultiContextView()
-    )
-
-    def watched(jobs: JobClient) -> int:
-        return _followed(jobs, name, view, timeout_s)
-
+    """Show the job until its run has ended in each cluster; return the first exit code but 0."""
+    live = None if output == "json" else MultiContextView()
+    view = live or MultiContextJson()
     try:
-        with view:
-            codes = contexts.query(watched)
+        with live or nullcontext():
+            codes = contexts.query(lambda jobs: _followed(jobs, name, view, timeout_s))
     except KeyboardInterrupt:
         click.echo(f"dlion: watch stopped. The job {name} continues", err=True)
         return ExitCode.INTERRUPTED
@@ -63,8 +58,6 @@ def _followed(
 
     try:
         for update in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
-            if isinstance(update, JobDeleted):
-                break
             job = JobStatus(update)
             view.update(context, job)
             if job.outcome is not None:
@@ -82,17 +75,9 @@ class MultiContextJson:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def update(self, context: str, job: JobStatus) -> None:
         """Print the job's document."""
-        document: Document = dict(job.document)
-        metadata = document.get("metadata") or {}
-        document["metadata"] = {k: v for k, v in metadata.items() if k != "managedFields"}
+        document = without_managed_fields(job.document)
         with self._lock:
             click.echo(json.dumps({"context": context, "job": document}, ensure_ascii=False))
             sys.stdout.flush()

@@ -50,22 +50,17 @@ def finish_failed_run(
 def write_report_in_time(
     folder: ResultFolder, summary: Json, interruption: Interruption
 ) -> Path | None:
-    """Write the report; return None if there is no time left after an interruption."""
+    """Write the report; return None without steps, or without time after an interruption."""
     try:
         with interruption.time_limit():
-            return _report(folder, summary)
+            if not summary["steps"]:
+                return None  # nothing to show
+            from dlion_results.report.page import write_report
+
+            return write_report([folder.path], folder.report_path)
     except OutOfTimeError:
         click.echo(
             f"dlion: no time was left for the report; `dlion report {folder.path}` creates it",
             err=True,
         )
         return None
-
-
-def _report(folder: ResultFolder, summary: Json) -> Path | None:
-    """Write the report, unless the run has no steps to show."""
-    if not summary["steps"]:
-        return None
-    from dlion_results.report.page import write_report
-
-    return write_report([folder.path], folder.report_path)

@@ -106,9 +106,12 @@ class WorkerRow:
             case EvaluationRecord():
                 self.accuracy = record.accuracy
             case LinkRecord():
-                self._add_link(record)
+                self.links.setdefault(record.peer, LinkRow()).add(record)
+                if record.time_s >= self._spark_s + 1:
+                    self._spark_s = record.time_s
+                    self.spark.append(self.bytes_per_s)
             case EventRecord():
-                self._add_event(record)
+                self._state = _STATES.get(record.reason, self._state)
             case _:
                 pass
 
@@ -171,12 +174,3 @@ class WorkerRow:
         )
         while len(self._steps) > 2 and self._steps[0].end_s < record.time_s - WINDOW_S:
             self._steps.popleft()
-
-    def _add_link(self, record: LinkRecord) -> None:
-        self.links.setdefault(record.peer, LinkRow()).add(record)
-        if record.time_s >= self._spark_s + 1:
-            self._spark_s = record.time_s
-            self.spark.append(self.bytes_per_s)
-
-    def _add_event(self, record: EventRecord) -> None:
-        self._state = _STATES.get(record.reason, self._state)

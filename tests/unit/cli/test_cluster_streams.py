@@ -27,7 +27,7 @@ import yaml
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient, connect
 from dlion_cli.cluster.cluster_jobs import JobClient
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.log_lines import LogSource, follow_lines
 
 if TYPE_CHECKING:
@@ -148,10 +148,10 @@ def events(*events: tuple[str, dict[str, Any]]) -> tuple[int, str]:
 
 
 def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
-    """Versions that were yielded (`gone` at the end), and troubles."""
+    """Versions that were yielded until the job was gone, and troubles."""
     troubles: list[str] = []
     found = [
-        "gone" if isinstance(each, JobDeleted) else each["metadata"]["resourceVersion"]
+        each["metadata"]["resourceVersion"]
         for each in follow(
             JobClient(cluster), "j", on_disconnect=troubles.append, sleep=lambda _s: None, **options
         )
@@ -175,7 +175,7 @@ def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> No
         events(("DELETED", job(9))),
     ]
     found, troubles = seen(cluster)
-    assert found == ["1", "3", "4", "5", "6", "7", "8", "gone"]
+    assert found == ["1", "3", "4", "5", "6", "7", "8"]
     assert len(troubles) == 2
     assert "503" in troubles[0]
     assert "resourceVersion=1&" in script.asked[1]
@@ -184,7 +184,7 @@ def test_a_watch_is_taken_up_again(cluster: ClusterClient, script: Script) -> No
 
 def test_a_new_job_of_the_same_name_is_another(cluster: ClusterClient, script: Script) -> None:
     script.answers = [(200, json.dumps(job(1))), events(), (200, json.dumps(job(2, "other")))]
-    assert seen(cluster)[0] == ["1", "gone"]
+    assert seen(cluster)[0] == ["1"]
 
 
 def test_at_first_trouble_is_raised(cluster: ClusterClient, script: Script) -> None:

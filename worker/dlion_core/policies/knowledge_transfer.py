@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlion_api.names import Rank
-    from dlion_api.spec import KnowledgeTransfer
+    from dlion_api.spec.policies import KnowledgeTransfer
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import Flat, Instruction, Value
     from dlion_core.policies.synchronization import Synchronizer

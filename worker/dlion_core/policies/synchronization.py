@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dlion_api.names import Rank
-    from dlion_api.spec import Synchronization
+    from dlion_api.spec.policies import Synchronization
 
 
 @dataclass(frozen=True)

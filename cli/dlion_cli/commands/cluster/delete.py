@@ -11,7 +11,7 @@ from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
 if TYPE_CHECKING:
     from dlion_cli.cluster.cluster_jobs import Document, JobClient
@@ -61,12 +61,8 @@ def delete(
 def _find_jobs(
     jobs: JobClient, names: tuple[str, ...], *, ignore_not_found: bool
 ) -> list[Document]:
-    documents = []
-    for name in dict.fromkeys(names):
-        document = jobs.find(name) if ignore_not_found else jobs.get(name)
-        if document is not None:
-            documents.append(document)
-    return documents
+    read = jobs.find if ignore_not_found else jobs.get
+    return [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
 
 
 def _ask(jobs: JobClient, names: list[str]) -> None:
@@ -84,7 +80,7 @@ def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -
     last: Document = {}
     try:
         for update in follow(jobs, job.name, timeout_s=timeout_s):
-            if isinstance(update, JobDeleted) or JobStatus(update).uid != job.uid:
+            if JobStatus(update).uid != job.uid:
                 return None
             last = update
     except AbsentError:

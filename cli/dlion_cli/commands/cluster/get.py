@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import yaml
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dlion_api.names import API_VERSION, KIND
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, contexts_option
+from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import list_table, one_job
 
@@ -83,7 +84,9 @@ def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) 
         for each in documents:
             click.echo(f"dlionjob.dlion.dev/{each['metadata']['name']}")
     elif output in ("json", "yaml"):
-        click.echo(_text(documents[0] if len(names) == 1 else _list(documents), output))
+        listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": {}}
+        single = documents[0] if len(names) == 1 else {**listed, "items": documents}
+        click.echo(_text(single, output))
     elif not documents:
         where = "any namespace" if everywhere else f"namespace {jobs.cluster.namespace}"
         click.echo(f"dlion: there are no {KIND}s in {where}", err=True)
@@ -99,27 +102,16 @@ def _check_names(names: tuple[str, ...], everywhere: bool) -> None:
 
 def _find_jobs(jobs: JobClient, names: tuple[str, ...], everywhere: bool) -> list[Document]:
     if names:
-        return [jobs.get(name) for name in dict.fromkeys(names)]
-    documents: list[Document] = jobs.list_jobs(everywhere=everywhere)["items"]
-    return documents
-
-
-def _list(documents: list[Document]) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": f"{KIND}List", "metadata": {}, "items": documents}
+        documents = [jobs.get(name) for name in dict.fromkeys(names)]
+    else:
+        documents = jobs.list_jobs(everywhere=everywhere)["items"]
+    return [without_managed_fields(each) for each in documents]
 
 
 def _text(document: Document | list[Document], output: str) -> str:
-    _without_managed_fields(document)
     if output == "json":
         return json.dumps(document, indent=2, ensure_ascii=False)
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip("\n")
-
-
-def _without_managed_fields(document: Document | list[Document]) -> None:
-    """Remove the managed fields, as kubectl does."""
-    for whole in document if isinstance(document, list) else [document]:
-        for each in whole.get("items", [whole]):
-            each.get("metadata", {}).pop("managedFields", None)
 
 
 def _show(

@@ -38,20 +38,19 @@ class LogSelector:
     group: str | None
     worker: int | None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raises: UsageError for options that exclude each other."""
-        is_keeper = self.container == cluster_names.KEEPER_CONTAINER
-        if is_keeper and (self.group or self.worker is not None):
+        if self.is_keeper and (self.group or self.worker is not None):
             raise click.UsageError("a site has one keeper: remove --group and --worker")
+
+    @property
+    def is_keeper(self) -> bool:
+        return self.container == cluster_names.KEEPER_CONTAINER
 
     def labels(self, run_id: str) -> dict[str, str]:
         """The labels that select these pods."""
-        is_keeper = self.container == cluster_names.KEEPER_CONTAINER
-        component = cluster_names.KEEPER if is_keeper else cluster_names.WORKER
-        labels = {
-            cluster_names.RUN_LABEL: run_id,
-            cluster_names.COMPONENT_LABEL: component,
-        }
+        component = cluster_names.KEEPER if self.is_keeper else cluster_names.WORKER
+        labels = {cluster_names.RUN_LABEL: run_id, cluster_names.COMPONENT_LABEL: component}
         if self.group is not None:
             labels[cluster_names.GROUP_LABEL] = self.group
         if self.worker is not None:
@@ -71,7 +70,6 @@ def logs_from_contexts(
 ) -> int:
     """`logs` for several contexts; each context's name precedes the worker's."""
     selector = LogSelector(container, group, worker)
-    selector.check()
     printer = LogPrinter(timestamps=timestamps)
     if follow:
         contexts.query(
@@ -141,7 +139,6 @@ def logs(
     dlion logs cifar10 -f --contexts plant-a,plant-b
     """
     selector = LogSelector(container, group, worker)
-    selector.check()
     printer = LogPrinter(timestamps=timestamps)
     if follow:
         _follow(jobs, name, selector, tail, printer)
@@ -181,7 +178,7 @@ def _pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Docume
     """Raises: UnavailableError if there are none."""
     pods = jobs.pods(job.name, selector.labels(job.run_id))
     if not pods:
-        what = "keeper" if selector.container == cluster_names.KEEPER_CONTAINER else "workers"
+        what = "keeper" if selector.is_keeper else "workers"
         which = "" if selector.group is None else f" of group {selector.group}"
         which += "" if selector.worker is None else f" with index {selector.worker}"
         raise UnavailableError(
@@ -231,9 +228,7 @@ def _follow(
     printer: LogPrinter,
     prefix: str = "",
 ) -> None:
-    """Follow until the run ends, the job is deleted, or Ctrl-C. Raises: errors of the first
-    request.
-    """
+    """Follow until the run ends or the job is deleted. Raises: errors of the first request."""
     stop, broken = threading.Event(), queue.SimpleQueue[BaseException]()
     threads: dict[str, threading.Thread] = {}
 

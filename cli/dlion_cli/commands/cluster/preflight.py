@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from dlion_cli.cluster.cluster_options import context_names
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
-from dlion_cli.inputs.manifests import STDIN, load_manifest, read_document
+from dlion_cli.inputs.manifests import STDIN, read_document, read_job, source_of
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome, exit_code
-from dlion_cli.terminal.float_range import FiniteFloatRange
+from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
+from dlion_cli.terminal.table import plain_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ _STYLES: Final = {
 )  # fmt: skip
 @click.option("--kubeconfig", metavar="FILE", help="Default: $KUBECONFIG or ~/.kube/config.")
 @click.option(
-    "--timeout", "timeout_s", type=FiniteFloatRange(min=0, min_open=True, max=3600),
+    "--timeout", "timeout_s", type=options.FiniteFloatRange(min=0, min_open=True, max=3600),
     metavar="SECONDS", default=10.0, show_default=True,
     help="Limit for each site's connection and for each response of a cluster.",
 )  # fmt: skip
@@ -58,8 +58,8 @@ _STYLES: Final = {
     "Needs --contexts.",
 )  # fmt: skip
 @click.option(
-    "--least-bandwidth", "least_mbit", type=FiniteFloatRange(min=0, min_open=True), metavar="MBIT",
-    help="Fail if a link is slower in either direction (implies --bandwidth).",
+    "--least-bandwidth", "least_mbit", type=options.FiniteFloatRange(min=0, min_open=True),
+    metavar="MBIT", help="Fail if a link is slower in either direction (implies --bandwidth).",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def preflight(
@@ -97,7 +97,7 @@ def preflight(
     if (bandwidth or least_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
     sites = _listed(file)
-    job = None if manifest is None else _job(manifest)
+    job = None if manifest is None else read_job(manifest, source=source_of(manifest))
     from dlion_cli.preflight_checks.site_probe import probe_sites
 
     checks = [_bundle(site) for site in sites]
@@ -105,17 +105,14 @@ def preflight(
     checks += probe_sites(sites, timeout_s)
     if contexts:
         from dlion_cli.cluster.contexts import Contexts
-        from dlion_cli.preflight_checks.preflight_clusters import (
-            BandwidthOptions,
-            cluster_checks,
-            merge_checks,
-        )
+        from dlion_cli.preflight_checks.preflight_clusters import cluster_checks, merge_checks
 
         clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
         with contextlib.closing(clusters):
-            links = BandwidthOptions(least_mbit) if bandwidth or least_mbit else None
-            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, links))
-    _show(_in_order(checks, sites), output)
+            least = (least_mbit or 0.0) if bandwidth or least_mbit else None
+            checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))
+    place = {site.name: index for index, site in enumerate(sites)}  # others come last
+    _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)
     return exit_code(checks)
 
 
@@ -124,22 +121,8 @@ def _listed(file: str) -> list[TrustedSite]:
     from dlion_cli.inputs.listed_sites import trusted_sites
 
     document, lines = read_document(file)
-    return trusted_sites(
-        document,
-        source=_source(file),
-        lines=lines,
-        now=datetime.now(UTC),
-        valid_for=timedelta(0),
-    )
-
-
-def _job(file: str) -> Job:
-    document, lines = read_document(file)
-    return load_manifest(document, source=_source(file), lines=lines)
-
-
-def _source(file: str) -> str:
-    return "standard input" if file == STDIN else file
+    now, source = datetime.now(UTC), source_of(file)
+    return trusted_sites(document, source=source, lines=lines, now=now, valid_for=timedelta(0))
 
 
 def _bundle(site: TrustedSite) -> Check:
@@ -172,21 +155,15 @@ def _named(job: Job, sites: Sequence[TrustedSite]) -> list[Check]:
     ]
 
 
-def _in_order(checks: Sequence[Check], sites: Sequence[TrustedSite]) -> list[Check]:
-    """The checks in the order of the listed sites, others last."""
-    place = {site.name: index for index, site in enumerate(sites)}
-    return sorted(checks, key=lambda check: place.get(check.site, len(place)))
-
-
 def _show(checks: Sequence[Check], output: str) -> None:
+    outcomes = {check.outcome for check in checks}
     if output == "json":
-        document = {"outcome": _worst(checks), "checks": [check.as_json() for check in checks]}
+        worst = [each for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes]
+        outcome = str(worst[0]) if worst else "ok"  # unknown outcomes do not count
+        document = {"outcome": outcome, "checks": [check.as_json() for check in checks]}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in ("SITE", "CHECK", "RESULT"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("OBSERVED", overflow="fold")
+    table = plain_table("SITE", "CHECK", "RESULT", folded="OBSERVED")
     before = ""
     for check in checks:
         observed = Text(printable(check.observed))
@@ -197,11 +174,3 @@ def _show(checks: Sequence[Check], output: str) -> None:
         result = Text(check.outcome, style=_STYLES[check.outcome])
         table.add_row(name, check.name, result, observed)
     output_console().print(table)
-
-
-def _worst(checks: Sequence[Check]) -> str:
-    """`fail`, `warn` or `ok`; unknown outcomes do not count."""
-    outcomes = {check.outcome for check in checks}
-    return next(
-        (str(each) for each in (CheckOutcome.FAIL, CheckOutcome.WARN) if each in outcomes), "ok"
-    )

@@ -13,7 +13,8 @@ from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Metadata, load_job
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
-from dlion_cli.inputs.manifests import STDIN, apply_set, load_manifest, read_documents
+from dlion_cli.cluster.documents import without_managed_fields
+from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
@@ -150,8 +151,7 @@ def _read_valid(
     file: str, assignments: tuple[str, ...], given: str | None
 ) -> list[Manifest] | None:
     """All documents, or None after printing the problems of invalid ones."""
-    source = "standard input" if file == STDIN else file
-    texts = read_documents(file)
+    source, texts = source_of(file), read_documents(file)
     manifests, is_invalid = [], False
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
@@ -196,9 +196,7 @@ def _submit(
 
 
 def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
-    """The document without fields that only an API server writes, for input from `dlion get -o
-    yaml`.
-    """
+    """The document without an API server's fields, for input from `dlion get -o yaml`."""
     document = {k: v for k, v in manifest.document.items() if k != "status"}
     metadata = {k: v for k, v in document["metadata"].items() if k not in Metadata.ignored}
     return {**document, "metadata": {**metadata, "namespace": jobs.cluster.namespace}}
@@ -231,14 +229,16 @@ def _print_result(
 ) -> None:
     name = manifest.job.metadata.name
     if output in ("json", "yaml"):
-        after.get("metadata", {}).pop("managedFields", None)
-        text = json.dumps(after, indent=2) if output == "json" else yaml.safe_dump(after)
+        shown = without_managed_fields(after)
+        text = json.dumps(shown, indent=2) if output == "json" else yaml.safe_dump(shown)
         click.echo(text.rstrip("\n"))
     elif output == "name":
         click.echo(f"dlionjob.dlion.dev/{name}")
     elif output == "text":
         suffix = " (server dry run)" if dry_run else ""
-        click.echo(f"dlionjob.dlion.dev/{name} {_change_word(before, after, is_new)}{suffix}")
+        same = before is not None and _content(before) == _content(after)
+        word = "created" if before is None or is_new else "unchanged" if same else "configured"
+        click.echo(f"dlionjob.dlion.dev/{name} {word}{suffix}")
     outcome = None if before is None else JobStatus(after).outcome
     if outcome is not None and output == "text":
         run_id = JobStatus(after).run_id
@@ -247,12 +247,6 @@ def _print_result(
             "another ID: --set runId=…",
             err=True,
         )
-
-
-def _change_word(before: Document | None, after: Document, is_new: bool) -> str:
-    if before is None or is_new:
-        return "created"
-    return "unchanged" if _content(before) == _content(after) else "configured"
 
 
 def _content(document: Document) -> Any:

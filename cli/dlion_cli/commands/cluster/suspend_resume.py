@@ -11,7 +11,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.job_updates import JobDeleted, WaitTimeoutError, follow
+from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
 if TYPE_CHECKING:
     from dlion_cli.cluster.cluster_jobs import JobClient
@@ -77,8 +77,6 @@ def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | 
     """Whether it was done in time. Raises: AbsentError if the job was deleted."""
     try:
         for update in follow(jobs, name, timeout_s=timeout_s):
-            if isinstance(update, JobDeleted):
-                break
             job = JobStatus(update)
             if job.is_observed and (_is_done(job, suspended) or job.outcome is not None):
                 return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option
-from dlion_cli.inputs.manifests import STDIN, read_document
+from dlion_cli.inputs.manifests import read_document, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,7 @@ def verify(file: str, valid_for: int) -> int:
     document, lines = read_document(file)
     sites = trusted_sites(
         document,
-        source="standard input" if file == STDIN else file,
+        source=source_of(file),
         lines=lines,
         now=datetime.now(UTC),
         valid_for=timedelta(days=valid_for),

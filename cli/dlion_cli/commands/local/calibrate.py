@@ -18,7 +18,7 @@ from rich.table import Table
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec.trainer import BUILTINS
-from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
+from dlion_cli.inputs.manifests import read_job
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
@@ -77,10 +77,7 @@ class _BatchSizes(click.ParamType[tuple[int, ...]]):
     "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write the result as JSON, for `dlion simulate --calibration`.",
 )  # fmt: skip
-@click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data. Default: the working directory.",
-)  # fmt: skip
+@options.data_root
 @options.output
 def calibrate(
     file: Path | None,
@@ -150,10 +147,7 @@ def _step(
     if file is None:
         name = builtin or DEFAULT_BUILTIN
         return name, timed_steps.builtin_step(name, most_samples=most_samples)
-    document, lines = read_document(file)
-    job = load_manifest(
-        apply_set(document, assignments), source=str(file), lines=None if assignments else lines
-    )
+    job = read_job(file, assignments)
     root = find_program_root(job, file, None)
     program = job.spec.trainer.program
     name = program.builtin or program.module or program.file or job.key.name

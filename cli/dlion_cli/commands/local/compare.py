@@ -36,7 +36,6 @@ from dlion_cli.comparison.comparison_runner import ComparisonRunner
 from dlion_cli.comparison.comparison_table import against_table, comparison_table
 from dlion_cli.inputs.manifests import STDIN, read_document
 from dlion_cli.terminal import options
-from dlion_cli.terminal.float_range import FiniteFloatRange
 from dlion_cli.terminal.interruption import interruptible
 from dlion_results.comparison import VariantRow, relative_result
 from dlion_simulator.calibration.calibration import read_costs
@@ -105,11 +104,11 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True,
               help="Number of seeds; they are 1 to N.")  # fmt: skip
 @click.option(
-    "--target-accuracy", type=FiniteFloatRange(0, 1, min_open=True), metavar="A",
+    "--target-accuracy", type=options.FiniteFloatRange(0, 1, min_open=True), metavar="A",
     help="Target: mean accuracy over replicas. Default: the manifest's stop.targetAccuracy.",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=FiniteFloatRange(0, min_open=True), metavar="S",
+    "--seconds", type=options.FiniteFloatRange(0, min_open=True), metavar="S",
     help="Virtual duration of each run. Default: the manifest's stop.maxSeconds.",
 )  # fmt: skip
 @click.option(
@@ -128,7 +127,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
     help="Compare this column with each other one: speed-up, and accuracy in points and relative.",
 )  # fmt: skip
 @click.option(
-    "--step-overhead", "step_overhead_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    "--step-overhead", "step_overhead_s", type=options.FiniteFloatRange(0, 1000), metavar="SECONDS",
     help="As in dlion simulate, for all runs.",
 )  # fmt: skip
 @click.option(
@@ -141,10 +140,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
     help="Folder for runs and figures. Finished runs with the same settings are reused.",
 )  # fmt: skip
-@click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data. Default: the working directory.",
-)  # fmt: skip
+@options.data_root
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -153,23 +149,14 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @options.output
 def compare(
     file: Path,
-    policies: tuple[str, ...],
-    variants: tuple[str, ...],
-    environments: tuple[str, ...],
-    assignments: tuple[str, ...],
-    seeds: int,
-    target_accuracy: float | None,
-    seconds: float | None,
-    rates: tuple[tuple[str, tuple[float, ...]], ...],
-    tuned_in: str | None,
     subject: str | None,
-    step_overhead_s: float | None,
     calibration: Path | None,
     jobs: int | None,
     out: Path,
     data_root: Path,
     dry_run: bool,
     output: str,
+    **others: Any,
 ) -> int:
     """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
@@ -187,23 +174,8 @@ def compare(
     if str(file) == STDIN:
         raise click.UsageError("a comparison reads its manifest several times: give a file")
     document, _ = read_document(file)
-    matrix = build_matrix(
-        ComparisonRequest(
-            file=file,
-            document=document,
-            policies=policies,
-            variants=variants,
-            environments=environments,
-            assignments=assignments,
-            seeds=seeds,
-            target_accuracy=target_accuracy,
-            seconds=seconds,
-            rates=rates,
-            tuned_in=tuned_in,
-            step_overhead_s=step_overhead_s,
-            calibration=calibration,
-        )
-    )
+    request = ComparisonRequest(file=file, document=document, calibration=calibration, **others)
+    matrix = build_matrix(request)
     check_matrix(matrix, document, subject, out=out, data_root=data_root)
     if calibration is not None:
         read_costs(calibration)  # report its errors before the first run
@@ -223,7 +195,6 @@ def compare(
 
 
 def _print_plan(matrix: Matrix, output: str) -> None:
-    """Print the result of a dry run."""
     if output != "json":
         click.echo(f"all is well; runs: at most {matrix.run_count()}")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -138,14 +138,13 @@ def _fields(children: tuple[Explanation, ...], *, depth: int, recursive: bool) -
 def _facts(field: Explanation) -> str:
     facts = ["required"] if field.required else []
     if field.default is not None and not isinstance(field.default, dict):
-        facts.append(f"default {_format_default(field.default)}")
+        default = field.default
+        facts.append(
+            f"default {default if isinstance(default, str) and default else json.dumps(default)}"
+        )
     if field.allowed:
         facts.append(field.allowed)
     return f" ({'; '.join(facts)})" if facts else ""
-
-
-def _format_default(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def _paragraph(text: str, indent: str = "") -> str:

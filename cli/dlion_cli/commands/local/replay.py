@@ -32,7 +32,6 @@ from dlion_cli.comparison.recorded_environment import (
 from dlion_cli.inputs.manifests import apply_set, load_manifest, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
-from dlion_cli.terminal.float_range import FiniteFloatRange
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
 from dlion_results.run_folder.description import read_job
@@ -68,17 +67,14 @@ class _ReplayedRun:
     help="Set a field of the manifest, e.g. exchange.policy=full. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--exchange-cost", "exchange_factor", type=FiniteFloatRange(0, 100), default=1.0,
+    "--exchange-cost", "exchange_factor", type=options.FiniteFloatRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,
     help="Cost of the exchange relative to its cost in RUN.",
 )  # fmt: skip
 @options.threads
 @options.no_report
 @options.result_folder
-@click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data. Default: the working directory.",
-)  # fmt: skip
+@options.data_root
 @options.output
 def replay(
     folder: Path,
@@ -218,9 +214,8 @@ def _show(
     for column in ("figure", "recorded", "replayed", "difference"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for row in rows:
-        table.add_row(
-            row.name, _cell(row, row.recorded), _cell(row, row.replayed), _difference(row)
-        )
+        difference = UNKNOWN if row.difference is None else f"{row.difference:+.1%}"
+        table.add_row(row.name, _cell(row, row.recorded), _cell(row, row.replayed), difference)
     Console().print(table)
     if replayed.recorded.unknown_links:
         click.echo(
@@ -234,7 +229,3 @@ def _cell(figure: ReplayFigure, value: float | None) -> str:
     if figure.unit == "accuracy":
         return format_percent(value)
     return f"{format_rate(value)} {figure.unit}".rstrip()
-
-
-def _difference(figure: ReplayFigure) -> str:
-    return UNKNOWN if figure.difference is None else f"{figure.difference:+.1%}"

@@ -9,7 +9,7 @@ import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -21,9 +21,7 @@ from dlion_api.errors import DLionError
 from dlion_api.spec import Job
 from dlion_cli.inputs.manifests import (
     STDIN,
-    apply_set,
-    load_manifest,
-    read_document,
+    read_job,
     reject_cluster_authority,
     reject_suspended,
 )
@@ -40,7 +38,7 @@ from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.folder import JOB, ResultFolder
 from dlion_results.run_folder.resume_checks import CHECKPOINTS
 from dlion_results.summary.judgement import EndReason
-from dlion_results.summary.summary import Ending, Json
+from dlion_results.summary.summary import Json
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,6 @@ log = logging.getLogger(__name__)
 
 MIN_CERTIFICATE_LIFE_S = 10
 """Processes need some seconds to start, and certificates have whole seconds."""
-
-"""Unreached environment entries that a message lists; it counts the others."""
 
 
 @click.command(short_help="Train a job on this machine.")
@@ -138,10 +134,7 @@ def run(
     """
     if resume is not None and out is not None:
         raise click.UsageError("--resume continues in its own folder: remove --out")
-    document, lines = read_document(file)
-    job = load_manifest(
-        apply_set(document, assignments), source=str(file), lines=None if assignments else lines
-    )
+    job = read_job(file, assignments)
     reject_suspended(job, str(file))
     reject_cluster_authority(job, str(file))
     requested = _environment_request(job, environment)
@@ -179,12 +172,12 @@ def run(
 
 def _print_resume_command(ended: RunResult, command: str, folder: ResultFolder) -> None:
     """Print the command that continues an unfinished run, as the last line."""
-    if ended.reason is EndReason.COMPLETED:
+    if ended.ending.reason == EndReason.COMPLETED:
         return
     if not command:
         click.echo("dlion: no checkpoint was saved: start again with another --out", err=True)
         return
-    if ended.reason is EndReason.PARTIAL:
+    if ended.ending.reason == EndReason.PARTIAL:
         click.echo(
             f"dlion: logs are in {folder.path / 'logs'}. With a later trainer.stop "
             "(--set trainer.stop.maxSteps=N) all workers continue:",
@@ -197,24 +190,13 @@ def _print_resume_command(ended: RunResult, command: str, folder: ResultFolder) 
 
 def _train(training: LocalTraining, now: datetime) -> tuple[RunResult, Json]:
     """Train, also when a signal interrupts; return the result and the summary."""
+    started_at = now.isoformat(timespec="seconds")
     try:
         ended = training.run()
-        return ended, _summary(training.folder, ended, now)
+        return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
     except KeyboardInterrupt:  # at most one: later signals are ignored
         ended = training.interrupted()
-        return ended, _summary(training.folder, ended, now)
-
-
-def _summary(folder: ResultFolder, ended: RunResult, now: datetime) -> Json:
-    ending = Ending(
-        stop_reason=ended.stop_reason,
-        message="; ".join(ended.problems),
-        succeeded=ended.succeeded,
-        started_at=now.isoformat(timespec="seconds"),
-        reason=ended.reason,
-        missing=ended.missing,
-    )
-    return folder.finish(ending)
+        return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
 
 
 def _environment_request(job: Job, environment: str | None) -> EnvironmentRequest:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +23,11 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
-from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document, reject_suspended
+from dlion_cli.inputs.manifests import read_job, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.terminal import options
-from dlion_cli.terminal.float_range import FiniteFloatRange
-from dlion_cli.terminal.interruption import Interruption, interruptible
+from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
@@ -51,44 +50,6 @@ SIMULATION = "simulation.json"
 
 
 @dataclass(frozen=True)
-class CalibrationFile:
-    """The file with the measured costs of a step, identified by its digest."""
-
-    path: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class SimulationMetadata:
-    """The content of `simulation.json`: where and how a run was simulated."""
-
-    environment: str
-    seed: int
-    virtual_seconds: float
-    wall_seconds: float
-    trace_hash: str
-    samples_per_s_per_core: float
-    """From the calibration if given, else from the environment."""
-    fixed_core_s: float
-    exchange_core_s: float
-    calibration: CalibrationFile | None
-
-    def document(self) -> dict[str, object]:
-        """The JSON object."""
-        return {
-            "environment": self.environment,
-            "seed": self.seed,
-            "virtualSeconds": self.virtual_seconds,
-            "wallSeconds": self.wall_seconds,
-            "traceHash": self.trace_hash,
-            "samplesPerSPerCore": self.samples_per_s_per_core,
-            "fixedCoreS": self.fixed_core_s,
-            "exchangeCoreS": self.exchange_core_s,
-            "calibration": None if self.calibration is None else asdict(self.calibration),
-        }
-
-
-@dataclass(frozen=True)
 class SimulationRequest:
     """What to simulate, and where to write the results."""
 
@@ -104,7 +65,8 @@ class SimulationRequest:
     output: str
     exchange_core_s: float = 0.0
     exchange_core_s_per_byte: Mapping[Rank, float] = field(default_factory=dict)
-    calibration: CalibrationFile | None = None
+    calibration: Mapping[str, str] | None = None
+    """Path and SHA-256 of the file with the measured costs of a step."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +76,8 @@ class FinishedSimulation:
     folder: Path
     summary: Json
     report: Path | None
-    simulated: SimulationMetadata
+    simulated: Json
+    """The content of `simulation.json`: where and how it was simulated."""
 
 
 Show = Callable[[SimulationRequest, FinishedSimulation], None]
@@ -132,7 +95,7 @@ Show = Callable[[SimulationRequest, FinishedSimulation], None]
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Overrides trainer.seed.")
 @click.option(
-    "--step-overhead", "fixed_core_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    "--step-overhead", "fixed_core_s", type=options.FiniteFloatRange(0, 1000), metavar="SECONDS",
     help="Fixed cost of a step, in seconds of one of the environment's cores. Default: 0, or the "
     "calibration's.",
 )  # fmt: skip
@@ -174,12 +137,9 @@ def simulate(
     dlion calibrate job.yaml --out costs.json
     dlion simulate job.yaml -e hetero-sys-a --calibration costs.json
     """
-    document, lines = read_document(file)
     if seed is not None:
         assignments = (*assignments, f"trainer.seed={seed}")
-    job = load_manifest(
-        apply_set(document, assignments), source=str(file), lines=None if assignments else lines
-    )
+    job = read_job(file, assignments)
     reject_suspended(job, str(file))
     check_can_simulate(job, str(file))
     loaded = load_environment(environment)
@@ -212,11 +172,11 @@ def simulate(
 
 def _calibrated(
     plan: Plan, path: Path, fixed_core_s: float | None
-) -> tuple[Plan, float, CalibrationFile]:
+) -> tuple[Plan, float, Mapping[str, str]]:
     """The plan with measured costs; an explicit fixed cost takes precedence."""
     measured_s, per_sample_s = read_costs(path)
     plan = replace(plan, samples_per_s_per_core=1.0 / per_sample_s)
-    about = CalibrationFile(str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    about = {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     return plan, measured_s if fixed_core_s is None else fixed_core_s, about
 
 
@@ -234,7 +194,7 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
     ):
         try:
             folder.write_environment(request.environment)
-            simulated, (code, ending) = _simulate(request, folder, console=console)
+            simulated, (code, ending) = _simulate(request, folder, console)
         except KeyboardInterrupt:
             if folder.has_steps:
                 finish_failed_run(folder, None, interruption, now=now, with_report=False)
@@ -250,7 +210,12 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
                 folder.discard()
             raise
         ending = replace(ending, started_at=now.isoformat(timespec="seconds"))
-        summary, report = _finish(request, folder, simulated, ending, interruption)
+        summary = folder.finish(ending)
+        text = json.dumps(simulated, indent=2) + "\n"
+        write_whole(folder.path / SIMULATION, text.encode())
+        report = (
+            write_report_in_time(folder, summary, interruption) if request.with_report else None
+        )
         if not ending.succeeded:
             click.echo(f"dlion: {ending.message}", err=True)
         print_simulation(request, FinishedSimulation(folder.path, summary, report, simulated))
@@ -297,8 +262,8 @@ def check_can_simulate(job: Job, source: str) -> None:
 
 
 def _simulate(
-    request: SimulationRequest, folder: ResultFolder, *, console: Console
-) -> tuple[SimulationMetadata, tuple[ExitCode, Ending]]:
+    request: SimulationRequest, folder: ResultFolder, console: Console
+) -> tuple[Json, tuple[ExitCode, Ending]]:
     for name, value in threads.environment(1.0).items():
         os.environ.setdefault(name, value)
     from dlion_simulator.run import Simulation
@@ -327,23 +292,21 @@ def _simulate(
             exchange_core_s_per_byte=request.exchange_core_s_per_byte,
             thread_count=request.thread_count,
         ).run()
-    simulated = SimulationMetadata(
-        environment=plan.environment,
-        seed=job.spec.trainer.seed,
-        virtual_seconds=outcome.virtual_s,
-        wall_seconds=round(outcome.wall_s, 3),
-        trace_hash=outcome.trace_hash,
-        samples_per_s_per_core=plan.samples_per_s_per_core,
-        fixed_core_s=request.fixed_core_s,
-        exchange_core_s=request.exchange_core_s,
-        calibration=request.calibration,
-    )
-    return simulated, judge_simulated(job, outcome, folder)
+    simulated = {
+        "environment": plan.environment,
+        "seed": job.spec.trainer.seed,
+        "virtualSeconds": outcome.virtual_s,
+        "wallSeconds": round(outcome.wall_s, 3),
+        "traceHash": outcome.trace_hash,
+        "samplesPerSPerCore": plan.samples_per_s_per_core,
+        "fixedCoreS": request.fixed_core_s,
+        "exchangeCoreS": request.exchange_core_s,
+        "calibration": request.calibration,
+    }
+    return simulated, _judge(job, outcome, folder)
 
 
-def judge_simulated(
-    job: Job, outcome: SimulationOutcome, folder: ResultFolder
-) -> tuple[ExitCode, Ending]:
+def _judge(job: Job, outcome: SimulationOutcome, folder: ResultFolder) -> tuple[ExitCode, Ending]:
     """The exit code and ending of a simulated run, by the rules for real runs."""
     if outcome.problem:
         code = ExitCode.UNAVAILABLE
@@ -363,31 +326,16 @@ def judge_simulated(
     )
 
 
-def _finish(
-    request: SimulationRequest,
-    folder: ResultFolder,
-    simulated: SimulationMetadata,
-    ending: Ending,
-    interruption: Interruption,
-) -> tuple[Json, Path | None]:
-    """Write the summary and the report of a run that was not interrupted."""
-    summary = folder.finish(ending)
-    text = json.dumps(simulated.document(), indent=2) + "\n"
-    write_whole(folder.path / SIMULATION, text.encode())
-    report = write_report_in_time(folder, summary, interruption) if request.with_report else None
-    return summary, report
-
-
 def print_simulation(request: SimulationRequest, finished: FinishedSimulation) -> None:
     """Print the result of a simulated run."""
     simulated, summary = finished.simulated, finished.summary
     if request.output == "json":
-        summary = {**summary, "simulation": simulated.document()}
+        summary = {**summary, "simulation": simulated}
     print_result(
         Console(), summary, folder=finished.folder, report=finished.report, output=request.output
     )
     if request.output != "json":
         click.echo(
-            f"simulated {simulated.virtual_seconds:.1f} s in {simulated.wall_seconds:.1f} s; "
-            f"trace {simulated.trace_hash}"
+            f"simulated {simulated['virtualSeconds']:.1f} s in {simulated['wallSeconds']:.1f} s; "
+            f"trace {simulated['traceHash']}"
         )

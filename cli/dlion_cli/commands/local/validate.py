@@ -11,7 +11,7 @@ from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
-from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents
+from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_environments.model import Environment
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def validate(files: tuple[str, ...], output: str) -> int:
 
 
 def _check_file(file: str) -> list[dict[str, Any]]:
-    source = "standard input" if file == STDIN else file
+    source = source_of(file)
     try:
         documents = read_documents(file)
     except SpecError as error:
