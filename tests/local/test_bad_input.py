@@ -179,7 +179,6 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
 
     foreign.unlink()
     end = max(step.iteration for step in run.steps()) + 20
-    written = [max(step.iteration for step in run.steps(rank)) for rank in (0, 1)]
     job["spec"]["trainer"]["stop"] = {"maxSteps": end}
     with LocalRun(tmp_path, job, "--resume", str(run.folder)) as resumed:
         assert resumed.finish() == 0, resumed.terminal()
@@ -189,10 +188,10 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
     for rank in (0, 1):
         iterations = [step.iteration for step in made if step.rank == rank]
         assert iterations == list(range(max(told) + 1, end + 1))
-        # Of a worker behind the other's checkpoint, steps may have ended when no record had room.
-        unwritten = set(range(written[rank] + 1, max(told) + 1))
+        # Steps that ended while the disk filled may have no record: there was no room for it.
         every = {step.iteration for step in resumed.steps(rank)}
-        assert every == set(range(1, end + 1)) - unwritten
+        missing = set(range(1, end + 1)) - every
+        assert missing <= set(range(min(told), max(told) + 1))
     assert all(len(set(known.values())) == 1 for known in hashes(made).values())
     assert resumed.summary()["ending"]["succeeded"]
 

@@ -242,7 +242,7 @@ async def test_bundles_come_change_and_go_without_a_restart(folder: Path) -> Non
 @within
 async def test_streams_go_on_over_renewals(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
-    a.life = b.life = timedelta(seconds=2)
+    a.life = b.life = timedelta(seconds=6)
     async with running(a, b):
         assert a.node is not None
         assert b.node is not None
