@@ -32,8 +32,6 @@ from dlion_operator.pki.authority import CertificateAuthority
 from federated import FederatedSite, federated_sites
 from operator_process import free_ports
 
-pytestmark = pytest.mark.trainerless
-
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 
 

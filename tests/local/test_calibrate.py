@@ -17,8 +17,6 @@ import pytest
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
 
-pytestmark = pytest.mark.trainerless
-
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
 

@@ -41,8 +41,6 @@ from dlion_worker.coordination.channel import coordination_stub, open_channel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.trainerless
-
 LONG_S = 30.0
 
 DOCUMENT = {

@@ -36,8 +36,6 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 
-pytestmark = pytest.mark.trainerless
-
 SITE = SiteName("plant-a")
 KEEPER = KeeperIdentity(SITE)
 LONG_S = 30.0

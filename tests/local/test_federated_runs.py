@@ -49,8 +49,6 @@ from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from federated import FederatedSite, federated_sites, until
 from given_authorities import GivenAuthority
 
-pytestmark = pytest.mark.trainerless
-
 A, B = SiteName("plant-a"), SiteName("plant-b")
 LONG_S = 60.0
 

@@ -45,8 +45,6 @@ from dlion_operator.federation.reports import (
 from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from federated import JOB, FederatedSite, federated_sites, report, until, worker
 
-pytestmark = pytest.mark.trainerless
-
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 LONG_S = 60.0
 METRICS_PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -35,10 +35,7 @@ from linked_workers import PLANT_A, PLANT_B, Worker, credentials
 from manifest_table import smallest
 from operator_process import free_ports
 
-pytestmark = [
-    pytest.mark.trainerless,
-    pytest.mark.skipif(PROGRAM is None, reason="no haproxy here: `make testbed-setup`"),
-]
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no haproxy here: `make testbed-setup`")
 WITHIN_S = 20.0
 GATEWAYS = {
     PLANT_A: Gateway(address="plant-a.example:443", parent=GatewayListenerSettings(name="edge")),

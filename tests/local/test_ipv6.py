@@ -14,8 +14,6 @@ from dlion_core.links.events import LinkUp
 from dlion_operator.pki.authority import CertificateAuthority
 from linked_workers import PLANT_A, Worker, credentials, identity, introduce
 
-pytestmark = pytest.mark.trainerless
-
 
 def has_ipv6() -> bool:
     try:

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from dlion_api.protocol.worker_config import WorkerConfig
     from dlion_worker.training.checkpointing import Checkpointer
 
-pytestmark = pytest.mark.trainerless
-
 PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
 OWN = "state/w0/checkpoint.npz"
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}

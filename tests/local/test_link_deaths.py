@@ -22,8 +22,6 @@ from dlion_core.policies.interface import Message, MessageArrived, MessageKind
 from dlion_operator.pki.authority import CertificateAuthority
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity
 
-pytestmark = pytest.mark.trainerless
-
 A = identity(0)
 B = identity(1, PLANT_B)
 PEER = Path(__file__).parent / "linked_peer.py"

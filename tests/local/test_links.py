@@ -44,8 +44,6 @@ from linked_workers import (
     until,
 )
 
-pytestmark = pytest.mark.trainerless
-
 A = identity(0)
 B = identity(1, PLANT_B)
 C = identity(2)

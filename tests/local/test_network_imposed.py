@@ -32,8 +32,6 @@ from dlion_local.emulation.emulation import (
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
 from dlion_results.run_folder.environment import LATENCY, QUOTA
 
-pytestmark = pytest.mark.trainerless
-
 ROOT_MISSING = namespaces_unavailable() or control_groups_unavailable()
 PRIVILEGED = [
     pytest.param(False, id="unprivileged"),

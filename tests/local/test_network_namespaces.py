@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 pytestmark = [
-    pytest.mark.trainerless,
     pytest.mark.root,
     pytest.mark.skipif(bool(namespaces_unavailable()), reason=namespaces_unavailable() or "-"),
 ]

@@ -32,8 +32,6 @@ from transfer_windows import windows_bytes_per_s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-pytestmark = pytest.mark.trainerless
-
 COUNT = 3
 RANKS = [Rank(k) for k in range(COUNT)]
 

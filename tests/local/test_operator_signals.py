@@ -19,8 +19,6 @@ import pytest
 from dlion_api.cluster_names import BLOCK_SIGTERM_COMMAND
 from dlion_api.exit_codes import ExitCode
 
-pytestmark = pytest.mark.trainerless
-
 WITHIN_S = 30.0
 
 

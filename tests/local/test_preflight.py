@@ -23,8 +23,6 @@ from federated import FederatedSite, federated_sites, until
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.trainerless
-
 A, B, C = SiteName("plant-a"), SiteName("plant-b"), SiteName("plant-c")
 
 

@@ -23,8 +23,6 @@ from dlion_local.runner.processes import ProcessGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.trainerless
-
 LONG_S = 20.0
 
 

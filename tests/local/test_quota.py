@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from dlion_local.emulation.emulation import CpuLimiter
 
-pytestmark = pytest.mark.trainerless
-
 RANK = Rank(0)
 BURN = "while True: sum(range(10000))"
 SUPERVISE = (

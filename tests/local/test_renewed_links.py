@@ -46,8 +46,6 @@ from linked_workers import (
     until,
 )
 
-pytestmark = pytest.mark.trainerless
-
 A, B = identity(0), identity(1, PLANT_B)
 TO_A, TO_B = Rank(0), Rank(1)
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}

@@ -37,8 +37,6 @@ from linked_workers import until
 from local_run import job_document
 from pod_run import PodRun, pod_run
 
-pytestmark = pytest.mark.trainerless
-
 LIFE = timedelta(seconds=6)
 
 

@@ -21,8 +21,6 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.trainerless
-
 LONG_S = 20.0
 
 

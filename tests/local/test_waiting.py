@@ -23,8 +23,6 @@ from dlion_worker.trainer.join_wait import JoinWaitReporter
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity, introduce, until
 from operator_process import free_ports
 
-pytestmark = pytest.mark.trainerless
-
 AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
 OWN, OTHER = Rank(0), Rank(1)
 

@@ -49,7 +49,6 @@ COPIED = (
 PLUGINS = ("xdist", "xdist.looponfail", "pytest_rerunfailures", "pytest_timeout")
 """Named, as sessions that look for plugins start in twice the time."""
 PATIENT = "import pytest\npytestmark = pytest.mark.patient\n"
-TRAINERLESS = "import pytest\npytestmark = pytest.mark.trainerless\n"
 
 
 @pytest.fixture
@@ -83,7 +82,6 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "cluster" / "test_alone.py").write_text(PODLESS + PASSES)
     (tmp_path / "tests" / "cluster" / "test_sites.py").write_text(OWN_SITES + PASSES)
     (tmp_path / "tests" / "local" / "test_patient.py").write_text(PATIENT + PASSES)
-    (tmp_path / "tests" / "local" / "test_trainerless.py").write_text(TRAINERLESS + PASSES)
     return tmp_path
 
 
@@ -106,7 +104,7 @@ def test_all_that_passes_is_run_once_and_ends_with_0(tree: Path) -> None:
     """Every tier's result is shown, also of those that ran beside the others."""
     ended = run(tree)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(re.findall(r"\b1 passed", ended.stdout)) == 7
+    assert len(re.findall(r"\b1 passed", ended.stdout)) == 6
     assert "by itself" not in ended.stdout
     assert ended.stderr == ""
 
@@ -122,7 +120,7 @@ def test_what_failed_on_clusters_is_run_by_itself_and_local_tests_are_run_once(t
     assert ended.returncode == 1
     assert [tried(tree, test) for test in SHAKY] == [3, 3, 3, 1, 1]
     assert ended.stdout.count("test-all: what failed, by itself") == 3
-    assert "clusters 0, sites 0, podless 0, local 1, trainerless 0, patient 1" in ended.stderr
+    assert "clusters 0, sites 0, podless 0, local 1, patient 1" in ended.stderr
     assert "DEFECT: failed and was run again: tests/cluster/test_podless.py" in ended.stdout
 
 

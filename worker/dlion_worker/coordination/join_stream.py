@@ -23,6 +23,7 @@ from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
 from dlion_worker.coordination.pod_proof import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class JoinStream:
         if (call := self._call) is not None:
             call.cancel()
         if self._thread.ident is not None:
-            self._thread.join()
+            # A cancelled call that gRPC does not end must not hold the end of a worker.
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         backoff = Backoff(random.random)
