@@ -33,6 +33,8 @@ from pod_run import PodRun, pod_run
 
 STEPS, BREAK = 40, 10
 BOTH = ("trainer-0", "trainer-1")
+MAX_WAIT_S = 1.0
+"""Of an iteration while others start or leave; usual ones take a fifth of a second."""
 
 
 def document(steps: int = STEPS, **spec: object) -> dict[str, object]:
@@ -161,8 +163,8 @@ def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_group_grows_and_shrinks_while_it_trains(tmp_path: Path) -> None:
     """The pods that come were told of a manifest with two workers, as those who are there. Lost
-    would be an iteration that was thrown away, or one that waiting, not computing, made longer than
-    twice the median: how long computing takes is the machine's business, as others use it, too."""
+    would be an iteration that was thrown away, or one that waited for a pod that still starts, which
+    takes seconds. The slow tier holds shorter waits against the median (test_worker_losses)."""
     with pod_run(tmp_path, growing_document(tmp_path), subnet=7) as run:
         run.start_keeper()
         for rank in range(2):
@@ -191,7 +193,8 @@ def test_a_group_grows_and_shrinks_while_it_trains(tmp_path: Path) -> None:
         assert [batches[rank, shrunk_at + BREAK] for rank in range(2)] == [32] * 2
         losses = iteration_losses(run.records(), killed=[Rank(2), Rank(3)])
         assert [loss.discarded for loss in losses.values()] == [(), ()]
-        assert lost_by_waiting(run.records(), staying=[Rank(0), Rank(1)]) == {}
+        waited_s = lost_by_waiting(run.records(), staying=[Rank(0), Rank(1)])
+        assert max(waited_s.values(), default=0.0) < MAX_WAIT_S, waited_s
         names_of = {w["rank"]: w["name"] for w in run.summary()["workers"]}
         assert names_of == {rank: f"plant-a/g-{rank}" for rank in range(4)}
         for rank, loss in losses.items():
