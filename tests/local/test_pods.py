@@ -162,9 +162,11 @@ def test_a_keeper_that_is_killed_has_every_record_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_group_grows_and_shrinks_while_it_trains(tmp_path: Path) -> None:
-    """The pods that come were told of a manifest with two workers, as those who are there. Lost
-    would be an iteration that was thrown away, or one that waited for a pod that still starts, which
-    takes seconds. The slow tier holds shorter waits against the median (test_worker_losses)."""
+    """The pods that come were told of a manifest with two workers, as those who are there.
+
+    Lost would be an iteration that was thrown away, or one that waited for a pod that starts, which
+    takes seconds. The slow tier holds shorter waits against the median (test_worker_losses).
+    """
     with pod_run(tmp_path, growing_document(tmp_path), subnet=7) as run:
         run.start_keeper()
         for rank in range(2):
