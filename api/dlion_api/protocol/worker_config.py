@@ -7,7 +7,6 @@ and addresses but no secrets: the token is in a separate file.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -22,6 +21,8 @@ COORDINATOR_DNS_NAME = "coordinator.dlion"
 """The name in the coordinator's certificate, at any address."""
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_NUMBER = 2**53
+"""Of cores and seconds; larger integers cannot become floats without loss, or at all."""
 MAX_SOCKET_PATH_BYTES = 107
 """Linux's `sun_path` has 108 bytes with the terminating zero."""
 
@@ -152,7 +153,7 @@ def _is_address(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER
 
 
 def _are_links(value: Any) -> bool:

@@ -187,6 +187,8 @@ def test_a_program_is_looked_up_in_the_data_root_where_nothing_else_is_said() ->
         {"socket_path": "x" * 108},
         {"cpu_quota_cores": 0},
         {"cpu_quota_cores": "1"},
+        {"cpu_quota_cores": 10**400},
+        {"start_time_monotonic_s": math.nan},
         {"link_addresses": {"0": "h:1"}},
         {"link_addresses": {"0/odd": "h:1"}},
         {"link_addresses": {"0/exchange": "h"}},
