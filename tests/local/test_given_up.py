@@ -56,15 +56,17 @@ def test_a_run_that_takes_too_long_fails_and_keeps_what_it_trained(tmp_path: Pat
 
 
 @pytest.mark.timeout(200)
-def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["network.relay", "compute.duty_cycle"])
+def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path, part: str) -> None:
+    """No process is left, though nothing lifts the quotas any more."""
     environment = {"name": "slow", "workers": [{"count": 2, "cores": 1, "mbitPerS": 50}]}
     path = tmp_path / "environment.yaml"
     path.write_text(yaml.safe_dump(environment))
     job = job_document(2, trainer={"stop": {"maxSteps": 1_000_000}})
     with LocalRun(tmp_path, job, "--environment", str(path), "--unprivileged") as run:
         run.wait_for_step(3)
-        (relay,) = pids(run, "dlion_local.emulation.network.relay")
-        os.kill(relay, signal.SIGKILL)
+        (process,) = pids(run, f"dlion_local.emulation.{part}")
+        os.kill(process, signal.SIGKILL)
         assert run.finish() == ExitCode.UNAVAILABLE, run.terminal()
     assert run.events("EnvironmentFailed")
     ending = run.summary()["ending"]

@@ -173,8 +173,9 @@ class LocalRunner:
         self._is_ending = True
         figures = _measure(self._environment)
         codes = self._group.poll()
-        for worker in self.job.workers():
-            self._environment.remove_quota(worker.rank)  # workers save their state at full speed
+        with suppress(DLionError, OSError):  # the process that limits the CPU may have ended
+            for worker in self.job.workers():
+                self._environment.remove_quota(worker.rank)  # it saves its state at full speed
         self._group.close(STOP_GRACE_S)
         self._environment.close()
         for worker in self.job.workers():
