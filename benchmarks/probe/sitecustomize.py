@@ -49,7 +49,7 @@ class Clocks:
 
 def _install() -> None:
     from dlion_core.codecs.payload import GradientPart
-    from dlion_core.lifecycle import reporting
+    from dlion_core.lifecycle import reporting, step_cycle
     from dlion_core.links import framing, send_queue
     from dlion_core.policies import aggregation
     from dlion_core.policies.gradient import gradient_exchange, gradient_selectors, magnitudes
@@ -66,10 +66,10 @@ def _install() -> None:
     clocks.wrap(gradient_selectors, "encode_whole", "encode")
     clocks.wrap(gradient_exchange, "decode_gradient", "decode")
     clocks.wrap(GradientPart, "add_to", "add")
-    clocks.wrap(gradient_exchange, "descend", "add")
+    clocks.wrap(gradient_exchange, "combined_gradient", "add")
     clocks.wrap(aggregation.ArrivedGradientSum, "add", "add")
-    clocks.wrap(replica.LocalReplica, "descend", "optimizer")
-    clocks.wrap(loop.TrainingLoop, "_handle", "policies, rest")
+    clocks.wrap(replica.LocalReplica, "apply_gradient", "optimizer")
+    clocks.wrap(step_cycle.StepCycle, "handle", "policies, rest")
     clocks.wrap(loop.TrainingLoop, "_report", "reports to sidecar and coordinator")
     clocks.wrap(exchange.PeerExchange, "cpu_s", "reading clocks")
     clocks.wrap(send_queue.SendQueue, "next_frame", "cut into frames, checksum")

@@ -24,6 +24,7 @@ from dlion_worker.coordination.pod_proof import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
+"""How long `close` waits for the thread; it is a daemon and does not hold the process."""
 
 
 @dataclass(frozen=True)
