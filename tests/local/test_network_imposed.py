@@ -9,6 +9,7 @@ Leaves out: how well each means does (test_network_namespaces, test_network_rela
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +59,15 @@ def plan(latency_ms: float = 0) -> Plan:
         "changes": [{"at": {"seconds": 0.2}, "betweenSitesMbitPerS": 5, "cores": [2, 1, 1]}],
     }
     return parse(Environment, document).plan(WORKERS, 2)
+
+
+def children() -> list[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.mark.parametrize("privileged", PRIVILEGED)
@@ -132,6 +142,17 @@ def test_a_change_that_cannot_be_imposed_is_a_failure(tmp_path: Path) -> None:
         while not environment.failure() and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert "the change at 0.2 s" in environment.failure()
+
+
+def test_a_quota_after_the_end_of_the_duty_cycle_is_a_failure(tmp_path: Path) -> None:
+    environment = EmulatedEnvironment(plan(), work_dir=tmp_path, privileged=False)
+    with closing(environment):
+        environment.start()
+        (duty_cycle,) = (pid for pid in children() if "duty_cycle" in command_line(pid))
+        os.kill(duty_cycle, signal.SIGKILL)
+        environment.remove_quota(Rank(0))  # at once: before anybody has asked for a failure
+        environment.apply_quota(Rank(1))
+        assert "the duty cycle process has ended" in environment.failure()
 
 
 def test_latency_goes_through_the_relay_where_nobody_insists(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class EmulatedEnvironment:
         self._ended = threading.Event()
         self._changes: threading.Thread | None = None
         self._link_figures: list[EnvironmentFigure] = []
-        self._change_failure = ""
+        self._failure = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ class EmulatedEnvironment:
     def apply_quota(self, rank: Rank) -> None:
         """Enforce the quota of the worker's trainer from now on.
 
-        Idempotent; does nothing after `close`.
+        Idempotent; does nothing after `close`. `failure` reports a quota that cannot be set.
         """
         with self._lock:
             self._set_quota(rank, self._conditions.worker(rank).quota_cores)
@@ -164,11 +164,15 @@ class EmulatedEnvironment:
     def _set_quota(self, rank: Rank, cores: float | None) -> None:
         if self._cpu is None or self._ended.is_set():
             return
-        used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
-        self._quota_usage[rank].begin_quota(
-            cores, time.monotonic(), used_s, throttled_s, begins_s=self._conditions_since_s
-        )
-        self._cpu.set_quota(rank, cores)
+        try:
+            used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
+            self._quota_usage[rank].begin_quota(
+                cores, time.monotonic(), used_s, throttled_s, begins_s=self._conditions_since_s
+            )
+            self._cpu.set_quota(rank, cores)
+        except (DLionError, OSError) as error:
+            # The caller may be ending the run: it has to end the workers in any case.
+            self._failure = self._failure or f"the quota of worker {rank}: {error}"
 
     def start_changes(
         self,
@@ -202,7 +206,7 @@ class EmulatedEnvironment:
             try:
                 self.apply(change.conditions, since_s=change.time_s)
             except (DLionError, OSError) as error:
-                self._change_failure = f"the change at {change.time_s:g} s: {error}"
+                self._failure = f"the change at {change.time_s:g} s: {error}"
                 return
             if on_change is not None:
                 on_change(change)
@@ -250,7 +254,7 @@ class EmulatedEnvironment:
     def failure(self) -> str:
         """Why the emulation itself has failed, so that the runner ends the run; else empty."""
         own = self.network.failure() or ("" if self._cpu is None else self._cpu.failure())
-        return own or self._change_failure
+        return own or self._failure
 
     def close(self) -> None:
         """Remove everything. May be called twice, and after a failed start."""

@@ -173,9 +173,8 @@ class LocalRunner:
         self._is_ending = True
         figures = _measure(self._environment)
         codes = self._group.poll()
-        with suppress(DLionError, OSError):  # the process that limits the CPU may have ended
-            for worker in self.job.workers():
-                self._environment.remove_quota(worker.rank)  # it saves its state at full speed
+        for worker in self.job.workers():
+            self._environment.remove_quota(worker.rank)  # it saves its state at full speed
         self._group.close(STOP_GRACE_S)
         self._environment.close()
         for worker in self.job.workers():
