@@ -142,7 +142,7 @@ class LocalRun:
         """Id and configuration of every process of this run that runs `dlion_worker.<module>`."""
         for folder in Path("/proc").iterdir():
             try:
-                words = (folder / "cmdline").read_text().split("\0")
+                words = (folder / "cmdline").read_text().replace("\0", " ").split()
                 if f"dlion_worker.{module}" not in words or not folder.name.isdecimal():
                     continue
                 place = next(word for word in words if word.endswith("config.json"))

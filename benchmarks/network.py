@@ -26,7 +26,7 @@ from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_environments.loading import load_environment
 from dlion_environments.model import Environment
 from dlion_environments.plan import BYTES_PER_MBIT
-from dlion_local.emulation.emulation import EmulatedEnvironment
+from dlion_local.emulation.emulation import EmulatedEnvironment, enter_command
 from dlion_local.emulation.measurement import TransferMeasurement, measure_transfers
 from dlion_results.run_folder.environment import QUOTA, EnvironmentFigure
 from transfer_windows import windows_bytes_per_s
@@ -71,7 +71,8 @@ def show_quotas(imposed: EmulatedEnvironment, seconds: float) -> None:
     ranks = [worker.rank for worker in imposed.plan.workers]
     burning = [
         subprocess.Popen(
-            [*imposed.command_prefix(rank), sys.executable, "-c", BURN], start_new_session=True
+            [*enter_command(imposed.enter_arguments(rank)), sys.executable, "-c", BURN],
+            start_new_session=True,
         )
         for rank in ranks
     ]

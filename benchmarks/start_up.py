@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -41,19 +42,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dlion-start-up-") as folder:
         trees = {commit(): ROOT}
         if options.against:
-            trees[options.against] = _checked_out(options.against, Path(folder))
+            trees[options.against] = checked_out(options.against, Path(folder), ("api", "worker"))
         for tree in trees.values():
             _measured(tree, options.data)  # which leaves compiled files, as an image has them
         rounds = [
             {name: _measured(tree, options.data) for name, tree in trees.items()}
             for _ in range(options.runs)
         ]
-    _print(list(trees), rounds)
+    print(f"CPU seconds, {options.runs} starts each\n")
+    print_rounds(list(trees), PARTS, rounds)
 
 
-def _checked_out(revision: str, folder: Path) -> Path:
+def checked_out(revision: str, folder: Path, parts: Sequence[str]) -> Path:
+    """That commit's folders `parts`, in `folder`."""
     archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", revision, "api", "worker"],
+        ["git", "-C", str(ROOT), "archive", revision, *parts],
         capture_output=True,
         check=True,
     )
@@ -111,16 +114,17 @@ def _measured_here(data_root: Path) -> dict[str, float]:
     return {**marks, "all": sum(marks.values())}
 
 
-def _print(names: list[str], rounds: list[dict[str, dict[str, float]]]) -> None:
+def print_rounds(
+    names: list[str], parts: Sequence[str], rounds: list[dict[str, dict[str, float]]]
+) -> None:
     """One row for each tree; with two, the ratios of the first to the second."""
-    print(f"CPU seconds, {len(rounds)} starts each\n")
-    print(f"| commit | {' | '.join(PARTS)} |\n|---|{'---|' * len(PARTS)}")
+    print(f"| commit | {' | '.join(parts)} |\n|---|{'---|' * len(parts)}")
     for name in names:
-        cells = [_spread([r[name][part] for r in rounds]) for part in PARTS]
+        cells = [_spread([r[name][part] for r in rounds]) for part in parts]
         print(f"| {name} | {' | '.join(cells)} |")
     if len(names) > 1:
         new, old = names
-        cells = [_spread([r[new][part] / r[old][part] for r in rounds]) for part in PARTS]
+        cells = [_spread([r[new][part] / r[old][part] for r in rounds]) for part in parts]
         print(f"| ratio of pairs | {' | '.join(cells)} |")
 
 

@@ -31,7 +31,7 @@ from dlion_local.runner.auxiliary_processes import (
     AuxiliaryProcesses,
 )
 from dlion_local.runner.processes import ProcessGroup
-from local_run import LocalRun, job_document
+from local_run import LocalRun, command_line, job_document
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -104,7 +104,7 @@ def pid_of(run: LocalRun, module: str, worker: int) -> int | None:
     """The process of `python -m module` with that worker's configuration."""
     for pid in run.left_behind():
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            words = command_line(pid)
         except OSError:
             continue
         if module in words and any(f"/w{worker}/config.json" in word for word in words):

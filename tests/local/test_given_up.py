@@ -8,6 +8,7 @@ Left out: workers that end for good (test_bad_input, test_kill_and_rejoin).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
-from local_run import LocalRun, blobs, job_document
+from local_run import LocalRun, blobs, command_line, job_document
 
 pytestmark = pytest.mark.patient
 
@@ -35,9 +36,9 @@ def load_data(split, site, worker_index):
 def pids(run: LocalRun, module: str) -> list[int]:
     found = []
     for pid in run.left_behind():
-        path = Path(f"/proc/{pid}/cmdline")
-        if path.exists() and module in path.read_text().split("\0"):
-            found.append(pid)
+        with contextlib.suppress(OSError):
+            if module in command_line(pid):
+                found.append(pid)
     return found
 
 

@@ -29,6 +29,7 @@ from dlion_local.emulation.emulation import (
     CpuBackend,
     EmulatedEnvironment,
     LinkBackend,
+    enter_command,
 )
 from dlion_local.emulation.network.namespaces import namespaces_unavailable
 from dlion_results.run_folder.environment import LATENCY, QUOTA
@@ -97,7 +98,7 @@ def test_a_plan_is_imposed_changed_measured_and_taken_away(
 
         first_that_holds(rates, lambda them: min(them) >= 0.85 and max(them) <= 1.1)
         worker = subprocess.Popen(
-            [*environment.command_prefix(Rank(0)), sys.executable, "-c", BURN],
+            [*enter_command(environment.enter_arguments(Rank(0))), sys.executable, "-c", BURN],
             start_new_session=True,
         )
         try:
@@ -179,7 +180,7 @@ def test_without_an_environment_nothing_is_started(tmp_path: Path) -> None:
     environment = EmulatedEnvironment(unlimited_plan(WORKERS), work_dir=tmp_path)
     with closing(environment):
         environment.start()
-        assert environment.command_prefix(Rank(0)) == []
+        assert environment.enter_arguments(Rank(0)) == []
         assert environment.sidecar_prefix(Rank(0)) == []
         assert environment.network.link_addresses(Rank(0)) == {}
         assert environment.network.port(Rank(0), "exchange") == 0

@@ -21,10 +21,10 @@ from typing import Any, Self
 
 import yaml
 
-from dlion_api.errors import UnavailableError
+from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.protocol.progress import EventRecord, ProgressRecord, StepRecord
+from dlion_api.protocol.records import record_from_json
 from dlion_local.emulation.compute.quotas import find_controller
-from dlion_results.run_folder.events import read_events
 
 _MARK = "DLION_TEST_RUN"
 LONG_S = 100.0 * float(os.environ.get("DLION_TEST_PATIENCE", "1"))
@@ -144,6 +144,8 @@ class LocalRun:
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
+        self._records: list[ProgressRecord] = []
+        self._read_bytes = 0
         self._temporary = tempfile.TemporaryDirectory(prefix="dlt-")
         manifest = folder / "job.yaml"
         if document is not None:
@@ -182,9 +184,17 @@ class LocalRun:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def records(self) -> list[ProgressRecord]:
-        """All records so far."""
+        """All records so far; each line is read once."""
         path = self.folder / "events.jsonl"
-        return list(read_events(path)) if path.exists() else []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._read_bytes)
+                lines, newline, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(lines) + len(newline)
+            for line in lines.splitlines():
+                with contextlib.suppress(ContractError):  # cut off by a kill or a full disk
+                    self._records.append(record_from_json(line))
+        return list(self._records)
 
     def events(self, reason: str, rank: int | None = None) -> list[EventRecord]:
         """Events of that reason, of one worker or all."""
@@ -281,8 +291,7 @@ class LocalRun:
         found = set()
         for pid in self.left_behind():
             with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-                found |= {word for word in words if word.startswith("dlion_")}
+                found |= {word for word in command_line(pid) if word.startswith("dlion_")}
         return found
 
     def stopped(self) -> list[int]:
@@ -316,6 +325,11 @@ class LocalRun:
         logs = sorted((self.folder / "logs").glob("worker-*.log"))
         ends = [f"{log.name}: ...{log.read_text(errors='replace')[-1500:]}" for log in logs]
         return "\n".join([self.terminal()[-3000:], *ends])
+
+
+def command_line(pid: int) -> list[str]:
+    """Its arguments, or the words of its title; raises OSError if it has ended."""
+    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").split()
 
 
 def hashes(steps: list[StepRecord]) -> dict[int, dict[int, str]]:

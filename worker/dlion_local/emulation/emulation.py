@@ -2,8 +2,8 @@
 
 Combines a backend for links (`namespaces` as root, else `relay`) with one for CPU (`quotas` by
 control group, else `duty_cycle`). Applies the plan's changes at their times and compares requested
-with measured values. Starts no worker: the runner puts `command_prefix(rank)` before each
-supervisor's command and `sidecar_prefix(rank)` before each sidecar's.
+with measured values. Starts no worker: each supervisor enters as `enter_arguments(rank)` specify,
+and the runner puts `sidecar_prefix(rank)` before each sidecar's command.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class EmulatedEnvironment:
     """The plan's links and quotas, in force from `start` to `close`.
 
     Call order: start; start the coordinator at `network.coordinator_host()`; for each worker, use
-    the addresses and ports of `network` in its configuration, and the two prefixes in its commands.
+    the addresses and ports of `network` in its configuration, and start its processes in it.
     Call `apply_quota(rank)` when the worker is ready to train, as before it imports TensorFlow at
     full speed. Call `start_changes(clock)` when the run starts, and `requested_and_measured()`
     before `close()`.
@@ -139,14 +139,15 @@ class EmulatedEnvironment:
             self.close()
             raise
 
-    def command_prefix(self, rank: Rank) -> list[str]:
-        """Prefix of the supervisor's command: enters namespace and control group."""
+    def enter_arguments(self, rank: Rank) -> list[str]:
+        """Flags of `network.enter` for the supervisor: the worker's links and quota."""
         cpu = [] if self._cpu is None else self._cpu.enter_arguments(rank)
-        return _enter_command([*self.network.enter_arguments(rank), *cpu])
+        return [*self.network.enter_arguments(rank), *cpu]
 
     def sidecar_prefix(self, rank: Rank) -> list[str]:
         """Prefix of the sidecar's command: the worker's links, without its quota."""
-        return _enter_command(self.network.enter_arguments(rank))
+        arguments = self.network.enter_arguments(rank)
+        return enter_command(arguments) if arguments else []
 
     def apply_quota(self, rank: Rank) -> None:
         """Enforce the quota of the worker's trainer from now on.
@@ -267,7 +268,6 @@ class EmulatedEnvironment:
         self.network.close()
 
 
-def _enter_command(arguments: list[str]) -> list[str]:
-    if not arguments:
-        return []
+def enter_command(arguments: list[str]) -> list[str]:
+    """Prefix of a command that enters as the arguments specify."""
     return [sys.executable, "-m", "dlion_local.emulation.network.enter", *arguments, "--"]

@@ -12,6 +12,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +25,21 @@ _END_TIMEOUT_S = 5.0
 class LineProcess:
     """Runs `python -m MODULE` from `start` to `close` and exchanges lines with it. Thread-safe."""
 
-    def __init__(self, module: str, work_dir: Path) -> None:
-        """Its standard error goes to a log in `work_dir`, named after the module."""
-        self._module = module
+    def __init__(
+        self,
+        module: str,
+        work_dir: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """Its standard error goes to a log in `work_dir`, named after the module.
+
+        `environment` replaces that of this process.
+        """
+        self._module, self._arguments = module, arguments
         self._errors_path = work_dir / f"{module.rpartition('.')[2]}.log"
+        self._environment = environment
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -36,10 +48,11 @@ class LineProcess:
         self._errors_path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors_path.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
+                [sys.executable, "-m", self._module, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                env=self._environment,
                 start_new_session=True,
             )
 
@@ -87,6 +100,11 @@ class LineProcess:
             return ""
         log_name, name = self._errors_path.name, self._errors_path.stem.replace("_", " ")
         return f"the {name} process has ended: see {log_name} in the run's work folder"
+
+    def kill(self) -> None:
+        """Kill the process; `close` is still needed."""
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """End the process, by force after a time-out. May be called twice."""

@@ -1,6 +1,6 @@
 """The child processes of `dlion run`: started with log files, and all ended together.
 
-Used for supervisors, sidecars and the evaluator. A child is killed when this process dies, even by
+Used for supervisors, sidecars and the evaluator. A child ends when this process dies, even by
 SIGKILL. Each child has its own session, so that a terminal's Ctrl-C reaches only the runner.
 Nothing is restarted here.
 """
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+from dlion_local.runner.fork_server import ForkedProcess, ForkServer
 from dlion_worker.supervisor.parent_death import bound_to_parent
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -29,10 +30,15 @@ KILL_TIMEOUT_S = 1.0
 class ProcessGroup:
     """Named child processes with logs in `<results_dir>/logs`, until `close`."""
 
-    def __init__(self, results_dir: Path | str) -> None:
+    def __init__(
+        self, results_dir: Path | str, fork_environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`fork_environment` is added to the environment of the children that `fork` starts."""
         self._logs = Path(results_dir) / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
+        self._fork_server = ForkServer(self._logs, fork_environment or {})
+        self._is_closed = False
         # A tethered child dies with the *thread* that started it, so this one lives until `close`.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dlion-start")
 
@@ -43,32 +49,58 @@ class ProcessGroup:
         *,
         env: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
-        parent_death_signal: int = signal.SIGKILL,
     ) -> int:
         """Start a child and return its pid; its output is appended to `log_path(name)`.
 
         `env` is added to this process's environment. `prefix` precedes the command, for example to
-        enter a namespace; it must *become* the command, not fork it. The child gets
-        `parent_death_signal` when this process dies; after SIGTERM it has to end by itself. A name
-        may be reused once its child has ended.
+        enter a namespace; it must *become* the command, not fork it. The child is killed when this
+        process dies. A name may be reused once its child has ended.
 
         Raises:
             ValueError: the name is not valid for a file, or its child still runs.
             OSError: the log cannot be written.
         """
+        self._check_name(name)
+        environment = {**os.environ, **(env or {})}
+        with self.log_path(name).open("ab") as log:
+            return self._starter.submit(
+                self._spawn, name, bound_to_parent([*prefix, *command]), environment, log
+            ).result()
+
+    def preload(self) -> None:
+        """Start importing what the children of `fork` need; does not wait."""
+        self._fork_server.start()
+
+    def fork(
+        self, name: str, module: str, arguments: Sequence[str], *, enter: Sequence[str] = ()
+    ) -> int:
+        """Start a child that runs a module's `main` without importing it again; return its pid.
+
+        `preload` must have been called. `enter` are flags of `emulation.network.enter`. The child
+        gets SIGTERM when this process dies. Its output and its name are as with `start`.
+
+        Raises:
+            ValueError, OSError: as `start`.
+            UnavailableError: the fork server has ended.
+        """
+        self._check_name(name)
+        self.log_path(name).touch()
+        return self._starter.submit(self._fork, name, module, arguments, enter).result()
+
+    def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"process name {name!r}; allowed: letters, digits, '.', '_', '-'")
         if name in self._children and self._children[name].poll() is None:
             raise ValueError(f"process {name} still runs (pid {self._children[name].pid})")
-        environment = {**os.environ, **(env or {})}
-        with self.log_path(name).open("ab") as log:
-            return self._starter.submit(
-                self._spawn,
-                name,
-                bound_to_parent([*prefix, *command], parent_death_signal),
-                environment,
-                log,
-            ).result()
+
+    def _fork(self, name: str, module: str, arguments: Sequence[str], enter: Sequence[str]) -> int:
+        child = self._fork_server.fork(module, arguments, enter=enter, log=self.log_path(name))
+        self._children[name] = child
+        return child.pid
+
+    def failure(self) -> str:
+        """That the fork server has ended; empty if it has not."""
+        return self._fork_server.failure()
 
     def _spawn(
         self, name: str, command: Sequence[str], environment: dict[str, str], log: IO[bytes]
@@ -113,8 +145,15 @@ class ProcessGroup:
         return late
 
     def close(self, grace_s: float = 5.0) -> None:
-        """End every child and the starter thread. No child can be started afterwards."""
+        """End every child, the fork server and the starter thread. May be called twice.
+
+        No child can be started afterwards.
+        """
+        if self._fork_server.is_ready and not self._is_closed:
+            self._starter.submit(int).result()  # a child that is being started is then known
+        self._is_closed = True
         self.terminate(grace_s)
+        self._fork_server.close()
         self._starter.shutdown()
 
     def _wait(self, at_most_s: float) -> None:
@@ -122,7 +161,7 @@ class ProcessGroup:
         while self.running() and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
 
-    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+    def _kill(self, child: subprocess.Popen[bytes] | ForkedProcess) -> None:
         # The child is a session leader and not yet reaped, so the group id is not reused.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import queue
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -33,7 +32,6 @@ from dlion_environments.plan import ConditionsChange, Plan
 from dlion_local.emulation.emulation import EmulatedEnvironment
 from dlion_local.runner.auxiliary_processes import AuxiliaryProcess, AuxiliaryProcesses
 from dlion_local.runner.deferred_signals import DeferredSignals
-from dlion_local.runner.kernel_compilation import compile_kernels
 from dlion_local.runner.outcome import RunOutcome, WorkerFailure, read_failure
 from dlion_local.runner.processes import ProcessGroup
 from dlion_local.runner.restart_watcher import RestartWatcher
@@ -134,11 +132,13 @@ class LocalRunner:
 
     def run(self) -> RunOutcome:
         """Run to the end. On `KeyboardInterrupt` clean up, then raise it."""
-        compile_kernels()
         with DeferredSignals() as signals:
             work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
+            # Temporary files of libraries and programs are removed with the run.
+            self._temporary = {"TMPDIR": str(work_dir)}
             self._evaluator = SharedEvaluator(self.job, self.plan, work_dir, self.coordinator.take)
-            self._group = ProcessGroup(self.results_dir)
+            self._group = ProcessGroup(self.results_dir, self._temporary)
+            self._group.preload()
             self._began_s = time.monotonic()
             self._auxiliaries = AuxiliaryProcesses(self._group, self._warn)
             self._restarts = RestartWatcher(self._warn)
@@ -158,6 +158,7 @@ class LocalRunner:
                 finally:
                     self._end()
             finally:
+                self._group.close()
                 self._environment.close()
                 shutil.rmtree(work_dir, ignore_errors=True)
             return self.outcome()
@@ -195,25 +196,21 @@ class LocalRunner:
                 evaluate = partial(self._evaluator.start, self._group, config_path)
                 evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
                 self._auxiliaries.start(evaluator, time.monotonic())
-            # Temporary files of libraries and programs are removed with the run.
-            env = {"TMPDIR": str(work_dir)}
             start = partial(
                 self._group.start,
                 f"sidecar-{rank}",
                 [sys.executable, "-m", "dlion_worker.sidecar", "--config", config_path],
-                env=env,
+                env=self._temporary,
                 prefix=self._environment.sidecar_prefix(rank),
             )
             sidecar = AuxiliaryProcess(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
             self._auxiliaries.start(sidecar, time.monotonic())
             self._restarts.watch(rank, self._group.log_path(f"worker-{rank}"))
-            # SIGTERM lets the trainer save its checkpoint if this process is killed.
-            self._group.start(
+            self._group.fork(
                 f"worker-{rank}",
-                [sys.executable, "-m", "dlion_worker.supervisor", "--config", config_path],
-                env=env,
-                prefix=self._environment.command_prefix(rank),
-                parent_death_signal=signal.SIGTERM,
+                "dlion_worker.supervisor",
+                ["--config", config_path],
+                enter=self._environment.enter_arguments(rank),
             )
 
     def _write_config(
@@ -270,6 +267,8 @@ class LocalRunner:
                 self._folder_due_s = time.monotonic() + FOLDER_CHECK_INTERVAL_S
                 self.check_folder()
             self._record_exits(self._group.poll())
+            if ended := self._group.failure():
+                raise UnavailableError(ended)
             if broken := self._environment.failure():
                 self._warn(Rank(0), EventReason.ENVIRONMENT_FAILED, broken)
                 raise UnavailableError(f"the environment has failed: {broken}")

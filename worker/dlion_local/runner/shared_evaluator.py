@@ -8,7 +8,6 @@ records.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,8 +53,8 @@ class SharedEvaluator:
         if self.folder is None:
             return
         self.folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "dlion_worker.evaluator", "--config", config_path]
-        group.start(NAME, [*command, "--snapshots", str(self.folder)])
+        arguments = ["--config", config_path, "--snapshots", str(self.folder)]
+        group.fork(NAME, "dlion_worker.evaluator", arguments)
 
     def poll(self) -> None:
         """Forward the records written since the last call."""

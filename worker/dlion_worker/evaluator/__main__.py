@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api.errors import DLionError
@@ -34,12 +35,12 @@ NICENESS = 5
 """Training processes have priority."""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; return the exit code."""
     parser = argparse.ArgumentParser(prog="dlion_worker.evaluator", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="any worker's configuration")
     parser.add_argument("--snapshots", type=Path, required=True, help="folder of the snapshots")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -48,8 +49,8 @@ def main() -> int:
         signal.signal(number, lambda *_: ended.set())
     os.nice(NICENESS)
     try:
-        config = WorkerConfig.load(arguments.config)
-        _serve(config, load_job(config.job_document), arguments.snapshots, ended)
+        config = WorkerConfig.load(options.config)
+        _serve(config, load_job(config.job_document), options.snapshots, ended)
     except DLionError as error:
         _LOG.error("%s", error)
         return ExitCode.FAILED

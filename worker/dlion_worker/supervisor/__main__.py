@@ -15,15 +15,15 @@ from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
-from dlion_worker.supervisor.process import SupervisorProcess
+from dlion_worker.supervisor.process import StartFunction, SupervisorProcess, spawn
 from dlion_worker.supervisor.supervision import Supervision
 
 LOCAL_GRACE_S = 4.0
 """Ctrl-C must end a local run within 5 s. In a pod: its grace period less a second."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Supervise as the options say; return the exit code."""
+def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn) -> int:
+    """Supervise as the options say; return the exit code. `start` starts the trainer."""
     options = _parser().parse_args(arguments)
     try:
         max_restarts = _max_restarts(options.config, options.max_restarts)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     supervision = Supervision(
         max_restarts=max_restarts, grace_s=options.grace_s, given_up_code=options.given_up_code
     )
-    return SupervisorProcess(command, supervision).run()
+    return SupervisorProcess(command, supervision, start=start).run()
 
 
 def _parser() -> argparse.ArgumentParser:

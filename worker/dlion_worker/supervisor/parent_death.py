@@ -32,14 +32,22 @@ def bound_to_parent(command: Sequence[str], death_signal: int = signal.SIGKILL) 
     return [sys.executable, "-I", "-S", shim, str(os.getpid()), str(int(death_signal)), *command]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Bind this process to its parent, then execute the command. Returns only on error."""
-    parent_pid, death_signal, command = int(arguments[0]), int(arguments[1]), list(arguments[2:])
+def request_parent_death_signal(parent_pid: int, death_signal: int) -> None:
+    """Have the kernel send this process that signal when its parent's thread ends.
+
+    Exits if the parent has died already, or if the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
         sys.exit(f"parent_death: prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         sys.exit(128 + signal.SIGKILL)  # the parent died before the request took effect
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Bind this process to its parent, then execute the command. Returns only on error."""
+    parent_pid, death_signal, command = int(arguments[0]), int(arguments[1]), list(arguments[2:])
+    request_parent_death_signal(parent_pid, death_signal)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them; the command would inherit that
     try:

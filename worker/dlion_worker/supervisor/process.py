@@ -1,6 +1,6 @@
 """The supervisor's I/O: one thread that waits for signals, children and timers.
 
-Owns the child: spawns it (never forks) so that it dies with this process, signals it and reaps it.
+Owns the child: starts it so that it dies with this process, signals it and reaps it.
 As PID 1 or subreaper it also reaps the child's orphans. Decides nothing.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -37,13 +38,37 @@ that keeps freed memory: about 80 MB (benchmarks/exchange_cost.py)."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+StartFunction = Callable[[Sequence[str]], int]
+"""Starts a command as a child that dies with this process, in a process group of its own, with
+default actions for the stop signals. Returns its pid."""
+
+
+def spawn(command: Sequence[str]) -> int:
+    """Start the command as a program of its own."""
+    bound = bound_to_parent(command)
+    # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
+    return os.posix_spawn(
+        bound[0],
+        bound,
+        {**CHILD_ENVIRONMENT, **os.environ},
+        setpgroup=0,
+        setsigmask=(),
+        setsigdef=STOP_SIGNALS,
+    )
+
+
 class SupervisorProcess:
     """Supervises one command in this process. Main thread only, because it handles signals."""
 
     def __init__(
-        self, command: Sequence[str], supervision: Supervision, *, log: TextIO = sys.stderr
+        self,
+        command: Sequence[str],
+        supervision: Supervision,
+        *,
+        start: StartFunction = spawn,
+        log: TextIO = sys.stderr,
     ) -> None:
-        self._command = list(command)
+        self._start_child = functools.partial(start, list(command))
         self._supervision = supervision
         self._log = log
         self._child: int | None = None
@@ -87,16 +112,7 @@ class SupervisorProcess:
                 self._code = code
 
     def _start(self) -> None:
-        command = bound_to_parent(self._command)
-        # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
-        self._child = os.posix_spawn(
-            command[0],
-            command,
-            {**CHILD_ENVIRONMENT, **os.environ},
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=STOP_SIGNALS,
-        )
+        self._child = self._start_child()
         self._carry_out(self._supervision.child_started(self._child))
 
     def _send(self, number: int) -> None:

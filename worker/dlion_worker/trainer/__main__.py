@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api.errors import (
@@ -50,7 +51,7 @@ _STORAGE = frozenset(
 )
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one incarnation and return its exit code."""
     parser = argparse.ArgumentParser(prog="dlion_worker.trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the worker's configuration")
@@ -60,7 +61,7 @@ def main() -> int:
         metavar="FILE",
         help="file for the end report after an orderly end; in a pod: the termination message",
     )
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -68,9 +69,9 @@ def main() -> int:
     _use_batch_scheduling()
     signals = SignalHandler()
     try:
-        config = WorkerConfig.load(arguments.config)
+        config = WorkerConfig.load(options.config)
         job = load_job(config.job_document)
-        return _train(config, job, signals, arguments.end_report)
+        return _train(config, job, signals, options.end_report)
     except Interrupted:
         return ExitCode.INTERRUPTED
     except DLionError as error:

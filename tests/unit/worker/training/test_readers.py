@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 from dlion_api.document import explain
 from dlion_api.errors import DataError
@@ -217,11 +218,14 @@ def test_labels_beyond_classes_txt_are_refused() -> None:
 
 
 def test_digits_are_small_grey_images() -> None:
+    """Those that scikit-learn loads."""
     x, y = named_datasets.digits()
+    expected = load_digits()
     assert x.shape == (1797, 8, 8, 1)
     assert x.dtype == np.uint8
     assert x.max() == 255
-    assert set(y) == set(range(10))
+    assert np.allclose(x[..., 0] * (16 / 255), expected.images, atol=0.04)
+    assert np.array_equal(y, expected.target)
 
 
 def test_keras_data_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,13 @@ def enter_network(name: str) -> None:
             raise OSError(number, f"setns to {name}: {os.strerror(number)}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Enter as the flags specify, then execute the command. Returns only by an error."""
+def enter(arguments: Sequence[str] | None) -> list[str]:
+    """Enter as the flags specify; return the command after them."""
     parser = argparse.ArgumentParser(prog="python -m dlion_local.emulation.network.enter")
     parser.add_argument("--netns")
     parser.add_argument("--cgroup", action="append", default=[], type=Path)
     parser.add_argument("--pid-file", type=Path)
-    parser.add_argument("command", nargs="+")
+    parser.add_argument("command", nargs="*")
     options = parser.parse_args(arguments)
     for group in options.cgroup:
         (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -50,8 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.pid_file.write_text(str(os.getpid()))
     if options.netns:
         enter_network(options.netns)
-    os.execvp(options.command[0], options.command)  # noqa: S606 (an argument list, no shell)
+    return list(options.command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    command = enter(sys.argv[1:])
+    os.execvp(command[0], command)  # noqa: S606 (an argument list, no shell)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ _LOG = logging.getLogger(__name__)
 
 def digits() -> Samples:
     """1,797 handwritten digits, 8x8x1, uint8 (16 grey levels scaled to 0..255)."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    x = np.round(data.images * (255 / 16)).astype(np.uint8)[..., None]
-    return checked(x, data.target, "digits")
+    # Importing sklearn.datasets for its loader takes a second of CPU; finding the package does not.
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError("digits: scikit-learn, which has them, is not installed")
+    folder = Path(found.submodule_search_locations[0])
+    table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x = np.round(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+    return checked(x, table[:, -1].astype(np.int64), "digits")
 
 
 def keras_images(name: str) -> tuple[Samples, Samples]:

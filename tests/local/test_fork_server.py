@@ -1,0 +1,130 @@
+"""Proves: a forked child has its own session, log, title and random numbers, enters what it is to
+enter, and reports its exit code and its traceback; the
+server has used nothing that a fork would break; it ends when the server does; a server
+that still imports is closed at once.
+
+Leaves out: supervisors and trainers, whose life all tests of local runs show.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dlion_api.errors import UnavailableError
+from dlion_api.exit_codes import ExitCode
+from dlion_local.runner.processes import ProcessGroup
+from local_run import command_line
+
+CHILD = """
+import os, random, time
+import numpy as np
+
+def main(arguments):
+    print(os.getsid(0), os.getpid(), random.random(), np.random.random(), *arguments, flush=True)
+    if "wait" in arguments:
+        time.sleep(60)
+    if "fail" in arguments:
+        raise RuntimeError("as it was told")
+    return 7
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forked")
+    package = folder / "forked_child"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(CHILD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def group(folder: Path) -> Iterator[ProcessGroup]:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    with closing(ProcessGroup(folder, {"PYTHONPATH": path})) as group:
+        group.preload()
+        yield group
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def output(group: ProcessGroup, name: str) -> str:
+    deadline_s = time.monotonic() + 20
+    while group.poll()[name] is None and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return group.log_path(name).read_text()
+
+
+def test_a_child_is_a_process_of_its_own(group: ProcessGroup, folder: Path) -> None:
+    pid_file = folder / "pid"
+    pid = group.fork("one", "forked_child", ["a", "b"], enter=["--pid-file", str(pid_file)])
+    group.fork("two", "forked_child", ["a", "b"])
+    session, own, one_random, one_numpy, *arguments = output(group, "one").split()
+    assert int(session) == int(own) == pid == int(pid_file.read_text())
+    assert arguments == ["a", "b"]
+    _, _, two_random, two_numpy, *_ = output(group, "two").split()
+    assert one_random != two_random
+    assert one_numpy != two_numpy
+    assert group.poll() == {"one": 7, "two": 7}
+
+
+def test_an_error_is_in_its_log(group: ProcessGroup) -> None:
+    group.fork("failing", "forked_child", ["fail"])
+    assert "RuntimeError: as it was told" in output(group, "failing")
+    assert group.poll()["failing"] == 1
+    group.fork("refusing", "dlion_worker.supervisor", ["--config", "/nowhere"])
+    assert "/nowhere" in output(group, "refusing")
+    assert group.poll()["refusing"] == ExitCode.SPEC
+    assert group.failure() == ""
+
+
+def test_its_title_names_it_and_a_signal_its_end(group: ProcessGroup) -> None:
+    pid = group.fork("waiting", "forked_child", ["wait", "long"])
+    while not group.log_path("waiting").read_text():
+        time.sleep(0.02)
+    assert command_line(pid) == ["forked_child", "wait", "long"]
+    assert "PYTHONPATH" in Path(f"/proc/{pid}/environ").read_text()
+    os.kill(pid, signal.SIGKILL)
+    output(group, "waiting")
+    assert group.poll()["waiting"] == -signal.SIGKILL
+
+
+def test_the_server_has_started_no_thread_and_no_connection(group: ProcessGroup) -> None:
+    """But for the threads of linear algebra, which has hooks for a fork."""
+    pid = group.fork("beside", "forked_child", ["wait"])
+    server = Path(f"/proc/{parent(pid)}")
+    names = {(task / "comm").read_text() for task in (server / "task").iterdir()}
+    assert names == {(server / "comm").read_text()}, "gRPC's and TensorFlow's threads have names"
+    targets = [str(entry.readlink()) for entry in (server / "fd").iterdir()]
+    assert not [target for target in targets if target.startswith("socket:")]
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_children_end_with_their_server(group: ProcessGroup) -> None:
+    pid = group.fork("orphan", "forked_child", ["wait"])
+    while not group.log_path("orphan").read_text():
+        time.sleep(0.02)
+    os.kill(parent(pid), signal.SIGKILL)
+    output(group, "orphan")
+    assert group.poll()["orphan"] == -signal.SIGTERM
+    assert "fork server process has ended" in group.failure()
+    with pytest.raises(UnavailableError, match="fork_server"):
+        group.fork("late", "forked_child", [])
+
+
+def test_a_server_that_still_imports_is_closed_at_once(tmp_path: Path) -> None:
+    group = ProcessGroup(tmp_path)
+    group.preload()
+    began_s = time.monotonic()
+    group.close()
+    assert time.monotonic() - began_s < 1
