@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs  # exists for type checkers only
 
 REPORT_WITHIN_S = 3.5
 """From the signal to the end of the report; the rest of the five seconds is for exit."""
@@ -67,14 +72,26 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
             _redirect_to_null(terminals)
         raise KeyboardInterrupt
 
+    def dropped(unraisable: UnraisableHookArgs) -> None:
+        # Python drops an exception that is raised in a callback, and with it the signal.
+        if unraisable.exc_type is not KeyboardInterrupt:
+            unraisable_hook(unraisable)
+            return
+        for each in before:
+            signal.signal(each, interrupt)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    unraisable_hook = sys.unraisablehook
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup: the terminal may close
         del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, interrupt)
+    sys.unraisablehook = dropped
     try:
         yield interruption
     finally:
+        sys.unraisablehook = unraisable_hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

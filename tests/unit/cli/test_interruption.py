@@ -1,6 +1,6 @@
 """Facts: the first signal interrupts and later ones do not disturb, a hang-up that `nohup` has put
-away excepted; what is written for a terminal that has gone is lost without an error; after it, and
-only after it, work that takes too long is broken off, whatever exceptions it swallows; handlers are
+away excepted; what is written for a terminal that has gone is lost without an error; a signal that
+came while Python ignores exceptions comes again; after it, and only after it, work that takes too long is broken off, whatever exceptions it swallows; handlers are
 put back.
 
 Left out: real runs (tests/local/test_interrupts.py).
@@ -55,6 +55,21 @@ def test_the_first_signal_interrupts_and_a_second_does_not_disturb(number, heard
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGHUP)
+
+
+def test_a_signal_whose_exception_python_drops_interrupts_all_the_same():
+    """As it does with what is raised in `__del__` and in the callback of a weak reference."""
+
+    class SignalledAtItsEnd:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    hook = sys.unraisablehook
+    with interruptible():
+        SignalledAtItsEnd()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+    assert sys.unraisablehook is hook
 
 
 def test_under_nohup_a_hang_up_is_not_heard():
