@@ -12,6 +12,7 @@ Leaves out: real quotas and shaped links (the trainer's tests), certificate rene
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import signal
 import socket
@@ -37,6 +38,7 @@ from dlion_api.spec import Job, load_job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
+from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.signing import request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.trainer.background.sidecar_client import MAX_QUEUED_RECORDS, SidecarClient
@@ -398,6 +400,17 @@ def test_without_a_sidecar_the_endpoint_is_waited_for_only_so_long(tmp_path: Pat
         with pytest.raises(UnavailableError, match="measuring address"):
             client.endpoint(0.2)
         assert client.latest_directive() is None
+
+
+def test_waiting_for_a_sidecar_leaves_the_random_numbers_of_the_program_alone(
+    tmp_path: Path,
+) -> None:
+    before = random.getstate()
+    with contextlib.closing(SidecarClient(tmp_path / "nobody")) as client:
+        with pytest.raises(UnavailableError):
+            client.endpoint(1.0)
+        Backoff().next_s()
+    assert random.getstate() == before
 
 
 def test_the_process_loads_neither_tensorflow_nor_numpy() -> None:

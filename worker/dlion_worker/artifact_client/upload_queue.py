@@ -7,7 +7,6 @@ is uploaded.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -92,7 +91,7 @@ class UploadQueue:
             return any(path in self._waiting or path == self._in_progress for path in paths)
 
     def _run(self) -> None:
-        backoff = Backoff(random.random)
+        backoff = Backoff()
         while (task := self._next()) is not None:
             path, what = task
             outcome = self._attempt(path, what)

@@ -6,7 +6,6 @@ The coordinator buffers records while it is disconnected; an event reports any t
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from pathlib import Path
 
@@ -65,7 +64,7 @@ class RecordStream:
             self._thread.join()
 
     def _run(self) -> None:
-        backoff = Backoff(random.random)
+        backoff = Backoff()
         while not self._ended.is_set() and not self._recorder.is_over:
             message = self._follow(backoff)
             if self._reconnecting:

@@ -1,17 +1,25 @@
-"""Exponential backoff with jitter. Pure: randomness is an argument."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Final
 
 INITIAL_S = 0.2
 MAX_S = 5.0
+JITTER: Final = random.SystemRandom()
+"""For the times of retries and renewals.
+
+Python's global generator belongs to the user's program: if one of these threads drew from it while
+the model is built, the worker would get other initial weights than its peers.
+"""
 
 
 class Backoff:
     """Doubling waits with jitter, so that the workers of a site do not retry together."""
 
-    def __init__(self, random_fraction: Callable[[], float]) -> None:
+    def __init__(self, random_fraction: Callable[[], float] = JITTER.random) -> None:
         """`random_fraction` returns numbers in [0, 1)."""
         self._random_fraction = random_fraction
         self._next_s = INITIAL_S

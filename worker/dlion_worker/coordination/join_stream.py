@@ -7,7 +7,6 @@ when the new one has joined, so the worker is never reported lost.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class JoinStream:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        backoff = Backoff(random.random)
+        backoff = Backoff()
         while not self._ended.is_set():
             failure = self._read_updates(backoff)
             self.connected = False

@@ -6,7 +6,6 @@ An unanswered report is sent again unchanged, with the same number, so that none
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -77,7 +76,7 @@ class ReportSender:
         return not self._abandoned.is_set()
 
     def _run(self) -> None:
-        backoff = Backoff(random.random)
+        backoff = Backoff()
         while not self._abandoned.is_set():
             self._closing.wait(REPORT_INTERVAL_S)
             report = self._next_report()

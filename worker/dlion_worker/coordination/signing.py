@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ def request_certificate(
     """
     caller = Caller(job, worker, Path(config.token_path))
     deadline_s = time.monotonic() + wait_s
-    backoff = Backoff(random.random)
+    backoff = Backoff()
     last_message = ""
 
     def given_up() -> bool:

@@ -8,7 +8,6 @@ Uploads never block training.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -190,7 +189,7 @@ class StateSaver:
             self._uploads.close()
 
     def _download(self, client: ArtifactClient, path: str) -> bool:
-        backoff, is_reported = Backoff(random.random), False
+        backoff, is_reported = Backoff(), False
         while True:
             try:
                 has_checkpoint = client.get(path, self._path)

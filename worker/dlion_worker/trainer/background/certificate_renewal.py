@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_worker.coordination import CoordinationClient
+from dlion_worker.coordination.backoff import JITTER
 from dlion_worker.security.credential_store import load_credentials, store_credentials
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
 from dlion_worker.trainer.signal_handler import Interrupted
@@ -158,4 +158,4 @@ class CertificateRenewer:
 
 
 def _with_jitter(seconds: float) -> float:
-    return seconds * random.uniform(1 - JITTER_FRACTION, 1)  # noqa: S311 - no secret
+    return seconds * JITTER.uniform(1 - JITTER_FRACTION, 1)

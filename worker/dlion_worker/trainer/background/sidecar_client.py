@@ -8,7 +8,6 @@ Training then continues with the last directive. Decides nothing.
 from __future__ import annotations
 
 import logging
-import random
 import socket
 import threading
 from collections import deque
@@ -25,6 +24,7 @@ from dlion_api.protocol.measurements import (
     StreamRefusals,
 )
 from dlion_api.protocol.sidecar_protocol import MAX_LINE_BYTES, TrainerRecord, decode, encode
+from dlion_worker.coordination.backoff import JITTER
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class SidecarClient:
             if connection is None:
                 retry_s = min(_LAST_RETRY_S, retry_s * 2)
                 with self._lock:
-                    jitter = random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, no secret
+                    jitter = JITTER.uniform(0.5, 1.0)
                     self._lock.wait_for(lambda: self._closed, retry_s * jitter)
                 continue
             retry_s = _FIRST_RETRY_S
