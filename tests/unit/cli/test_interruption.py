@@ -1,7 +1,7 @@
 """Facts: the first signal interrupts and later ones do not disturb, a hang-up that `nohup` has put
-away excepted; what is written for a terminal that has gone is lost without an error; a signal that
-came while Python ignores exceptions comes again; after it, and only after it, work that takes too long is broken off, whatever exceptions it swallows; handlers are
-put back.
+away excepted; a signal that came while Python ignores exceptions comes again; what is written for a
+terminal that has gone is lost without an error; after it, and only after it, work that takes too
+long is broken off, whatever exceptions it swallows; handlers are put back.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
