@@ -54,6 +54,8 @@ REQUIRED = "DLION_REQUIRE_TESTBED"
 SHOWN = (*MODES, "")
 WITHOUT_PODS = {"api", "api_site", "bare_site", "control_plane"}
 OWN_SITES = "testbed_possible"
+# API servers start often and live shortly: collecting garbage is a tenth of their CPU.
+os.environ.setdefault("GOGC", "400")
 USED = pytest.StashKey[set[tuple[str, str, Right]]]()
 """By all processes of xdist together."""
 LACKING = pytest.StashKey[dict[str, list[str]]]()

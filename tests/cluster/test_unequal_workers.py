@@ -112,7 +112,7 @@ def task(
     """
     if request.param == "digits":
         document = manifest(CPU)
-        document["spec"]["trainer"]["stop"] = {"maxSteps": 250}
+        document["spec"]["trainer"]["stop"] = {"maxSteps": 150}
         return Task(guaranteed(document), DIGITS, 0.9, None)
     if other_cluster is not None or not (CIFAR / "train.tfrecord").is_file():
         pytest.skip(f"this takes the testbed's nodes and {CIFAR}")

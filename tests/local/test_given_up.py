@@ -64,7 +64,8 @@ def test_an_environment_that_breaks_ends_the_run_with_a_summary(tmp_path: Path, 
     path = tmp_path / "environment.yaml"
     path.write_text(yaml.safe_dump(environment))
     job = job_document(2, trainer={"stop": {"maxSteps": 1_000_000}})
-    with LocalRun(tmp_path, job, "--environment", str(path), "--unprivileged") as run:
+    where = ("--environment", str(path), "--unprivileged")
+    with LocalRun(tmp_path, job, *where, report=True) as run:
         run.wait_for_step(3)
         (process,) = pids(run, f"dlion_local.emulation.{part}")
         os.kill(process, signal.SIGKILL)

@@ -151,7 +151,7 @@ def test_a_signal_ends_everything_within_five_seconds(
     program = blobs(tmp_path, more=more, evaluation_nap_s=0.3 if moment is finishing else 0.0)
     workers = 1 if moment is finishing else 2
     document = job_document(workers, trainer={"program": program, "stop": stop})
-    with LocalRun(tmp_path, document) as run:
+    with LocalRun(tmp_path, document, report=True) as run:
         moment(run)
         took_s = run.end(number)
         run.assert_nothing_left()
@@ -179,7 +179,7 @@ def test_a_signal_ends_everything_within_five_seconds(
 def test_training_of_cipher_ends_within_five_seconds(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with LocalRun(tmp_path, cipher_on_noise(tmp_path)) as run:
+    with LocalRun(tmp_path, cipher_on_noise(tmp_path), report=True) as run:
         run.wait_for_step(5)
         took_s = run.end(number)
         run.assert_nothing_left()
@@ -195,7 +195,7 @@ def test_training_of_cipher_ends_within_five_seconds(
 def test_cipher_under_small_quotas_ends_within_five_seconds(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL_QUOTAS))
     where = ("--environment", str(tmp_path / "small.yaml"))
-    with LocalRun(tmp_path, cipher_on_noise(tmp_path, global_batch=32), *where) as run:
+    with LocalRun(tmp_path, cipher_on_noise(tmp_path, global_batch=32), *where, report=True) as run:
         run.wait_for_step(5, within_s=200)
         assert len(run.namespaces()) >= 2
         assert run.control_groups()
@@ -224,7 +224,7 @@ def test_a_signal_after_the_training_loses_nothing(
     tmp_path: Path, moment: Callable[[LocalRun], None], number: signal.Signals
 ) -> None:
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10}})
-    with LocalRun(tmp_path, document) as run:
+    with LocalRun(tmp_path, document, report=True) as run:
         moment(run)
         took_s = run.end(number)
         run.assert_nothing_left()
@@ -243,7 +243,7 @@ def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_hea
     """What is still written for it is lost, and nothing else."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
     ours, its = os.openpty()
-    with LocalRun(tmp_path, document, stdout=its) as run:
+    with LocalRun(tmp_path, document, stdout=its, report=True) as run:
         run.wait_for_step(10)
         os.close(ours)
         os.close(its)
@@ -260,7 +260,7 @@ def test_a_terminal_that_goes_away_ends_the_run(tmp_path: Path, hang_ups_are_hea
 def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
     """Training is over and its summary stands: that is kept, and `dlion report` makes the page."""
     document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10}})
-    with LocalRun(tmp_path, document) as run:
+    with LocalRun(tmp_path, document, report=True) as run:
         run.wait_until(lambda: (run.folder / "summary.json").exists(), "the report is due")
         took_s = run.end(signal.SIGINT)
         run.assert_nothing_left()

@@ -105,7 +105,7 @@ def test_each_worker_of_a_run_leaves_out_its_own(tmp_path: Path) -> None:
     }
     document = job_document(2, trainer={"dataset": dataset, "stop": {"maxSteps": 5}})
     with (tmp_path / "stdout").open("wb") as stdout:
-        run = LocalRun(tmp_path, document, "-o", "json", stdout=stdout.fileno())
+        run = LocalRun(tmp_path, document, "-o", "json", stdout=stdout.fileno(), report=True)
     with run:
         assert run.finish() == 0, run.terminal()
     (event,) = run.events("NearDuplicatesLeftOut")

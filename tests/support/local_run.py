@@ -137,10 +137,12 @@ class LocalRun:
         document: dict[str, Any] | None,
         *flags: str,
         stdout: int | None = None,
+        report: bool = False,
     ) -> None:
         """`folder` gets the manifest and the result folder; None: the manifest that is there.
 
-        `stdout`: a descriptor that takes it; `terminal()` is standard error alone then.
+        `stdout`: a descriptor that takes it; `terminal()` is standard error alone then. `report`:
+        have it write report.html, which takes a second of CPU.
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
@@ -152,6 +154,7 @@ class LocalRun:
             manifest.write_text(yaml.safe_dump(document))
         where = [] if "--resume" in flags else ["--out", str(self.folder)]
         command = [sys.executable, "-m", "dlion_cli", "run", str(manifest), *where, *flags]
+        command += [] if report else ["--no-report"]
         self._log = folder / "terminal"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -106,6 +106,7 @@ MIN_CERTIFICATE_LIFE_S = 10
     help="Lifetime of workers' certificates (default 86400). Workers renew them at half of it, "
     "without delaying iterations.",
 )  # fmt: skip
+@options.no_report
 @options.output
 def run(
     file: Path,
@@ -116,6 +117,7 @@ def run(
     data_root: Path,
     unprivileged: bool,
     certificate_life: int,
+    no_report: bool,
     output: str,
 ) -> int:
     """Train the job of manifest FILE on this machine, with a trainer and a sidecar per worker.
@@ -159,9 +161,10 @@ def run(
         try:
             ended, summary = _train(training, now)
         except (DLionError, OSError) as error:
-            finish_failed_run(folder, error, interruption, now=now)
+            with_report = not no_report
+            finish_failed_run(folder, error, interruption, now=now, with_report=with_report)
             raise
-        report = write_report_in_time(folder, summary, interruption)
+        report = None if no_report else write_report_in_time(folder, summary, interruption)
         print_result(Console(), summary, folder=folder.path, report=report, output=output)
         for problem in ended.problems:
             click.echo(f"dlion: {problem}", err=True)
