@@ -71,6 +71,7 @@ slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=
 	tools/testbed build-argo-cd
 	DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n auto --dist loadfile --timeout=7200 -m 'not measured' tests/property tests/fuzz
 	$(BIN)/pytest -n auto --dist loadfile --timeout=900 -m slow tests/unit tests/contract tests/simulated
+	DLION_REQUIRE_TESTBED=1 DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n 2 --dist loadfile tests/cluster/test_crd.py tests/cluster/test_operator_documents.py
 	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster tests/local
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)

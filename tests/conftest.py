@@ -25,6 +25,22 @@ import pytest
 from example_counts import examples, factor
 from time_budgets import TimeBudgets, budgets
 
+LONG_FIRST = frozenset(
+    f"test_{name}.py"
+    for name in (
+        *(
+            "api_faults",
+            "crd",
+            "job_authorities",
+            "kills_at_requests",
+            "operator",
+            "run_ends",
+            "upgrade",
+        ),
+        *("end_of_run", "growing_data", "interrupts", "partial_ends", "pods", "quorum"),
+    )
+)
+"""Files that take minutes: begun last, one of them would run alone on one core."""
 CLUSTERS = "cluster"
 """The folder here whose tests use real clusters."""
 MOST_BY_THEMSELVES = 3
@@ -50,12 +66,13 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples(100))
     hypothesis.settings.load_profile("untimed")
-    if factor() < 1:  # budgets are those of `make unit` and of the fast tests of `make test`
+    if factor() < 1:  # budgets are those of `make unit` and `make test`
         config.pluginmanager.register(TimeBudgets(budgets()))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks them."""
+    """Marks them, and puts long files first."""
+    items.sort(key=lambda item: item.path.name not in LONG_FIRST)
     patience = config.getoption("--patience")
     usual_s = float(config.getini("timeout"))
     for item in items:
