@@ -9,6 +9,7 @@ the main example imports, and those that the operator's process imports.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import os
@@ -85,12 +86,12 @@ def _is_file(tree: Path, module: str) -> bool:
 
 def measure(commit: str) -> dict[str, int]:
     """The figures of one commit."""
-    archive = subprocess.run(
-        ["git", "archive", commit], cwd=ROOT, capture_output=True, check=True
-    ).stdout
+    done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        sys.exit(f"{commit}: {done.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
             tar.extractall(tree, filter="data")
         found = sizes(tree)
         out = str(tree / "out")
@@ -102,7 +103,9 @@ def measure(commit: str) -> dict[str, int]:
 
 
 def main() -> None:
-    commits = sys.argv[1:] or ["HEAD"]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("commits", nargs="*", default=["HEAD"], metavar="COMMIT")
+    commits = parser.parse_args().commits
     columns = [measure(commit) for commit in commits]
     print(f"| {'':32} |" + "".join(f" {commit:>10} |" for commit in commits))
     print("|---|" + "---:|" * len(commits))
