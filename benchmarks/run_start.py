@@ -3,7 +3,8 @@
     python benchmarks/run_start.py [--workers 4] [--runs 5] [--against REV]
 
 `dlion run` of the digits with as many workers as given, for one step: seconds from the command to
-TrainingStarted and to the first step of every worker, and CPU seconds of all processes to the end.
+TrainingStarted and to the first step of every worker, memory of all processes when training starts
+(pages that several share count once), and CPU seconds of all processes to the end.
 Printed as median (range), and with `--against` the same of another commit, whose runs alternate
 with those of this tree, and the ratios of pairs.
 """
@@ -11,12 +12,14 @@ with those of this tree, and the ratios of pairs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +27,7 @@ import yaml
 from local_runs import commit
 from start_up import ROOT, checked_out, print_rounds
 
-PARTS = ("training started, s", "first step, s", "CPU, s")
+PARTS = ("training started, s", "first step, s", "memory, MB", "CPU, s")
 TRAINING_STARTED, FIRST_STEP = b'"reason":"TrainingStarted"', b'"kind":"step"'
 PACKAGES = ("api", "operator", "worker", "cli")
 
@@ -58,17 +61,19 @@ def _measured(tree: Path, workers: int) -> dict[str, float]:
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         command = [sys.executable, "-m", "dlion_cli", "run", "job.yaml", "--out", "out"]
         path = os.pathsep.join(str(tree / package) for package in PACKAGES)
+        mark = f"DLION_RUN_START={uuid.uuid4().hex}"
+        variables = {**os.environ, "PYTHONPATH": path, **dict([mark.split("=")])}
         began_s, cpu_before_s = time.monotonic(), _children_cpu_s()
         with (folder / "log").open("wb") as log:
-            run = subprocess.Popen(
-                command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
-            )
+            run = subprocess.Popen(command, cwd=folder, env=variables, stdout=log, stderr=log)
         events = folder / "out" / "events.jsonl"
         started_s = _seconds_until(run, began_s, lambda: _count(events, TRAINING_STARTED), workers)
+        memory_mb = _memory_mb(mark)
         first_s = _seconds_until(run, began_s, lambda: _count(events, FIRST_STEP), workers)
         if run.wait():
             sys.exit((folder / "log").read_text())
-        return dict(zip(PARTS, (started_s, first_s, _children_cpu_s() - cpu_before_s), strict=True))
+        values = (started_s, first_s, memory_mb, _children_cpu_s() - cpu_before_s)
+        return dict(zip(PARTS, values, strict=True))
 
 
 def _seconds_until(
@@ -81,6 +86,17 @@ def _seconds_until(
 
 def _count(events: Path, text: bytes) -> int:
     return events.read_bytes().count(text) if events.exists() else 0
+
+
+def _memory_mb(mark: str) -> float:
+    """Proportional set sizes of all processes with that variable in their environment."""
+    sum_kb = 0
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it is no process, or has ended
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                rollup = (folder / "smaps_rollup").read_text().splitlines()
+                sum_kb += next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
+    return sum_kb / 1024
 
 
 def _children_cpu_s() -> float:
