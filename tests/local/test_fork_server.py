@@ -1,7 +1,7 @@
 """Proves: a forked child has its own session, log, title and random numbers, enters what it is to
-enter, and reports its exit code and its traceback; the
-server has used nothing that a fork would break; it ends when the server does; a server
-that still imports is closed at once.
+enter, and reports its exit code and its traceback; the server has used nothing that a fork would
+break; it ends when the server does; an interrupted request disturbs no later one; a server that
+still imports is closed at once.
 
 Leaves out: supervisors and trainers, whose life all tests of local runs show.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -46,10 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def group_of(folder: Path) -> ProcessGroup:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return ProcessGroup(folder, {"PYTHONPATH": path})
+
+
 @pytest.fixture(scope="module")
 def group(folder: Path) -> Iterator[ProcessGroup]:
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    with closing(ProcessGroup(folder, {"PYTHONPATH": path})) as group:
+    with closing(group_of(folder)) as group:
         group.preload()
         yield group
 
@@ -120,6 +125,27 @@ def test_children_end_with_their_server(group: ProcessGroup) -> None:
     assert "fork server process has ended" in group.failure()
     with pytest.raises(UnavailableError, match="fork_server"):
         group.fork("late", "forked_child", [])
+
+
+def test_an_interrupt_of_a_request_disturbs_no_later_one(folder: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    with closing(group_of(folder)) as group:
+        group.preload()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):  # the server still imports
+            group.fork("first", "forked_child", ["a"])
+        group.fork("second", "forked_child", ["wait"])
+        while not group.log_path("second").exists() or not group.log_path("second").read_text():
+            time.sleep(0.02)
+        assert output(group, "first").split()[-1] == "a"
+        assert group.poll() == {"first": 7, "second": None}
+        group.terminate()
+        assert group.poll() == {"first": 7, "second": -signal.SIGTERM}
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_server_that_still_imports_is_closed_at_once(tmp_path: Path) -> None:

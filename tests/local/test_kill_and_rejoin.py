@@ -105,6 +105,7 @@ def test_killed_workers_come_back_where_nobody_waits(tmp_path: Path, mode: dict[
         run.wait_for_step(20)
         kill_and_wait(run, (0,))
         kill_and_wait(run, (1, 3))
+        run.wait_for_step(300)  # a return takes 20 iterations, which teach too little
         run.process.terminate()
         assert run.finish() == 130
     # A backup worker's part is not waited for: one that a busy machine holds up for two iterations

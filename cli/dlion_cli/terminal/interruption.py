@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs  # exists for type checkers only
@@ -67,7 +67,7 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         interruption.at_s = time.monotonic()
         for each in before:
-            signal.signal(each, signal.SIG_IGN)
+            active[each] = signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
             _redirect_to_null(terminals)
         raise KeyboardInterrupt
@@ -77,10 +77,11 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
         if unraisable.exc_type is not KeyboardInterrupt:
             unraisable_hook(unraisable)
             return
-        for each in before:
-            signal.signal(each, interrupt)
+        for each, handler in active.items():
+            signal.signal(each, handler)
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
+    active: dict[signal.Signals, Any] = {}  # handlers when the first signal came
     unraisable_hook = sys.unraisablehook
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup: the terminal may close

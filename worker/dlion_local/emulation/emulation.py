@@ -209,6 +209,8 @@ class EmulatedEnvironment:
             except (DLionError, OSError) as error:
                 self._failure = f"the change at {change.time_s:g} s: {error}"
                 return
+            if self._failure:  # of a quota
+                return
             if on_change is not None:
                 on_change(change)
 

@@ -1,7 +1,8 @@
 """A child process that answers each JSON line on its standard input with one on its output.
 
-Used for the relay and the duty cycle. The child cleans up at the end of its input, so also when its
-parent is killed. It has its own session, so that Ctrl-C in the terminal reaches only the runner.
+Used for the relay, the duty cycle and the fork server. The child cleans up at the end of its input,
+so also when its parent is killed. It has its own session, so that Ctrl-C in the terminal reaches
+only the runner.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ class LineProcess:
         self._module, self._arguments = module, arguments
         self._errors_path = work_dir / f"{module.rpartition('.')[2]}.log"
         self._environment = environment
-        self._lock = threading.Lock()
+        self._caller = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dlion-lines")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -70,16 +71,21 @@ class LineProcess:
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises UnavailableError if the process has
         ended."""
-        process = self._running
+        # In a thread that Ctrl-C cannot interrupt between the request and its answer: the next
+        # request would be given this answer.
+        return self._caller.submit(self._exchange, self._running, request).result()
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], request: dict[str, Any]
+    ) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        with self._lock:
-            try:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-            except (BrokenPipeError, ValueError) as error:
-                raise self._gone(process) from error
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
             line = process.stdout.readline()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._gone(process) from error
         if not line:
             raise self._gone(process)
         return cast("dict[str, Any]", json.loads(line))
@@ -88,7 +94,9 @@ class LineProcess:
         # It has closed its pipes, so it ends very soon.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
-        text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
+        text = ""
+        with contextlib.suppress(OSError):  # the folder may be gone
+            text = self._errors_path.read_text(encoding="utf-8", errors="replace").strip()
         return UnavailableError(
             f"{self._module} (process {process.pid}) has ended; its last output: "
             f"{text[-2000:] or 'nothing'}"
@@ -98,8 +106,8 @@ class LineProcess:
         """That it has ended before `close`; empty if it has not."""
         if self._process is None or self._process.poll() is None:
             return ""
-        log_name, name = self._errors_path.name, self._errors_path.stem.replace("_", " ")
-        return f"the {name} process has ended: see {log_name} in the run's work folder"
+        name = self._errors_path.stem.replace("_", " ")
+        return f"the {name} process has ended: see {self._errors_path}"
 
     def kill(self) -> None:
         """Kill the process; `close` is still needed."""
@@ -123,4 +131,5 @@ class LineProcess:
             log.warning("%s does not end: killing process %d", self._module, process.pid)
             process.kill()
             process.wait()
+        self._caller.shutdown()
         process.stdout.close()

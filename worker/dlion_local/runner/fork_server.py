@@ -28,7 +28,7 @@ from dlion_api.errors import UnavailableError
 from dlion_local.emulation.line_process import LineProcess
 from dlion_local.emulation.network.enter import enter
 from dlion_worker.supervisor.parent_death import request_parent_death_signal
-from dlion_worker.supervisor.process import CHILD_ENVIRONMENT
+from dlion_worker.supervisor.process import CHILD_ENVIRONMENT, STOP_SIGNALS
 
 SUPERVISOR = "dlion_worker.supervisor"
 TRAINER = "dlion_worker.trainer"
@@ -87,7 +87,7 @@ class ForkedProcess:
             try:
                 self._code = self._server.call({"poll": self.pid})["code"]
             except UnavailableError:  # the server has ended, and its children got SIGTERM
-                if not Path(f"/proc/{self.pid}").exists():
+                if _has_ended(self.pid):
                     self._code = -signal.SIGTERM
         return self._code
 
@@ -98,28 +98,43 @@ class ForkedProcess:
                 os.kill(self.pid, signal.SIGTERM)
 
 
+def _has_ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
 # ---- the server ----------------------------------------------------------------------------------
 
 
 def serve() -> None:
     """Answer requests until the end of standard input."""
+    request_parent_death_signal(os.getppid(), signal.SIGKILL)  # during the imports, too
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     importlib.import_module(f"{TRAINER}.__main__")
     importlib.import_module(f"{EVALUATOR}.__main__")
     gc.freeze()  # collecting in a child would copy the shared memory
+    sys.stdout.flush()  # else each child would print it again
+    codes: dict[int, int] = {}
     for line in sys.stdin:
         request = json.loads(line)
         if "poll" in request:
-            answer = {"code": _exit_code(request["poll"])}
+            answer = {"code": _exit_code(request["poll"], codes)}
         else:
             answer = {"pid": _fork(request, answers)}
         os.write(answers, json.dumps(answer).encode() + b"\n")
 
 
-def _exit_code(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
+def _exit_code(pid: int, codes: dict[int, int]) -> int | None:
+    """Its exit code, also when asked again: an interrupt may have lost the first answer."""
+    if pid not in codes:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+    return codes.get(pid)
 
 
 def _fork(request: Mapping[str, Any], answers: int) -> int:
@@ -149,9 +164,12 @@ def _start_requested(request: Mapping[str, Any], parent_pid: int) -> int:
 def _fork_trainer(command: Sequence[str]) -> int:
     """Fork a supervisor's trainer; return its pid. In place of `supervisor.process.spawn`."""
     parent_pid = os.getpid()
+    # The child must not handle them as its supervisor does: they wait until it has its own actions.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     pid = os.fork()
     if pid == 0:
         _run_child(functools.partial(_start_trainer, command, parent_pid))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with contextlib.suppress(OSError):  # the child does the same, maybe first
         os.setpgid(pid, pid)
     return pid
@@ -161,10 +179,9 @@ def _start_trainer(command: Sequence[str], parent_pid: int) -> int:
     os.setpgid(0, 0)
     request_parent_death_signal(parent_pid, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (signal.SIGTERM, signal.SIGCHLD):
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return _run_module(TRAINER, command[command.index(TRAINER) + 1 :])
 
 
@@ -184,6 +201,8 @@ def _run_child(run: Callable[[], int]) -> NoReturn:
         code = run()
     except SystemExit as error:  # wrong arguments
         code = error.code if isinstance(error.code, int) else _FAILED
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
     except BaseException:  # noqa: BLE001 - nothing of the parent may run in the child
         traceback.print_exc()
     finally:
@@ -195,3 +214,4 @@ def _run_child(run: Callable[[], int]) -> NoReturn:
 
 if __name__ == "__main__":
     serve()
+    os._exit(0)  # without the teardown of TensorFlow

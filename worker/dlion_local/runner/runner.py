@@ -138,7 +138,6 @@ class LocalRunner:
             self._temporary = {"TMPDIR": str(work_dir)}
             self._evaluator = SharedEvaluator(self.job, self.plan, work_dir, self.coordinator.take)
             self._group = ProcessGroup(self.results_dir, self._temporary)
-            self._group.preload()
             self._began_s = time.monotonic()
             self._auxiliaries = AuxiliaryProcesses(self._group, self._warn)
             self._restarts = RestartWatcher(self._warn)
@@ -153,6 +152,7 @@ class LocalRunner:
                         self.on_environment((), self._environment.notes)
                         if self.plan.shapes_links:
                             self._environment.measure_links()
+                        self._group.preload()  # not earlier: it would disturb the measurement
                         self._start(work_dir)
                         self._watch()
                 finally:
@@ -189,27 +189,30 @@ class LocalRunner:
 
     def _start(self, work_dir: Path) -> None:
         address = self.coordinator.start(self._environment.network.coordinator_host())
-        for worker in self.job.workers():
-            rank = worker.rank
-            config_path = str(self._write_config(worker, work_dir, address))
-            if rank == 0 and self._evaluator.folder is not None:
-                evaluate = partial(self._evaluator.start, self._group, config_path)
-                evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
-                self._auxiliaries.start(evaluator, time.monotonic())
+        configs = {
+            worker.rank: str(self._write_config(worker, work_dir, address))
+            for worker in self.job.workers()
+        }
+        for rank, config in configs.items():  # while TensorFlow is imported
             start = partial(
                 self._group.start,
                 f"sidecar-{rank}",
-                [sys.executable, "-m", "dlion_worker.sidecar", "--config", config_path],
+                [sys.executable, "-m", "dlion_worker.sidecar", "--config", config],
                 env=self._temporary,
                 prefix=self._environment.sidecar_prefix(rank),
             )
             sidecar = AuxiliaryProcess(f"sidecar-{rank}", EventReason.SIDECAR_ENDED, start, rank)
             self._auxiliaries.start(sidecar, time.monotonic())
+        if self._evaluator.folder is not None:
+            evaluate = partial(self._evaluator.start, self._group, configs[Rank(0)])
+            evaluator = AuxiliaryProcess(NAME, EventReason.EVALUATOR_ENDED, evaluate)
+            self._auxiliaries.start(evaluator, time.monotonic())
+        for rank, config in configs.items():
             self._restarts.watch(rank, self._group.log_path(f"worker-{rank}"))
             self._group.fork(
                 f"worker-{rank}",
                 "dlion_worker.supervisor",
-                ["--config", config_path],
+                ["--config", config],
                 enter=self._environment.enter_arguments(rank),
             )
 
