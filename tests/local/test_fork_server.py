@@ -127,14 +127,24 @@ def test_children_end_with_their_server(group: ProcessGroup) -> None:
         group.fork("late", "forked_child", [])
 
 
-def test_an_interrupt_of_a_request_disturbs_no_later_one(folder: Path) -> None:
+@pytest.fixture
+def interrupting_signal() -> Iterator[signal.Signals]:
+    """One that raises KeyboardInterrupt, as Ctrl-C does."""
+
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_of_a_request_disturbs_no_later_one(
+    folder: Path, interrupting_signal: signal.Signals
+) -> None:
     with closing(group_of(folder)) as group:
         group.preload()
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), interrupting_signal))
         timer.start()
         with pytest.raises(KeyboardInterrupt):  # the server still imports
             group.fork("first", "forked_child", ["a"])
@@ -145,7 +155,6 @@ def test_an_interrupt_of_a_request_disturbs_no_later_one(folder: Path) -> None:
         assert group.poll() == {"first": 7, "second": None}
         group.terminate()
         assert group.poll() == {"first": 7, "second": -signal.SIGTERM}
-    signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_server_that_still_imports_is_closed_at_once(tmp_path: Path) -> None:

@@ -55,4 +55,6 @@ def enter(arguments: Sequence[str] | None) -> list[str]:
 
 if __name__ == "__main__":
     command = enter(sys.argv[1:])
+    if not command:
+        sys.exit("enter: no command to execute; put one behind --")
     os.execvp(command[0], command)  # noqa: S606 (an argument list, no shell)
