@@ -66,6 +66,10 @@ def absence(**times_s: float) -> dict[str, Any]:
 
 CRASH_S, BACK_S = 8.0, 16.0
 NARROW = {"mbitPerS": 1.2}
+LATE_MS = 300
+HALF_SENT_S = (5.4, 5.6, 5.8)
+"""A step of worker 1, with 0.3 s of latency, has reached its own site and not the other at one of
+these times at least."""
 HEALED_S = 35.0
 EVALUATED_OFTEN = {"trainer.evaluation.everySamples": 400}
 FOR_LATE_GRADIENTS = {"trainer.optimizer.learningRate": 0.01}
@@ -115,6 +119,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
             settings("dlion", 40, synchronization={"mode": "synchronous"}),
         ),
         "again": Case(back, settings("full"), ("--threads", "1")),
+        **{
+            f"half-sent-{at_s}": Case(
+                four_workers(absences=[absence(leaves=at_s)], betweenSites={"latencyMs": LATE_MS}),
+                settings("full", 8, **{"trainer.hashWeights": True}),
+            )
+            for at_s in HALF_SENT_S
+        },
     }
     return simulate_all(tmp_path_factory.mktemp("comings"), cases)
 
@@ -201,6 +212,20 @@ def test_in_lock_step_all_replicas_are_equal_again_after_a_crash_and_with_a_late
     assert late.steps[1][0]["time_s"] > 10
     assert late.steps[1][0]["iteration"] > 10
     assert late.steps[0][0]["time_s"] < 1
+
+
+def test_a_step_that_reached_some_before_its_worker_crashed_counts_everywhere(
+    runs: dict[str, Simulated],
+) -> None:
+    half_sent = 0
+    for at_s in HALF_SENT_S:
+        run = runs[f"half-sent-{at_s}"]
+        hashes = [{s["iteration"]: s["weights_hash"] for s in run.steps[r]} for r in (0, 2, 3)]
+        assert hashes[0] == hashes[1] == hashes[2], at_s
+        last = run.steps[1][-1]["iteration"]
+        walls = {s["iteration"]: s["wall_s"] for s in run.steps[3]}
+        half_sent += max(walls[at] for at in (last, last + 1, last + 2)) > 1.2  # it was sent on
+    assert half_sent
 
 
 def test_nobody_waits_while_the_state_of_a_latecomer_is_on_its_way(

@@ -53,6 +53,16 @@ class _MessageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageKi
     """
     MESSAGE_KIND_HELD_REQUEST: _MessageKind.ValueType  # 12
     """no payload; HELD is the answer"""
+    MESSAGE_KIND_MISSED_STEPS_REQUEST: _MessageKind.ValueType  # 13
+    """Of a lost worker, in lock step. The answer is its later steps, each forwarded, and then
+    MISSED_STEPS_SENT with the same payload, little endian: the rank of the lost worker in 4 bytes,
+    the number of the request in 4, the last iteration that the asker has received from it in 8.
+    """
+    MESSAGE_KIND_FORWARDED_STEP: _MessageKind.ValueType  # 14
+    """A lost worker's GRADIENT or PROGRESS. Payload, little endian: its rank in 4 bytes, the kind in 1,
+    its local batch size in 4; followed by its payload.
+    """
+    MESSAGE_KIND_MISSED_STEPS_SENT: _MessageKind.ValueType  # 15
 
 class MessageKind(_MessageKind, metaclass=_MessageKindEnumTypeWrapper): ...
 
@@ -86,6 +96,16 @@ in 8, whether it is paused in 1, the number of linked workers in 4, their ranks 
 """
 MESSAGE_KIND_HELD_REQUEST: MessageKind.ValueType  # 12
 """no payload; HELD is the answer"""
+MESSAGE_KIND_MISSED_STEPS_REQUEST: MessageKind.ValueType  # 13
+"""Of a lost worker, in lock step. The answer is its later steps, each forwarded, and then
+MISSED_STEPS_SENT with the same payload, little endian: the rank of the lost worker in 4 bytes,
+the number of the request in 4, the last iteration that the asker has received from it in 8.
+"""
+MESSAGE_KIND_FORWARDED_STEP: MessageKind.ValueType  # 14
+"""A lost worker's GRADIENT or PROGRESS. Payload, little endian: its rank in 4 bytes, the kind in 1,
+its local batch size in 4; followed by its payload.
+"""
+MESSAGE_KIND_MISSED_STEPS_SENT: MessageKind.ValueType  # 15
 Global___MessageKind: _TypeAlias = MessageKind  # noqa: Y015
 
 @_typing.final

@@ -1,7 +1,7 @@
 """Dispatches events to the quorum gate, to latecomers' negotiation and to the policy.
 
-`loop` and `worker` pass every event, in order. The quorum gate gets all events,
-latecomers get answers, and the policy gets the rest.
+`loop` and `worker` pass every event, in order. The quorum gate gets all events, then the agreement
+on lost workers. Latecomers get answers, and the policy gets the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from dlion_core.lifecycle import join_barrier
+from dlion_core.lifecycle.departure_agreement import DepartureAgreement
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
@@ -19,7 +20,7 @@ from dlion_core.policies.iteration_guard import IterationGuard
 
 
 class EventDispatcher:
-    """Dispatches one worker's events; owns its `quorum_gate`."""
+    """Dispatches one worker's events; owns its `quorum_gate` and `departures`."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class EventDispatcher:
         self.is_training = True
         """Whether this worker trains; False while it catches up."""
         self.quorum_gate = QuorumGate(instructions, due=due)
+        self.departures = DepartureAgreement(instructions, self._process)
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin, with a machine that has received no events yet."""
         self.parts.machine = machine
         self.is_training = True
         self.quorum_gate.reset()
+        self.departures.reset()
 
     def handle(self, events: Iterable[Event]) -> None:
         """Process events and their consequences."""
@@ -49,9 +52,9 @@ class EventDispatcher:
             if is_withheld and self.quorum_gate.is_closed and _is_question(event):
                 self._answer(event, JoinRole.NO_QUORUM)  # it gets another answer afterwards
             for earlier in self.quorum_gate.released():
-                self._process(earlier)
+                self.departures.handle(earlier)
             if not is_withheld:
-                self._process(event)
+                self.departures.handle(event)
         self.quorum_gate.update()
 
     def _process(self, event: Event) -> None:

@@ -155,6 +155,8 @@ class StepCycle:
         """
         assert self.phase is not StepPhase.COMPUTING
         if self.phase is StepPhase.OPEN:
+            if self.dispatcher.departures.is_pending and over() is not None:
+                self.dispatcher.departures.release()
             if not self._parts.machine.waiting_for():
                 self._enter(StepPhase.IDLE)
                 self._undo.end_step()

@@ -36,6 +36,9 @@ MAX_SMALL_BYTES = 4096
 MAX_LINK_STATE_BYTES = 16 * 2**20
 """Maximum payload of a `REACH` message: enough for two thousand fully connected workers."""
 
+FORWARDING_BYTES = 16
+"""What a `FORWARDED_STEP` message may be longer than the forwarded one."""
+
 _EMPTY = frozenset(
     {
         MessageKind.PROGRESS,
@@ -135,6 +138,8 @@ def allowed_bytes(kind: MessageKind, max_message_bytes: int) -> int:
         return 0
     if kind is MessageKind.REACH:
         return MAX_LINK_STATE_BYTES
+    if kind is MessageKind.FORWARDED_STEP:
+        return max_message_bytes + FORWARDING_BYTES
     return max_message_bytes if kind in _LARGE else MAX_SMALL_BYTES
 
 

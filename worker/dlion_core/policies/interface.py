@@ -59,6 +59,9 @@ class MessageKind(IntEnum):
     FOLD = 10
     REACH = 11
     HELD_REQUEST = 12
+    MISSED_STEPS_REQUEST = 13
+    FORWARDED_STEP = 14
+    MISSED_STEPS_SENT = 15
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,316 @@
+"""A worker is lost while it sends steps, and perhaps another while the rest agree on these steps.
+
+Facts: whatever reached whom, and in whatever order messages arrive and links go down, all that are
+left have received the same steps of the lost workers when their policy learns of the loss, and each
+learns of it. A worker that only one peer cannot reach holds nobody up. What is withheld of one that
+returns comes after its loss. Hostile messages are refused or ignored.
+
+Left out: real machines and weights (tests/simulated/test_faults.py, test_kill_and_rejoin.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_core.lifecycle.departure_agreement import (
+    DepartureAgreement,
+    MissedSteps,
+    forwarded_step,
+)
+from dlion_core.policies.interface import (
+    Event,
+    LocalStepDone,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    RejectMessage,
+)
+from quorum_parts import job
+
+ITERATION = 20
+"""The step that every survivor has open; a lost worker may have made the next one as well."""
+
+
+@dataclass
+class Survivor:
+    """One worker's agreement, with what its policy was given."""
+
+    rank: Rank
+    network: Network
+    mode: str = "synchronous"
+    passed: list[Event] = field(default_factory=list)
+    refused: list[RejectMessage] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.progress = SimpleNamespace(iteration=ITERATION)
+        instructions: Any = SimpleNamespace(
+            parts=SimpleNamespace(job=job([5], 1, self.mode)),
+            progress=self.progress,
+            send=lambda peer, message: self.network.send(self.rank, peer, message),
+            carry_out=self.refused.extend,
+        )
+        self.agreement = DepartureAgreement(instructions, self.passed.append)
+
+    def hear(self, sender: int, message: Message) -> None:
+        self.agreement.handle(MessageArrived(Rank(sender), message))
+
+    def steps_of(self, rank: int) -> list[int]:
+        """Iterations of that worker's steps that the policy got before the loss."""
+        steps: list[int] = []
+        for event in self.passed:
+            match event:
+                case MemberLeft(rank=left) if left == rank:
+                    return steps
+                case MessageArrived(sender=sender, message=message) if sender == rank:
+                    assert bytes(message.payload) == content(rank, message.iteration)
+                    assert message.local_batch_size == 8
+                    steps.append(message.iteration)
+        raise AssertionError(f"worker {self.rank} does not know that {rank} is lost")
+
+    def knows_of(self, rank: int) -> bool:
+        return MemberLeft(Rank(rank)) in self.passed
+
+
+class Network:
+    """Links that keep their order, and end with a prefix when a worker is lost."""
+
+    def __init__(self, ranks: range) -> None:
+        self.links: dict[tuple[Rank, Rank], deque[Message | None]] = {
+            (Rank(a), Rank(b)): deque() for a in ranks for b in ranks if a != b
+        }
+        self.survivors = {Rank(r): Survivor(Rank(r), self) for r in ranks}
+
+    def send(self, sender: Rank, receiver: Rank, message: Message) -> None:
+        if (sender, receiver) in self.links:
+            self.links[sender, receiver].append(message)
+
+    def lose(self, rank: Rank, kept: dict[Rank, int]) -> None:
+        """The worker ends; of what is on its links the first so many messages arrive."""
+        del self.survivors[rank]
+        for (sender, receiver), link in list(self.links.items()):
+            if receiver == rank:
+                del self.links[sender, receiver]
+            elif sender == rank:
+                left = list(link)[: kept.get(receiver, 0)]
+                self.links[sender, receiver] = deque([*left, None])  # None: the link is down
+
+    def waiting(self) -> list[tuple[Rank, Rank]]:
+        return sorted(pair for pair, link in self.links.items() if link)
+
+    def deliver(self, pair: tuple[Rank, Rank]) -> None:
+        sender, receiver = pair
+        message = self.links[pair].popleft()
+        if message is None:
+            self.survivors[receiver].agreement.handle(MemberLeft(sender))
+            del self.links[pair]
+        else:
+            self.survivors[receiver].hear(sender, message)
+
+
+def content(rank: int, iteration: int) -> bytes:
+    return b"%d of %d" % (iteration, rank)
+
+
+def step(rank: int, iteration: int) -> Message:
+    return Message(MessageKind.GRADIENT, iteration, 8, payload=content(rank, iteration))
+
+
+def all_stepped(network: Network) -> None:
+    """Everyone has had everyone's step before the one that is open."""
+    for receiver, survivor in network.survivors.items():
+        for sender in network.survivors:
+            if sender != receiver:
+                survivor.agreement.handle(MemberJoined(sender))
+                survivor.hear(sender, step(sender, ITERATION - 1))
+
+
+@given(data=st.data(), count=st.integers(3, 5), second=st.booleans())
+def test_the_rest_have_the_same_steps_of_whoever_is_lost(
+    data: st.DataObject, count: int, second: bool
+) -> None:
+    network = Network(range(count))
+    all_stepped(network)
+    lost, also_lost = Rank(count - 1), Rank(count - 2)
+    for sender in network.survivors:
+        for receiver in network.survivors:
+            if sender != receiver:
+                network.send(sender, receiver, step(sender, ITERATION))
+                if sender == lost:
+                    network.send(sender, receiver, step(sender, ITERATION + 1))
+    kept = st.integers(0, 2)
+    network.lose(lost, {rank: data.draw(kept) for rank in network.survivors})
+    delivered = 0
+    second_at = data.draw(st.integers(0, 40)) if second else None
+    while waiting := network.waiting():
+        if delivered == second_at and also_lost in network.survivors:
+            lengths = st.integers(0, 6)
+            network.lose(also_lost, {rank: data.draw(lengths) for rank in network.survivors})
+            continue
+        network.deliver(data.draw(st.sampled_from(waiting)))
+        delivered += 1
+    left = list(network.survivors.values())
+    assert len({tuple(one.steps_of(lost)) for one in left}) == 1
+    if also_lost not in network.survivors:
+        assert len({tuple(one.steps_of(also_lost)) for one in left}) == 1
+    assert not any(one.refused or one.agreement.is_pending for one in left)
+
+
+@pytest.fixture
+def three() -> Network:
+    network = Network(range(3))
+    all_stepped(network)
+    return network
+
+
+def test_a_link_between_two_that_both_train_holds_nobody_up(three: Network) -> None:
+    """The third has both requests, and needs no loss of its own."""
+    one, other = three.survivors[Rank(0)], three.survivors[Rank(1)]
+    one.agreement.handle(MemberLeft(Rank(1)))
+    three.deliver((Rank(0), Rank(2)))
+    assert three.waiting() == []
+    other.agreement.handle(MemberLeft(Rank(0)))
+    while waiting := three.waiting():
+        three.deliver(waiting[0])
+    assert one.knows_of(1)
+    assert other.knows_of(0)
+
+
+def test_one_that_trains_on_without_the_asker_is_not_lost(three: Network) -> None:
+    one, third = three.survivors[Rank(0)], three.survivors[Rank(2)]
+    one.agreement.handle(MemberLeft(Rank(1)))
+    three.deliver((Rank(0), Rank(2)))
+    for iteration in (ITERATION, ITERATION + 1):  # what it may have made with the asker's step
+        third.hear(1, step(1, iteration))
+        assert three.waiting() == []
+    third.hear(1, step(1, ITERATION + 2))
+    for _ in range(4):
+        three.deliver((Rank(2), Rank(0)))
+    assert one.knows_of(1)
+    assert one.steps_of(1) == [ITERATION - 1, ITERATION, ITERATION + 1]
+
+
+def test_what_comes_of_one_that_returns_is_given_after_its_loss(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    one.agreement.handle(MemberLeft(Rank(1)))
+    returns = [
+        MemberJoined(Rank(1)),
+        MessageArrived(Rank(1), Message(MessageKind.MEET, 0, payload=b"\0")),
+    ]
+    before = len(one.passed)
+    for event in returns:
+        one.agreement.handle(event)
+    assert len(one.passed) == before
+    three.survivors[Rank(2)].agreement.handle(MemberLeft(Rank(1)))
+    while waiting := three.waiting():
+        three.deliver(waiting[0])
+    assert one.passed[before:] == [MemberLeft(Rank(1)), *returns]
+
+
+def test_one_that_returns_and_leaves_again_is_lost_once(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    for event in (MemberLeft(Rank(1)), MemberJoined(Rank(1)), MemberLeft(Rank(1))):
+        one.agreement.handle(event)
+    one.agreement.release()
+    assert one.passed.count(MemberLeft(Rank(1))) == 1
+    assert one.passed[-1] == MemberLeft(Rank(1))
+
+
+def test_the_last_of_two_waits_for_nobody() -> None:
+    network = Network(range(2))
+    all_stepped(network)
+    one = network.survivors[Rank(0)]
+    one.agreement.handle(MemberLeft(Rank(1)))
+    assert one.knows_of(1)
+
+
+def test_a_newcomer_is_not_asked_before_its_first_step(three: Network) -> None:
+    """It may wait for the asker before it begins."""
+    one = three.survivors[Rank(0)]
+    one.agreement.handle(MemberJoined(Rank(3)))
+    one.agreement.handle(MemberLeft(Rank(1)))
+    assert [pair for pair in three.waiting() if pair[0] == 0] == [(0, 2)]
+    three.survivors[Rank(2)].agreement.handle(MemberLeft(Rank(1)))
+    while waiting := three.waiting():
+        three.deliver(waiting[0])
+    assert one.knows_of(1)
+
+
+def test_only_steps_that_may_be_missing_are_kept(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    for iteration in range(ITERATION, ITERATION + 5):
+        one.progress.iteration = iteration
+        one.agreement.handle(LocalStepDone(iteration, None, 8, 0.0))  # type: ignore[arg-type]
+        one.hear(1, step(1, iteration))
+    request = MissedSteps(Rank(1), 1, 0).encode()
+    one.agreement.handle(MemberLeft(Rank(1)))
+    three.links[Rank(0), Rank(2)].clear()
+    one.hear(2, Message(MessageKind.MISSED_STEPS_REQUEST, ITERATION + 4, payload=request))
+    sent = [(m.kind.name, m.iteration) for m in three.links[Rank(0), Rank(2)] if m]
+    forwarded = [("FORWARDED_STEP", ITERATION + 3), ("FORWARDED_STEP", ITERATION + 4)]
+    assert sent == [*forwarded, ("MISSED_STEPS_SENT", ITERATION + 4)]
+
+
+@pytest.mark.parametrize("mode", ["bounded", "asynchronous", "backup"])
+def test_where_replicas_may_differ_a_loss_is_passed_on_at_once(mode: str) -> None:
+    network = Network(range(3))
+    one = network.survivors[Rank(0)] = Survivor(Rank(0), network, mode)
+    all_stepped(network)
+    one.agreement.handle(MemberLeft(Rank(1)))
+    assert one.knows_of(1)
+    assert not network.waiting()
+    one.hear(
+        2, Message(MessageKind.MISSED_STEPS_REQUEST, 1, payload=MissedSteps(Rank(1), 1, 0).encode())
+    )
+    assert len(one.refused) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(MessageKind.MISSED_STEPS_REQUEST, 1),
+        Message(MessageKind.MISSED_STEPS_REQUEST, 1, payload=bytes(17)),
+        Message(MessageKind.MISSED_STEPS_SENT, 1, payload=bytes(3)),
+        Message(MessageKind.FORWARDED_STEP, 1, payload=bytes(8)),
+        Message(MessageKind.FORWARDED_STEP, 1, payload=struct.pack("<IBI", 1, 6, 8)),
+        Message(MessageKind.FORWARDED_STEP, 1, payload=struct.pack("<IBI", 1, 1, 0)),
+    ],
+    ids=["empty", "long", "short", "head", "kind", "samples"],
+)
+def test_a_malformed_message_is_refused(three: Network, message: Message) -> None:
+    one = three.survivors[Rank(0)]
+    before = list(one.passed)
+    one.hear(2, message)
+    assert [refusal.peer for refusal in one.refused] == [2]
+    assert one.passed == before
+
+
+def test_claims_that_cannot_be_true_are_ignored(three: Network) -> None:
+    one = three.survivors[Rank(0)]
+    stale = Message(MessageKind.MISSED_STEPS_SENT, 1, payload=MissedSteps(Rank(1), 0, 0).encode())
+    one.hear(2, stale)  # nobody has asked
+    one.hear(2, forwarded_step(Rank(1), step(1, ITERATION)))
+    assert one.passed[-1] == MessageArrived(Rank(2), step(2, ITERATION - 1))
+    one.agreement.handle(MemberLeft(Rank(1)))
+    one.hear(2, stale)
+    one.hear(
+        1, Message(MessageKind.MISSED_STEPS_SENT, 1, payload=MissedSteps(Rank(1), 1, 0).encode())
+    )
+    assert one.agreement.is_pending
+    for absurd in (2**53, ITERATION + 2):
+        one.hear(2, forwarded_step(Rank(1), step(1, absurd)))
+    assert one.passed[-1] == MessageArrived(Rank(2), step(2, ITERATION - 1))
+    one.hear(
+        2, Message(MessageKind.MISSED_STEPS_SENT, 1, payload=MissedSteps(Rank(1), 1, 0).encode())
+    )
+    assert one.steps_of(1) == [ITERATION - 1]
