@@ -34,6 +34,8 @@ WEIGHTED = ", weighted"
 WITHDRAWN = "ako ran with momentum 0.9, although its gradients come late"
 """Why nothing is held against the columns that `Comparison.is_withdrawn` tells."""
 _NO_MOMENTUM = "trainer.optimizer.momentum=0"
+_WHOLE_LINKS = "network.bandwidthFraction=1"
+"""Published systems use all that links carry."""
 
 Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
 GRIDS: Grids = {
@@ -165,9 +167,9 @@ def _gpu() -> Comparison:
 
 def _system_columns() -> dict[str, str]:
     """Both forms of dlion; each other system with even batches, and with weighted ones."""
-    weighting = "exchange.policy=dlion-published;exchange.weighting=dlion_ratio"
+    weighting = f"exchange.policy=dlion-published;exchange.weighting=dlion_ratio;{_WHOLE_LINKS}"
     columns = {"dlion": "exchange.policy=dlion", "dlion-published": weighting}
-    bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
+    bare = f"knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false;{_WHOLE_LINKS}"
     # gaia and hop keep a pace of their own; Ako's workers wait for nobody.
     paces = {"ako": ";synchronization.mode=asynchronous"}
     for batching, ending in (("even", ""), ("weighted", WEIGHTED)):

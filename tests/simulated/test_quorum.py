@@ -38,7 +38,9 @@ the state travelled are missed once."""
 POLICIES: Mapping[str, dict[str, Any]] = {
     "full": {"exchange.policy": "full", "exchange.codec": "float32",
              "synchronization.mode": "synchronous"},
-    "dlion": {"exchange.policy": "dlion", "synchronization": {"mode": "bounded"}},
+    # All entries that links carry, as the drift is measured.
+    "dlion": {"exchange.policy": "dlion", "synchronization": {"mode": "bounded"},
+              "network.bandwidthFraction": 1},
 }  # fmt: skip
 
 OTHER_POLICIES: Mapping[str, dict[str, Any]] = {

@@ -248,8 +248,9 @@ class Synchronization:
     """Which peers a worker waits for before its next step."""
 
     mode: Literal["synchronous", "bounded", "backup", "asynchronous"] = setting(
-        "for all; for those more than maxStaleness behind; for all but backupWorkers; for none.",
-        default="bounded",
+        "for all; for those more than maxStaleness behind; for all but backupWorkers; for none"
+        " (default ours).",
+        default="synchronous",
     )
     max_staleness: int = setting(
         "iterations by which a peer may be behind, in mode bounded.",

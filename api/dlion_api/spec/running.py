@@ -24,8 +24,9 @@ class Network:
         default="auto",
     )
     bandwidth_fraction: float = setting(
-        "share of a link's bandwidth that the exchange may use; the rest is left to other traffic.",
-        default=1.0,
+        "share of a link's bandwidth that the exchange may use, so that workers hardly wait for"
+        " transfers, and other traffic has the rest (default ours).",
+        default=0.3,
         above=0,
         maximum=1,
     )

@@ -12,8 +12,9 @@ from dlion_core.policies.interface import Message, MessageKind
 UNBUDGETED_WINDOW_BYTES = 8 * 2**20
 """The window of a link whose rate has not been measured."""
 
-MIN_BUDGET_BYTES = 2048
-"""Minimum budget: a link must carry something to be measured."""
+MIN_BUDGET_BYTES = 256
+"""Minimum budget: a link must carry something to be measured. More would take a narrow link longer
+than its share of a step, and all who wait for it."""
 
 BACKLOG_BUDGETS = 1.5
 """Maximum backlog of a link when a gradient is added, in budgets.

@@ -15,7 +15,7 @@ from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.resource_control.exchange_cost import SHORT_BYTES
 from dlion_core.resource_control.rates import ChangingRate
 
-MIN_BUDGET_BYTES = 4096
+MIN_BUDGET_BYTES = 256
 """Never zero: only traffic shows that a link has recovered."""
 
 ASSUMED_ITERATION_S = 1.0
