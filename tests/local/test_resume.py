@@ -37,7 +37,8 @@ EXCHANGES: dict[str, dict[str, Any]] = {
 
 def document(folder: Path, exchange: dict[str, Any]) -> dict[str, Any]:
     trainer = {"program": blobs(folder, nap_s=0.03), "stop": {"maxSteps": STEPS}}
-    return job_document(WORKERS, trainer=trainer, exchange=exchange)
+    network = {"bandwidthFraction": 1}  # enough for all entries, whatever is measured
+    return job_document(WORKERS, trainer=trainer, exchange=exchange, network=network)
 
 
 @pytest.fixture(
