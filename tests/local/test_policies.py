@@ -24,6 +24,7 @@ end is docs/policies.md's."""
 KINDS: dict[str, dict[str, Any]] = {
     "gaia": {},
     "hop": {},
+    "adaptive": {},
     "adpsgd": {"overlap": False},
     "adacomp": {"server": 1},
     "ako": {"partitions": 3},

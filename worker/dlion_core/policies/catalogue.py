@@ -75,6 +75,14 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         own_pace=True,
         check=manifest_checks.delayed,
     ),
+    "adaptive": Policy(
+        "Local steps, then the largest changes in few bits, as links and machines allow.",
+        f"{_HERE}.weights.adaptive:AdaptiveLocalSteps",
+        declared.AdaptiveParameters,
+        topologies=("allToAll",),
+        own_pace=True,
+        lasting=("velocity_D",),
+    ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
         f"{_HERE}.gradient.ako:ako",

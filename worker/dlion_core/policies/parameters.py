@@ -330,3 +330,33 @@ class LocalsgdParameters:
         "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
     )
     nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveParameters:
+    """Parameters of `adaptive`."""
+
+    local_steps: Annotated[int, Limits(minimum=1, maximum=64)] | None = setting(
+        "H, iterations of a round; by default, chosen by capacity and links.", default=None
+    )
+    density: Share | None = setting(
+        "part of the entries that is sent, the largest; by default, as the narrowest link allows.",
+        default=None,
+    )
+    min_density: Share = setting("minimum of that part, however narrow the link.", default=0.005)
+    transfer_share: Share = setting(
+        "time of a transfer, relative to the time of the round's local steps.", default=0.15
+    )
+    codec: Literal["float32", "float16", "int8", "int4"] = setting(
+        "encoding of the values; replaces `exchange.codec`.", default="int4"
+    )
+    error_feedback: bool = setting(
+        "whether entries that are not sent are added to the next round's.", default=True
+    )
+    outer_learning_rate: float = setting(
+        "learning rate of the outer step; 1 without momentum: the plain mean.",
+        default=1.0,
+        above=0,
+        maximum=10,
+    )
+    outer_momentum: Momentum = setting("Nesterov momentum of the outer step.", default=0.0)

@@ -1,0 +1,341 @@
+"""Policy `adaptive` against a naive reference, and its planner.
+
+Facts: with everything sent, rounds are sample-weighted means with an outer step; with some of it
+sent, nothing is lost (sent and kept add up to what was trained) unless error feedback is off; all
+workers continue from the same bits, whatever order messages arrive in, whoever sends how much, and
+however H changes; a worker with another anchor, and one that missed a message of a lost worker, is
+equal again after a round; a lost worker holds nobody; a narrow or slow link gives longer rounds and
+smaller messages; hostile messages are refused; a restored machine continues identically.
+
+Left out: accuracy and time to it (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_core.codecs import (
+    Coding,
+    IndexCodec,
+    ValueCodec,
+    coded_bytes,
+    encode_weights,
+    encode_whole,
+)
+from dlion_core.policies.interface import (
+    BudgetsChanged,
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    RejectMessage,
+    ReplaceWeights,
+    SendMessage,
+    UpdateApplied,
+)
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.policies.parameters import AdaptiveParameters
+from dlion_core.policies.weights.round_planner import RoundPlanner
+from example_counts import examples
+from policy_cluster import LEARNING_RATE, linear_gradient, spec
+from weighing_cluster import WeighingCluster, own_step, run_at_random
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Spec
+
+seeds = st.integers(0, 2**32)
+batches = st.lists(st.integers(1, 6), min_size=2, max_size=4)
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+SIZE = 20
+HEAD = struct.Struct("<BIIH")
+
+
+def job(**parameters: object) -> Spec:
+    return spec(exchange={"policy": "adaptive", "parameters": parameters})
+
+
+def exact(**parameters: object) -> Spec:
+    return job(codec="float32", density=1, **parameters)
+
+
+def assert_equal(cluster: WeighingCluster) -> None:
+    first, *others = cluster.replicas.values()
+    for other in others:
+        np.testing.assert_array_equal(first.weights_D, other.weights_D)
+
+
+@given(
+    seed=seeds,
+    sizes=batches,
+    steps=st.sampled_from([1, 2, 4]),
+    rate=st.sampled_from([0.5, 1.0]),
+    momentum=st.sampled_from([0.0, 0.5]),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_rounds_are_what_the_reference_makes_of_them(
+    seed: int, sizes: list[int], steps: int, rate: float, momentum: float
+) -> None:
+    """The first round has one step, as no worker has proposed anything yet."""
+    found = exact(localSteps=steps, outerLearningRate=rate, outerMomentum=momentum)
+    cluster, naive = (WeighingCluster(found, sizes, seed=seed % 999) for _ in "ab")
+    run_at_random(cluster, seed, steps=3 * steps)
+    anchor_D = naive.replicas[ME].weights_D.astype(np.float64)
+    velocity_D = np.zeros_like(anchor_D)
+    for local_steps in ([1, steps - 1] if steps > 1 else [1]) + [steps] * 2:
+        delta_D = np.zeros_like(anchor_D)
+        for rank in naive.ranks:
+            weights_D = anchor_D.astype(np.float32)
+            for _ in range(local_steps):
+                weights_D -= LEARNING_RATE * linear_gradient(weights_D, *naive.batch(rank))[0]
+            delta_D += (anchor_D - weights_D) * (sizes[rank] / sum(sizes))
+        velocity_D = momentum * velocity_D + delta_D
+        anchor_D -= rate * (delta_D + momentum * velocity_D)
+    np.testing.assert_allclose(cluster.replicas[ME].weights_D, anchor_D, rtol=1e-3, atol=1e-4)
+    assert_equal(cluster)
+
+
+@given(
+    seed=seeds,
+    sizes=batches,
+    codec=st.sampled_from(["float32", "float16", "int8", "int4"]),
+    budgets=st.lists(st.integers(40, 400), min_size=4, max_size=4),
+    fixed=st.sampled_from([{}, {"localSteps": 4}, {"density": 0.2}]),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_all_continue_from_the_same_bits_whatever_each_sends(
+    seed: int, sizes: list[int], codec: str, budgets: list[int], fixed: dict[str, object]
+) -> None:
+    cluster = WeighingCluster(job(codec=codec, **fixed), sizes, seed=seed % 999)
+    for rank in cluster.ranks:
+        peers = [peer for peer in cluster.ranks if peer != rank]
+        cluster.handle(rank, BudgetsChanged(dict.fromkeys(peers, budgets[rank])))
+    run_at_random(cluster, seed, steps=64)  # every round of any H has ended
+    assert_equal(cluster)
+
+
+@given(seed=seeds, codec=st.sampled_from(["float32", "int4"]), feedback=st.booleans())
+@settings(max_examples=examples(30), deadline=None)
+def test_what_is_not_sent_is_kept(seed: int, codec: str, feedback: bool) -> None:
+    found = job(codec=codec, density=0.2, localSteps=2, errorFeedback=feedback)
+    cluster = WeighingCluster(found, [2, 3], seed=seed % 999)
+    start_D = cluster.replicas[ME].weights_D.copy()
+    trained_D = np.zeros(SIZE)
+    for _ in range(9):
+        for rank, share in ((ME, 0.4), (ONE, 0.6)):
+            before_D = cluster.replicas[rank].weights_D.copy()
+            cluster.step(rank)
+            trained_D += share * (before_D - cluster.replicas[rank].weights_D)
+        cluster.deliver_all()
+    assert cluster.replicas[ME].iteration == 9
+    # The ninth step belongs to a round that is not over.
+    states = [cluster.replicas[rank].machine.state() for rank in (ME, ONE)]
+    anchor_D = np.asarray(states[0]["anchor_D"], np.float64)
+    kept_D = sum(
+        share * (np.asarray(state["residual_D"], np.float64) + anchor_D - replica.weights_D)
+        for share, state, replica in zip((0.4, 0.6), states, cluster.replicas.values(), strict=True)
+    )
+    is_conserved = np.allclose(start_D - anchor_D + kept_D, trained_D, atol=1e-3)
+    assert is_conserved == feedback
+
+
+def test_the_slowest_link_decides_how_long_rounds_are_for_all() -> None:
+    cluster = WeighingCluster(job(), [2, 2])
+    for rank, peer, budget_bytes in ((ME, ONE, 10**6), (ONE, ME, 4)):
+        cluster.handle(rank, BudgetsChanged({peer: budget_bytes}))
+    run_at_random(cluster, 7, steps=1)
+    steps = [one.machine.state()["round_local_steps"] for one in cluster.replicas.values()]
+    assert steps[0] == steps[1]
+    assert int(steps[0]) > 1
+
+
+def test_a_worker_with_another_anchor_takes_over_that_of_most() -> None:
+    cluster = WeighingCluster(exact(localSteps=2), [2, 2, 2])
+    cluster.replicas[TWO].weights_D += 1
+    run_at_random(cluster, 5, steps=8)
+    assert_equal(cluster)
+
+
+@given(seed=seeds, away=st.integers(0, 12))
+@settings(max_examples=examples(30), deadline=None)
+def test_a_worker_that_returns_is_equal_again(seed: int, away: int) -> None:
+    cluster = WeighingCluster(job(localSteps=4, density=0.3), [2, 3, 2], seed=seed % 99)
+    run_at_random(cluster, seed, steps=5)
+    gone = cluster.replicas[TWO]
+    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
+    cluster.leave(TWO)
+    for _ in range(away):
+        for rank in (ME, ONE):
+            if cluster.may_step(rank):
+                cluster.step(rank)
+        for link in ((ME, ONE), (ONE, ME)):
+            while cluster.deliver(*link):
+                pass
+    for link in cluster.links:
+        if TWO in link:
+            cluster.links[link].clear()
+    cluster.come_back(TWO, kept, weights_D)
+    cluster.deliver_all()
+    run_at_random(cluster, seed, steps=40)
+    assert_equal(cluster)
+
+
+@given(seed=seeds, workers=st.integers(2, 4), turn=st.integers(1, 60), steps=st.integers(1, 4))
+@settings(max_examples=examples(40), deadline=None)
+def test_a_lost_worker_holds_nobody_and_the_others_are_equal_soon(
+    seed: int, workers: int, turn: int, steps: int
+) -> None:
+    """Even if its last contribution reached some of them only."""
+    cluster = WeighingCluster(job(localSteps=steps, density=0.3), [2] * workers)
+    lost = Rank(seed % workers)
+    run_at_random(cluster, seed, steps=24, leaves=(turn, lost))
+    left = [cluster.replicas[rank] for rank in cluster.ranks if rank != lost]
+    if len({replica.iteration for replica in left}) == 1 and not left[0].iteration % 12:
+        for other in left[1:]:
+            np.testing.assert_array_equal(left[0].weights_D, other.weights_D)
+
+
+def test_a_worker_that_takes_over_weights_ends_its_round_with_the_others() -> None:
+    cluster = WeighingCluster(exact(localSteps=4), [2, 2])
+    machine = cluster.replicas[ME].machine
+    cluster.handle(ME, MemberLeft(ONE))
+    assert isinstance(machine, IterationGuard)
+    machine.take_over(21)
+    cluster.handle(ME, MemberJoined(ONE, 21))
+    machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 21, 2, 4)))
+    cluster.links[ME, ONE].clear()
+    for iteration in (22, 23, 24):
+        assert not machine.waiting_for()
+        cluster.handle(ME, own_step(iteration, np.ones(SIZE, np.float32), 2))
+        machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, iteration, 2, 4)))
+    kinds = [(one.kind, one.iteration) for one in cluster.links[ME, ONE]]
+    assert kinds[-1] == (MessageKind.WEIGHTS, 24)
+    assert MessageKind.WEIGHTS not in [kind for kind, _ in kinds[:-1]]
+    assert machine.waiting_for() == {ONE}
+
+
+def test_a_machine_restored_from_its_state_continues_identically() -> None:
+    found = job(localSteps=2, density=0.3, codec="float32", outerMomentum=0.5)
+    cluster = WeighingCluster(found, [3, 5])
+    run_at_random(cluster, 3, steps=5)
+    original = cluster.replicas[ME]
+    twin_D = original.weights_D.copy()
+    twin = cluster.machine(ME, twin_D)
+    twin.restore(original.machine.state())
+    twin.handle(MemberJoined(ONE, 5))
+    cluster.links[ME, ONE].clear()
+    cluster.handle(ME, own_step(6, np.ones(SIZE, np.float32), 3))
+    told = twin.handle(own_step(6, np.ones(SIZE, np.float32), 3))
+    twin_D -= LEARNING_RATE * np.ones(SIZE, np.float32)
+    told += twin.handle(UpdateApplied())
+    sent = [one.message for one in told if isinstance(one, SendMessage)]
+    assert [bytes(one.payload) for one in sent] == [
+        bytes(one.payload) for one in cluster.links[ME, ONE]
+    ]
+
+
+# ---- the planner ---------------------------------------------------------------------------------
+
+
+def planner(size: int = 40_000, **parameters: object) -> RoundPlanner:
+    coding = Coding(ValueCodec.INT4, IndexCodec.SMALLEST)
+    return RoundPlanner(AdaptiveParameters(**parameters), size=size, coding=coding)  # type: ignore[arg-type]
+
+
+def links(*budget_bytes: int, delay: float = 0.0) -> BudgetsChanged:
+    budgets = {Rank(rank): budget for rank, budget in enumerate(budget_bytes)}
+    return BudgetsChanged(budgets, dict.fromkeys(budgets, delay))
+
+
+@given(budget=st.integers(256, 10**7), steps=st.sampled_from([1, 4, 16]))
+@settings(max_examples=examples(60))
+def test_a_transfer_takes_its_share_of_a_round_at_most(budget: int, steps: int) -> None:
+    plan = planner(transfer_share=0.5)
+    count = plan.count(links(budget, 2 * budget), steps)
+    coding = Coding(ValueCodec.INT4, IndexCodec.SMALLEST)
+    least = int(0.005 * 40_000)
+    assert count == least or coded_bytes(count, 40_000, coding) <= 0.5 * steps * budget
+    assert plan.count(links(2 * budget), steps) >= count
+    assert plan.count(links(budget), 2 * steps) >= count
+
+
+@given(budget=st.integers(256, 10**6), delay=st.floats(0, 10), factor=st.floats(1, 10))
+@settings(max_examples=examples(60))
+def test_with_more_latency_rounds_are_no_shorter(budget: int, delay: float, factor: float) -> None:
+    plan = planner()
+    steps = plan.local_steps(links(budget, delay=delay))
+    assert plan.local_steps(links(budget, delay=factor * delay)) >= steps
+
+
+def test_rounds_are_short_on_fast_links_and_long_on_slow_ones() -> None:
+    plan = planner()
+    chosen = [plan.local_steps(links(budget)) for budget in (10**6, 10**5, 1000, 64)]
+    assert chosen == [1, 2, 4, 16]
+    assert plan.local_steps(links(10**6, delay=5)) > 4
+
+
+def test_what_the_manifest_sets_is_not_chosen() -> None:
+    plan = planner(local_steps=3, density=0.1)
+    assert plan.local_steps(links(300)) == 3
+    assert plan.count(links(300), 3) == 4000
+    assert planner().count(links(), 1) == 40_000, "a link of unknown rate carries all"
+
+
+# ---- hostile messages ----------------------------------------------------------------------------
+
+PART = bytes(encode_whole(np.ones(SIZE, np.float32), ValueCodec.FLOAT32))
+ANCHOR = bytes(encode_weights(np.ones(SIZE, np.float32), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=b"xyz"), "3 bytes"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(2, 0, 1, 1)), "form 2"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(0, 0, 1, 0)), "0 local steps"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(0, 0, 1, 65)), "65 local steps"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(0, 0, 0, 1) + PART), "0 samples"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(0, 0, 2**31, 1) + PART), "samples"),
+        (Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(0, 0, 1, 1) + PART[:-1]), "bytes"),
+        (Message(MessageKind.GRADIENT, 3, 1, 1, PART), "GRADIENT"),
+        (Message(MessageKind.PROGRESS, 0, 1), "iteration 0"),
+    ],
+)
+def test_nonsense_is_refused(message: Message, words: str) -> None:
+    machine = WeighingCluster(job(), [2, 2]).replicas[ME].machine
+    (refusal,) = machine.handle(MessageArrived(ONE, message))
+    assert isinstance(refusal, RejectMessage)
+    assert words in refusal.reason
+
+
+def test_an_anchor_that_was_not_requested_is_not_taken() -> None:
+    cluster = WeighingCluster(job(), [2, 2])
+    message = Message(MessageKind.WEIGHTS, 3, 1, payload=HEAD.pack(1, 0, 0, 1) + ANCHOR)
+    assert cluster.replicas[ME].machine.handle(MessageArrived(ONE, message)) == []
+
+
+def test_an_anchor_is_sent_once_a_round_to_a_peer() -> None:
+    cluster = WeighingCluster(exact(localSteps=1), [2, 2])
+    run_at_random(cluster, 1, steps=3)
+    machine = cluster.replicas[ME].machine
+    request = MessageArrived(ONE, Message(MessageKind.WEIGHTS_REQUEST, 3))
+    assert len(machine.handle(request)) == 1
+    assert machine.handle(request) == []
+
+
+def test_an_invalid_contribution_holds_nobody() -> None:
+    cluster = WeighingCluster(exact(localSteps=1), [2, 2])
+    cluster.step(ME)
+    machine = cluster.replicas[ME].machine
+    assert machine.waiting_for() == {ONE}
+    told = machine.handle(MessageArrived(ONE, Message(MessageKind.WEIGHTS, 1, 1, payload=b"x")))
+    assert [type(one) for one in told] == [RejectMessage, ReplaceWeights]
+    machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 1, 2)))
+    assert not machine.waiting_for()
