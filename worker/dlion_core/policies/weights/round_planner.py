@@ -7,8 +7,9 @@ and back, it is
     H e(H) g(p) / (H + t + l),   e(H) = 1 / (1 + a (H - 1)),   g(p) = p^b.
 
 e: how much a sample is worth less because workers diverge during a round. g: how much is lost
-because only the largest entries travel at once. a and b were fitted in the environment
-hetero-sys-a (docs/benchmarks.md). t is limited to a part of H, as all wait for the transfer.
+because only the largest entries travel at once. a and b are rough: with them H is 4 or 8 in the
+environments hetero-sys-a and two-clouds-hetero, where 4 was the best fixed H. t is limited to a
+part of H, as all wait for the transfer.
 """
 
 from __future__ import annotations
