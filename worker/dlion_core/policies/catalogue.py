@@ -81,7 +81,6 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         declared.AdaptiveParameters,
         topologies=("allToAll",),
         own_pace=True,
-        lasting=("velocity_D",),
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",

@@ -36,6 +36,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_core.codecs import (
+    HEADER_BYTES,
     Coding,
     GradientPart,
     IndexCodec,
@@ -63,7 +64,8 @@ if TYPE_CHECKING:
 _CONTRIBUTION, _ANCHOR = 0, 1
 _HEAD = struct.Struct("<BIIH")
 """Of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of its
-round, and its proposal for H (anchor: the H in use). A gradient or the anchor follows."""
+round, and its proposal for H (anchor: the H in use). A gradient follows; or the anchor, and v if
+there is one."""
 
 _KEPT_ROUNDS = 2
 """Contributions of a peer that are kept until due. It waits for this worker in the second."""
@@ -109,6 +111,8 @@ class AdaptiveLocalSteps(PeerMachine):
         """H as each peer reported it last."""
         self._adopting: Rank | None = None
         """The peer whose anchor this worker awaits."""
+        self._has_closed = False
+        """Whether a round has closed and the weights are not those of the anchor yet."""
         self._owed: set[Rank] = set()
         """Peers that requested the anchor of the round that is open."""
         self._served: dict[Rank, int] = {}
@@ -244,9 +248,14 @@ class AdaptiveLocalSteps(PeerMachine):
         if self._message is not None:
             instructions = [SendMessage(rank, self._message) for rank in sorted(self._newcomers)]
             self._newcomers.clear()
-        if self._own is None or self._end is None or self.blocking_peers():
+        if self.blocking_peers():
             return instructions
-        return [*instructions, *self._close(self._own, self._end)]
+        if self._own is not None and self._end is not None:
+            instructions += self._close(self._own, self._end)
+        if self._has_closed and self._adopting is None:
+            self._has_closed = False
+            instructions += [*self._replace(), *self._answer_owed()]
+        return instructions
 
     def _close(self, own: _Contribution, end: int) -> list[Instruction]:
         contributions = {self.rank: own}
@@ -255,16 +264,16 @@ class AdaptiveLocalSteps(PeerMachine):
                 contributions[rank] = rounds[end]
             self._received[rank] = {at: one for at, one in rounds.items() if at > end}
         self._own = self._message = None
-        self._samples = 0
+        self._samples, self._has_closed = 0, True
         contributions = dict(sorted(contributions.items()))
         self._outer_step(contributions)
         self._follow(end, max(one.local_steps for one in contributions.values()))
         common = _most_common(one.checksum for one in contributions.values())
-        if own.checksum != common:
-            holders = [rank for rank, one in contributions.items() if one.checksum == common]
-            self._adopting = holders[0]
-            return [SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
-        return [*self._replace(), *self._answer_owed()]
+        if own.checksum == common:
+            return []
+        holders = [rank for rank, one in contributions.items() if one.checksum == common]
+        self._adopting = holders[0]
+        return [SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
 
     def _outer_step(self, contributions: Mapping[Rank, _Contribution]) -> None:
         assert self._anchor_D is not None
@@ -309,8 +318,10 @@ class AdaptiveLocalSteps(PeerMachine):
             return []
         self._served[peer] = self._closed
         head = _HEAD.pack(_ANCHOR, 0, 0, self._local_steps)
-        # Exact, so that both anchors have the same checksum.
-        payload = b"".join((head, encode_weights(self._anchor_D, ValueCodec.FLOAT32)))
+        # Exact, so that both have the same checksums from now on.
+        vectors = [self._anchor_D, *([] if self._velocity_D is None else [self._velocity_D])]
+        coded = [encode_weights(vector_D, ValueCodec.FLOAT32) for vector_D in vectors]
+        payload = b"".join((head, *coded))
         return [SendMessage(peer, Message(MessageKind.WEIGHTS, self._closed, payload=payload))]
 
     def _adopt(
@@ -318,11 +329,13 @@ class AdaptiveLocalSteps(PeerMachine):
     ) -> list[Instruction]:
         if sender != self._adopting:
             return []
-        weights_D = decode_weights(payload, self.size)
-        self._adopting = None
-        self._anchor_D = weights_D.copy()
+        length = HEADER_BYTES + ValueCodec.FLOAT32.bytes_of(self.size)
+        anchor_D = decode_weights(payload[:length], self.size).copy()
+        rest = payload[length:]
+        self._velocity_D = decode_weights(rest, self.size).copy() if rest else None
+        self._anchor_D, self._adopting = anchor_D, None
         self._follow(iteration, local_steps)
-        return [*self._replace(), *self._answer_owed()]
+        return []
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
