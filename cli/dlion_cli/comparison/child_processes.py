@@ -1,19 +1,30 @@
-"""Runs child processes from several threads, and terminates all of them together."""
+"""Runs `dlion` commands in child processes, from several threads, and terminates all together.
+
+The children are forked from a process that has imported TensorFlow but not used it, as those of
+`dlion run` are (docs/decisions/0028). So each one saves the seconds of that import.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-import subprocess
+import tempfile
 import threading
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.terminal.failures import SubprocessFailedError
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
 _MESSAGE_PREFIX: Final = "dlion: "
 _MAX_MESSAGE_CHARS: Final = 2000
+_PRELOADED: Final = ["dlion_cli.commands.local.simulate", "dlion_simulator.run"]
 
 
 class ChildProcesses:
@@ -21,25 +32,32 @@ class ChildProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._children: set[ForkServerProcess] = set()
         self._terminated = False
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
 
-    def run(self, command: Sequence[str]) -> tuple[int, str]:
-        """Run a command to its end; return exit code and standard error.
+    def run(self, main: Callable[[list[str]], int], arguments: Sequence[str]) -> tuple[int, str]:
+        """Run `main(arguments)` to its end; return exit code and standard error.
 
         Raises: DLionError after `terminate_all`.
         """
-        with self._lock:
-            if self._terminated:
-                raise DLionError("terminated")
-            child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            self._children.add(child)
-        try:
-            _, stderr = child.communicate()
-        finally:
+        with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+            errors = Path(folder, "stderr")
+            child = self._context.Process(target=_run, args=(main, list(arguments), errors))
             with self._lock:
-                self._children.discard(child)
-        return child.returncode, stderr.decode(errors="replace").strip()
+                if self._terminated:
+                    raise DLionError("terminated")
+                child.start()
+                self._children.add(child)
+            try:
+                child.join()
+            finally:
+                with self._lock:
+                    self._children.discard(child)
+            assert child.exitcode is not None
+            stderr = errors.read_text(errors="replace") if errors.exists() else ""
+            return child.exitcode, stderr.strip()
 
     def terminate_all(self) -> None:
         """Terminate all processes; no new ones start."""
@@ -48,6 +66,14 @@ class ChildProcesses:
             children = list(self._children)
         for child in children:
             child.terminate()
+
+
+def _run(main: Callable[[list[str]], int], arguments: list[str], errors: Path) -> None:
+    for number, path in ((1, os.devnull), (2, errors)):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    raise SystemExit(main(arguments))
 
 
 def subprocess_error(what: str, code: int, stderr: str) -> SubprocessFailedError:

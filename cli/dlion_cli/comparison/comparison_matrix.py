@@ -16,6 +16,10 @@ from dlion_results.comparison import Goal
 MAX_NAME_BYTES: Final = 200
 """Limit of folder names; file systems allow 255."""
 
+TUNING_SEED: Final = 101
+"""The first of the seeds that choose learning rates. Those of the figures are at most 100: a rate
+must not owe its choice to the luck of a seed that is reported."""
+
 _ONE_WORKER = (
     "sites=[{name: ideal, groups: [{name: all, workers: 1}]}]",
     "minSites=1",
@@ -69,7 +73,8 @@ class Matrix:
     family_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Learning rates of families that have their own."""
     tuned_in: str = ""
-    """The environment for choosing learning rates; empty: the first."""
+    """The environment for choosing learning rates; empty: each environment has its own rates."""
+    tuning_seeds: tuple[int, ...] = (TUNING_SEED,)
     calibration: Path | None = None
     """Costs of a step from `dlion calibrate`; None: those of the environments."""
     step_overhead_s: float | None = None
@@ -91,18 +96,30 @@ class Matrix:
             first.setdefault(variant.family, variant)
         return list(first.values())
 
-    def tuning_runs(self) -> list[PlannedRun]:
-        """The runs that choose learning rates; empty if there is no choice."""
-        environment = self.tuned_in or self.environments[0]
+    def tuning_environment(self, environment: str) -> str:
+        """The environment whose learning rates are used in `environment`."""
+        return self.tuned_in or environment
+
+    def tuning_environments(self) -> list[str]:
+        return [self.tuned_in] if self.tuned_in else list(self.environments)
+
+    def tuning_runs(self, variant: Variant, environment: str, rate: float) -> list[PlannedRun]:
+        """The runs that judge a learning rate. They end at the target."""
         return [
-            PlannedRun(variant, environment, rate, self.seeds[0])
+            PlannedRun(variant, environment, rate, seed, is_tuning=True)
+            for seed in self.tuning_seeds
+        ]
+
+    def planned_runs(self) -> list[PlannedRun]:
+        """All runs with the given learning rates, each once."""
+        tuning = [
+            run
+            for environment in self.tuning_environments()
             for variant in self.tuned_variants()
             for rate in self.learning_rate_grid(variant)
             if len(self.learning_rate_grid(variant)) > 1
+            for run in self.tuning_runs(variant, environment, rate)
         ]
-
-    def possible_runs(self) -> list[PlannedRun]:
-        """All runs for any choice of learning rates, each once."""
         compared = [
             PlannedRun(variant, environment, rate, seed)
             for environment in self.environments
@@ -110,21 +127,20 @@ class Matrix:
             for rate in self.learning_rate_grid(variant)
             for seed in self.seeds
         ]
-        return list(dict.fromkeys((*self.tuning_runs(), *compared)))
+        return [*tuning, *compared]
 
     def folders(self) -> list[Path]:
-        return [one.folder for one in self.possible_runs()]
+        return [one.folder for one in self.planned_runs()]
 
     def aggregated_environments(self) -> list[str]:
         """Environments of ideal variants, whose machines are combined into one."""
-        ideal = (one.environment for one in self.possible_runs() if one.variant.is_ideal)
+        ideal = (one.environment for one in self.planned_runs() if one.variant.is_ideal)
         return list(dict.fromkeys(ideal))
 
     def run_count(self) -> int:
-        """Upper bound: a chosen rate's tuning run is reused."""
-        return len(self.tuning_runs()) + len(self.variants) * len(self.environments) * len(
-            self.seeds
-        )
+        """The number of runs, without further learning rates."""
+        tuning = sum(one.is_tuning for one in self.planned_runs())
+        return tuning + len(self.variants) * len(self.environments) * len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -135,12 +151,16 @@ class PlannedRun:
     environment: str
     learning_rate: float
     seed: int
+    is_tuning: bool = False
+    """Whether it judges the learning rate, and ends at the target."""
 
     def settings(self, matrix: Matrix) -> tuple[str, ...]:
         """All settings of the manifest."""
         one = _ONE_WORKER if self.variant.is_ideal else ()
         rate = f"trainer.optimizer.learningRate={self.learning_rate!r}"
-        return (*matrix.assignments, rate, *self.variant.settings, *one)
+        stop = f"trainer.stop.targetAccuracy={matrix.target_accuracy!r}"
+        ending = (stop,) if self.is_tuning else ()
+        return (*matrix.assignments, *ending, rate, *self.variant.settings, *one)
 
     @property
     def folder(self) -> Path:

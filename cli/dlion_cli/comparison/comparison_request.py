@@ -15,6 +15,7 @@ from dlion_api.spec import Job
 from dlion_cli.comparison.comparison_folder import reject_foreign_files
 from dlion_cli.comparison.comparison_matrix import (
     MAX_NAME_BYTES,
+    TUNING_SEED,
     Matrix,
     PlannedRun,
     Variant,
@@ -50,6 +51,7 @@ class ComparisonRequest:
     seconds: float | None
     rates: tuple[tuple[str, tuple[float, ...]], ...]
     tuned_in: str | None
+    tuning_seeds: int
     step_overhead_s: float | None
     calibration: Path | None
 
@@ -121,6 +123,7 @@ def build_matrix(request: ComparisonRequest) -> Matrix:
         seconds=goal.at_s,
         family_rates={name: own for name, own in rates.items() if name},
         tuned_in=_tuning_environment(request),
+        tuning_seeds=tuple(range(TUNING_SEED, TUNING_SEED + request.tuning_seeds)),
         calibration=request.calibration,
         step_overhead_s=request.step_overhead_s,
     )
@@ -135,7 +138,7 @@ def check_matrix(
     """
     _check_names(matrix, subject)
     problems, jobs = ProblemCollector(), {}
-    for environment in dict.fromkeys((matrix.tuned_in, *matrix.environments)):
+    for environment in dict.fromkeys((*matrix.tuning_environments(), *matrix.environments)):
         loaded = load_environment(environment)
         for variant in matrix.variants:
             for rate in matrix.learning_rate_grid(variant):
@@ -244,8 +247,11 @@ def _folder_problems(
 
 
 def _tuning_environment(request: ComparisonRequest) -> str:
-    """The environment for choosing learning rates, as `environments` names it if it is there."""
-    given = request.tuned_in or request.environments[0]
+    """The environment for choosing all learning rates, as `environments` names it if it is there;
+    empty: each for itself."""
+    given = request.tuned_in
+    if given is None:
+        return ""
     places = {Path(one).resolve(): one for one in request.environments}
     return places.get(Path(given).resolve(), given)
 
@@ -264,15 +270,11 @@ def _check_names(matrix: Matrix, subject: str | None) -> None:
             f"--learning-rates for {min(unused)!r}; columns, and policies without other rates: "
             f"{', '.join(known)}"
         )
-    compared = [
-        PlannedRun(variant, environment, 0.0, 1).folder
-        for environment in matrix.environments
-        for variant in matrix.variants
-    ]
-    for folders in (compared, matrix.folders()):
-        if len(set(folders)) < len(folders):
-            duplicate, _ = Counter(folders).most_common(1)[0]
-            raise click.UsageError(
-                "two columns or environments would have the same folder, "
-                f"{duplicate.parent.parent}: give them other names"
-            )
+    columns_run = {(one.environment, one.variant): one for one in matrix.planned_runs()}
+    folders = Counter(one.folder.parent.parent for one in columns_run.values())
+    duplicate, count = folders.most_common(1)[0]
+    if count > 1:
+        raise click.UsageError(
+            f"two columns or environments would have the same folder, {duplicate}: give them "
+            "other names"
+        )

@@ -6,7 +6,6 @@ Called by `compare`. Finished runs with the same settings are reused.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,6 +16,7 @@ import yaml
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.__main__ import main
 from dlion_cli.comparison.child_processes import ChildProcesses, subprocess_error
 from dlion_cli.comparison.comparison_folder import (
     DIVERGED,
@@ -26,10 +26,11 @@ from dlion_cli.comparison.comparison_folder import (
     is_done,
 )
 from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
+from dlion_cli.comparison.rate_search import RateSearch
 from dlion_cli.comparison.run_identity import identity
 from dlion_environments.aggregate_machine import single_machine_document
 from dlion_environments.loading import load_environment
-from dlion_results.comparison import VariantRow, VariantRun, diverged, is_better, variant_run
+from dlion_results.comparison import VariantRow, VariantRun, diverged, variant_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,45 +49,46 @@ class ComparisonRunner:
 
     def comparison_rows(self, matrix: Matrix) -> list[VariantRow]:
         """All rows, after choosing learning rates. Raises: SubprocessFailedError."""
-        rates = self._choose_learning_rates(matrix)
+        searches = self._choose_learning_rates(matrix)
         planned = [
-            PlannedRun(variant, environment, rates[variant.name], seed)
+            PlannedRun(variant, environment, rate, seed)
             for environment in matrix.environments
             for variant in matrix.variants
+            for rate in [searches[matrix.tuning_environment(environment), variant.family].best]
             for seed in matrix.seeds
         ]
         figures = self._run_all(planned, matrix)
-        return [
-            VariantRow(
-                Path(environment).stem,
-                variant.name,
-                rates[variant.name],
-                tuple(
-                    figures[one]
-                    for one in planned
-                    if one.environment == environment and one.variant == variant
-                ),
-            )
-            for environment in matrix.environments
-            for variant in matrix.variants
-        ]
-
-    def _choose_learning_rates(self, matrix: Matrix) -> dict[str, float]:
-        """For each column, the learning rate that is best for its family with the first seed."""
-        planned = matrix.tuning_runs()
-        figures = self._run_all(planned, matrix)
-        best: dict[str, VariantRow] = {}
+        rows: dict[tuple[str, str, float], list[VariantRun]] = {}
         for one in planned:
-            row = VariantRow(one.environment, one.variant.name, one.learning_rate, (figures[one],))
-            family = one.variant.family
-            if family not in best or is_better(row, best[family]):
-                best[family] = row
-        return {
-            variant.name: best[variant.family].learning_rate
-            if variant.family in best
-            else matrix.learning_rate_grid(variant)[0]
-            for variant in matrix.variants
+            place = Path(one.environment).stem, one.variant.name, one.learning_rate
+            rows.setdefault(place, []).append(figures[one])
+        return [VariantRow(*place, tuple(runs)) for place, runs in rows.items()]
+
+    def _choose_learning_rates(self, matrix: Matrix) -> dict[tuple[str, str], RateSearch]:
+        """The finished searches, by environment and family."""
+        families = {variant.family: variant for variant in matrix.tuned_variants()}
+        searches = {
+            (environment, family): RateSearch(matrix.learning_rate_grid(variant))
+            for environment in matrix.tuning_environments()
+            for family, variant in families.items()
         }
+        while wanted := {
+            (environment, family, rate): matrix.tuning_runs(families[family], environment, rate)
+            for (environment, family), search in searches.items()
+            for rate in search.untried()
+        }:
+            figures = self._run_all([run for runs in wanted.values() for run in runs], matrix)
+            for (environment, family, rate), runs in wanted.items():
+                own = tuple(figures[run] for run in runs)
+                searches[environment, family].record(VariantRow(environment, family, rate, own))
+        for (environment, family), search in searches.items():
+            if not search.is_bracketed:
+                self._console.print(
+                    f"{Path(environment).stem}: the best learning rate of {family},"
+                    f" {search.best:g}, lies at the end of those tried",
+                    highlight=False,
+                )
+        return searches
 
     def _run_all(
         self, planned: Sequence[PlannedRun], matrix: Matrix
@@ -131,10 +133,10 @@ class ComparisonRunner:
         return json.dumps(identity(command, planned, matrix), indent=2) + "\n"
 
     def command(self, planned: PlannedRun, matrix: Matrix, folder: Path) -> list[str]:
-        """The command of a run with result folder `folder`."""
+        """The arguments of `dlion` for a run with result folder `folder`."""
         settings = [word for one in planned.settings(matrix) for word in ("--set", one)]
         return [
-            sys.executable, "-m", "dlion_cli", "simulate", str(matrix.file),
+            "simulate", str(matrix.file),
             "--environment", self._environment(planned, matrix), "--seed", str(planned.seed),
             "--threads", "1", "--no-report", "--out", str(folder),
             "--data-root", str(self._data_root), "-o", "json", *_cost_options(matrix), *settings,
@@ -155,7 +157,7 @@ class ComparisonRunner:
 
     def _run(self, command: list[str], planned: PlannedRun, folder: Path) -> None:
         """Raises: SubprocessFailedError if the run fails or ends early."""
-        code, errors = self._processes.run(command)
+        code, errors = self._processes.run(main, command)
         if code == ExitCode.DIVERGED:
             (folder / DIVERGED).write_text(f"{errors[-2000:]}\n")
         # A partial model is a result: the environment removed a worker under every policy.

@@ -34,7 +34,7 @@ def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dic
     }
     policy = policy_source(job.spec.exchange.policy)
     return {
-        "command": list(command)[1:],
+        "command": list(command),
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
         **{

@@ -3,21 +3,19 @@ after all were terminated. Leaves out: what the processes do."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.comparison.child_processes import ChildProcesses, subprocess_error
 from dlion_cli.terminal.failures import exit_code_of, message_of
+from failing_commands import fails, is_killed
 
 WORDS = "a warning\n0:00 elapsed\ndlion: data: no such file: x.npz\n  and more"
 
 
 def said_by(code: int) -> tuple[int, str]:
-    program = f"import sys; sys.stderr.write({WORDS!r}); sys.exit({code})"
-    return ChildProcesses().run([sys.executable, "-c", program])
+    return ChildProcesses().run(fails, [str(int(code)), WORDS])
 
 
 @pytest.mark.parametrize("code", [ExitCode.DATA, ExitCode.PROGRAM, ExitCode.STORAGE, ExitCode.SPEC])
@@ -35,7 +33,7 @@ def test_of_what_is_unexpected_everything_is_told(code: int) -> None:
 
 
 def test_a_process_that_was_killed_is_told_by_its_signal() -> None:
-    error = subprocess_error("homo-b/full", -9, "")
+    error = subprocess_error("homo-b/full", *ChildProcesses().run(is_killed, ["9"]))
     assert exit_code_of(error) is ExitCode.UNAVAILABLE
     assert "SIGKILL" in message_of(error)
     assert "--jobs" in message_of(error)
@@ -45,4 +43,4 @@ def test_nothing_begins_once_all_is_given_up() -> None:
     processes = ChildProcesses()
     processes.terminate_all()
     with pytest.raises(DLionError, match="terminated"):
-        processes.run([sys.executable, "-c", ""])
+        processes.run(fails, ["0", ""])

@@ -43,26 +43,39 @@ def matrix(**more: object) -> Matrix:
 def tried(own: Matrix) -> list[tuple[str, str, float, int]]:
     return [
         (one.variant.name, one.environment, one.learning_rate, one.seed)
-        for one in own.tuning_runs()
+        for one in own.planned_runs()
+        if one.is_tuning
     ]
 
 
 def test_rates_are_tried_on_the_first_column_of_each_policy_from_its_own_grid() -> None:
     own = matrix(family_rates={"ako": (0.01, 0.02, 0.03)}, tuned_in="homo-b")
     assert tried(own) == [
-        ("dlion", "homo-b", 0.1, 1),
-        ("dlion", "homo-b", 0.2, 1),
-        ("ako", "homo-b", 0.01, 1),
-        ("ako", "homo-b", 0.02, 1),
-        ("ako", "homo-b", 0.03, 1),
+        ("dlion", "homo-b", 0.1, 101),
+        ("dlion", "homo-b", 0.2, 101),
+        ("ako", "homo-b", 0.01, 101),
+        ("ako", "homo-b", 0.02, 101),
+        ("ako", "homo-b", 0.03, 101),
     ]
     assert own.run_count() == 5 + 3 * 2 * 2
 
 
-def test_a_policy_with_a_single_rate_is_not_tried() -> None:
-    own = matrix(family_rates={"dlion": (0.05,)})
-    assert {name for name, *_ in tried(own)} == {"ako"}
-    assert {place for _, place, *_ in tried(own)} == {"homo-a"}
+def test_each_environment_chooses_its_own_rates_with_seeds_that_are_not_reported() -> None:
+    own = matrix(family_rates={"dlion": (0.05,)}, tuning_seeds=(101, 102))
+    assert {(name, place) for name, place, *_ in tried(own)} == {
+        ("ako", "homo-a"),
+        ("ako", "homo-b"),
+    }
+    seeds = {one.seed for one in own.planned_runs() if not one.is_tuning}
+    assert seeds.isdisjoint(seed for *_, seed in tried(own))
+    (stop,) = {
+        setting
+        for one in own.planned_runs()
+        if one.is_tuning
+        for setting in one.settings(own)
+        if setting.startswith("trainer.stop")
+    }
+    assert stop == "trainer.stop.targetAccuracy=0.5"
 
 
 def test_a_run_that_diverged_has_no_figure_but_that() -> None:
@@ -87,8 +100,9 @@ def test_a_dry_run_checks_all_and_leaves_nothing(
         "--learning-rates", "0.1,0.2", "--learning-rates", "ako:0.01,0.02,0.03",
         "--against", "dlion", "--seeds", "2", out=out,
     )  # fmt: skip
-    # Two for dlion (and its variant), three for ako, two for the ideal; then four columns.
-    assert f"at most {2 + 3 + 2 + 4 * 2}" in capsys.readouterr().out
+    # Two for dlion (and its variant), three for ako, two for the ideal, with three seeds each;
+    # then four columns.
+    assert f"runs: {3 * (2 + 3 + 2) + 4 * 2}," in capsys.readouterr().out
     assert not out.exists()
 
 
@@ -99,16 +113,16 @@ def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
         "--policies", "dlion", "--variant", "even:batching.policy=even",
         "--variant", "small:trainer.evaluation.maxSamples=100",
         "--learning-rates", "0.1,0.2", "--learning-rates", "even:0.01,0.02,0.03",
-        "--seeds", "2", out=tmp_path / "out",
+        "--seeds", "2", "--tuning-seeds", "1", out=tmp_path / "out",
     )  # fmt: skip
     # Two for dlion and small, which is dlion's, three for the column; then three columns.
-    assert f"at most {2 + 3 + 3 * 2}" in capsys.readouterr().out
+    assert f"runs: {2 + 3 + 3 * 2}," in capsys.readouterr().out
 
 
 def test_rates_that_print_alike_have_folders_of_their_own() -> None:
     rates = (0.05, 1e-7, 100.0, 0.12345671, 0.12345672, 0.1 + 0.2, 0.3)
     folders = matrix(learning_rates=rates, seeds=(1,)).folders()
-    assert len(set(folders)) == len(folders) == 3 * 2 * len(rates)
+    assert len(set(folders)) == len(folders) == (3 + 2) * 2 * len(rates)
     assert {folder.parent.name for folder in folders} == {
         "lr-0.05", "lr-1e-07", "lr-100", "lr-0.12345671", "lr-0.12345672",
         "lr-0.30000000000000004", "lr-0.3",
@@ -215,7 +229,7 @@ def test_a_dry_run_tells_its_plan_as_json(
         "seeds": [1, 2],
         "targetAccuracy": 0.5,
         "seconds": 9.0,
-        "runsAtMost": 4,
+        "runs": 4,
     }
 
 

@@ -114,13 +114,19 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.option(
     "--learning-rates", "rates", type=_LearningRates(), multiple=True,
     metavar="[POLICY|COLUMN:]X,Y,…",
-    help="Learning rates to choose from. Each policy's first column tries them with seed 1; all "
-    "columns of the policy use the best. With POLICY or COLUMN, the rates apply only to it, and a "
-    "COLUMN chooses on its own. Repeatable. Default: the manifest's rate.",
+    help="Learning rates to choose from. Each policy's first column tries them; all columns of the "
+    "policy use the best. If the best is the first or the last, further rates are tried. With "
+    "POLICY or COLUMN, the rates apply only to it, and a COLUMN chooses on its own. Repeatable. "
+    "Default: the manifest's rate.",
 )  # fmt: skip
 @click.option(
     "--tuned-in", metavar="NAME|FILE",
-    help="Environment for choosing learning rates. Default: the first.",
+    help="Environment for choosing learning rates. Default: each environment has its own rates.",
+)  # fmt: skip
+@click.option(
+    "--tuning-seeds", type=click.IntRange(1, 100), default=3, show_default=True,
+    help="Number of seeds for choosing learning rates; they are 101 and following, so no figure "
+    "comes from a seed that chose its rate.",
 )  # fmt: skip
 @click.option(
     "--against", "subject", metavar="NAME",
@@ -196,7 +202,7 @@ def compare(
 
 def _print_plan(matrix: Matrix, output: str) -> None:
     if output != "json":
-        click.echo(f"all is well; runs: at most {matrix.run_count()}")
+        click.echo(f"all is well; runs: {matrix.run_count()}, more if further rates are tried")
         return
     plan = {
         "columns": [variant.name for variant in matrix.variants],
@@ -204,7 +210,7 @@ def _print_plan(matrix: Matrix, output: str) -> None:
         "seeds": list(matrix.seeds),
         "targetAccuracy": matrix.target_accuracy,
         "seconds": matrix.seconds,
-        "runsAtMost": matrix.run_count(),
+        "runs": matrix.run_count(),
     }
     click.echo(json.dumps(plan, indent=2))
 
