@@ -303,7 +303,9 @@ class Simulation:
             worker.set_compute_units(self._units(change.conditions, rank))
 
     def _on_step(self, worker: VirtualWorker) -> None:
-        if not self._schedules[worker.rank].due(worker.progress):
+        # A slow worker that does not wait counts too few: its own iterations times the batch.
+        counted = sum(one.progress.own_samples for one in self._churn.training.values())
+        if not self._schedules[worker.rank].due(max(worker.progress.job_samples, counted)):
             return
         tag = (worker.progress.iteration, worker.progress.own_samples, self._clock.now_s)
         snapshot = worker.parts.replica.model.snapshot()

@@ -62,9 +62,9 @@ class EvaluationSchedule:
         self._every = every_samples
         self._done = done_samples // every_samples
 
-    def due(self, progress: JobProgress) -> bool:
+    def due(self, job_samples: int) -> bool:
         """True once per interval; several intervals passed at once count as one."""
-        reached = progress.job_samples // self._every
+        reached = job_samples // self._every
         if reached <= self._done:
             return False
         self._done = reached

@@ -339,7 +339,7 @@ class Worker:
         return self._signals.reason or self._coordination.stop_reason()
 
     def _after_step(self, progress: JobProgress) -> None:
-        if self._schedule.due(progress):
+        if self._schedule.due(progress.job_samples):
             self._evaluate()
         if self._saving.checkpointer.due():
             self._saving.save()
