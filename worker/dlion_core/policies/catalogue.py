@@ -22,7 +22,7 @@ from dlion_core.policies.plugins import PolicyPlugin
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from dlion_api.spec import Spec
+    from dlion_api.spec import Optimizer, Spec
 
 GROUP: Final = "dlion.policies"
 
@@ -48,6 +48,9 @@ class Policy:
     lock_step: bool = False
     """Whether all workers make each update together from equal weights by the policy's own rule.
     A late worker must then join at an iteration."""
+    takes_momentum: bool = False
+    """Whether the policy applies the momentum of optimizer sgd to the step that all workers make,
+    if the parameter `outerMomentum` is not given. Local steps then have none."""
     replays: bool = False
     """Whether the machine handles `IterationReplayed` and tolerates differing replicas. A late
     worker can then catch up while the others continue."""
@@ -81,6 +84,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         declared.AdaptiveParameters,
         topologies=("allToAll",),
         own_pace=True,
+        takes_momentum=True,
     ),
     "ako": Policy(
         "One partition of the accumulated gradient at a time.",
@@ -190,6 +194,15 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         check=manifest_checks.twostep,
     ),
 }
+
+
+def local_optimizer(spec: Spec) -> Optimizer:
+    """The optimizer of a worker's own steps: sgd without momentum if the policy applies it."""
+    optimizer, exchange = spec.trainer.optimizer, spec.exchange
+    is_own = optimizer.name != "sgd" or exchange.parameters.get("outerMomentum") is not None
+    if is_own or not find(exchange.policy).takes_momentum:
+        return optimizer
+    return replace(optimizer, momentum=0.0, nesterov=False)
 
 
 def names() -> list[str]:

@@ -359,4 +359,8 @@ class AdaptiveParameters:
         above=0,
         maximum=10,
     )
-    outer_momentum: Momentum = setting("Nesterov momentum of the outer step.", default=0.0)
+    outer_momentum: Momentum | None = setting(
+        "Nesterov momentum of the outer step; by default that of optimizer sgd, and local steps"
+        " have none.",
+        default=None,
+    )

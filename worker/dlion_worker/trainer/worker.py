@@ -22,7 +22,7 @@ from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
-from dlion_core.policies.catalogue import has_barrier, messages_must_arrive
+from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages_must_arrive
 from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
@@ -162,7 +162,7 @@ class Worker:
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
-        optimizer = FlatOptimizer(trainer.optimizer, model.layout.size)
+        optimizer = FlatOptimizer(local_optimizer(self._job.spec), model.layout.size)
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
         self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(

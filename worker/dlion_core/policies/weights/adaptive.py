@@ -9,7 +9,9 @@ samples of the round, make the same outer step:
     d = sum_k (n_k / N) sent_k;  v <- m v + d
     anchor <- anchor - rate (d + m v)         (Nesterov; without momentum: rate d)
 
-and continue from the anchor. Batches follow capacity, so all reach the end of a round together.
+and continue from the anchor. m is the momentum of the optimizer sgd: it belongs to the step that
+all make together, from all samples, and local steps have none. Batches follow capacity, so all
+reach the end of a round together.
 
 `round_planner` chooses H for all, and for each worker how much it sends: as much as its narrowest
 link carries in a small part of the round. All workers use the largest H that a worker of the last
@@ -85,6 +87,10 @@ class AdaptiveLocalSteps(PeerMachine):
     def __init__(self, context: PolicyContext, parameters: AdaptiveParameters) -> None:
         super().__init__(context, SyncRule(slack=MAX_LOCAL_STEPS))
         self._parameters = parameters
+        optimizer = context.spec.trainer.optimizer
+        usual = optimizer.momentum if optimizer.name == "sgd" else 0.0
+        given = parameters.outer_momentum
+        self._momentum = np.float32(usual if given is None else given)
         coding = context.coding
         self._coding = Coding(
             ValueCodec(parameters.codec), IndexCodec.SMALLEST, coding.decimals, coding.seed
@@ -282,12 +288,11 @@ class AdaptiveLocalSteps(PeerMachine):
         for one in contributions.values():
             if one.part is not None:
                 one.part.add_to(mean_D, np.float32(one.samples / samples))
-        momentum = np.float32(self._parameters.outer_momentum)
-        if momentum:
+        if self._momentum:
             if self._velocity_D is None:
                 self._velocity_D = np.zeros_like(mean_D)
-            self._velocity_D = momentum * self._velocity_D + mean_D
-            mean_D += momentum * self._velocity_D
+            self._velocity_D = self._momentum * self._velocity_D + mean_D
+            mean_D += self._momentum * self._velocity_D
         mean_D *= np.float32(self._parameters.outer_learning_rate)
         self._anchor_D = self._anchor_D - mean_D
 

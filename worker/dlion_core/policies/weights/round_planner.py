@@ -4,17 +4,17 @@ Called by `adaptive`. One objective decides, the predicted progress per second. 
 a part p of the entries sent, and times in local steps, t of the transfer and l of the latency there
 and back, it is
 
-    H e(H) g(p) / (H + t + l),   e(H) = 1 / (1 + a (H - 1)),   g(p) = p^b.
+    H e(H) g(H / p) / (H + t + l + c),   e(H) = 1 / (1 + a (H - 1)),   g(x) = 1 / (1 + x / b).
 
-e: how much a sample is worth less because workers diverge during a round. g: how much is lost
-because only the largest entries travel at once. a and b are rough: with them H is 4 or 8 in the
-environments hetero-sys-a and two-clouds-hetero, where 4 was the best fixed H. t is limited to a
-part of H, as all wait for the transfer.
+e: how much a sample is worth less because workers diverge during a round. g: how much it is worth
+less because a change waits x = H / p steps in the mean until it travels. c: what a round costs
+beside that. a, b and c are rough: with them H is 2 in the environment hetero-sys-a and 4 in
+two-clouds-hetero, the best fixed ones there. t is limited to a part of H, as all wait for the
+transfer.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from dlion_core.codecs import coded_bytes, max_kept_entries
@@ -29,8 +29,11 @@ MAX_LOCAL_STEPS = 64
 STEP_LOSS = 0.03
 """a: by how much each further local step makes a sample worth less."""
 
-DENSITY_EXPONENT = 0.12
-"""b: how progress depends on the part of the entries that travels."""
+DELAY_STEPS = 1000
+"""b: after how many steps a change that travels is worth half."""
+
+ROUND_COST_STEPS = 0.1
+"""c: to wait for the slowest worker and to make the outer step."""
 
 _CHOICES = (1, 2, 4, 8, 16, 32, MAX_LOCAL_STEPS)
 
@@ -72,8 +75,9 @@ class RoundPlanner:
         count, rate = self.count(links, steps), self._bytes_per_step(links)
         transfer = 0.0 if rate is None else coded_bytes(count, self._size, self._coding) / rate
         latency = 2 * max(links.delay_steps.values(), default=0.0)
-        worth = math.pow(count / self._size, DENSITY_EXPONENT) / (1 + STEP_LOSS * (steps - 1))
-        return steps * worth / (steps + transfer + latency)
+        delay = 1 + steps * self._size / count / DELAY_STEPS
+        worth = 1 / delay / (1 + STEP_LOSS * (steps - 1))
+        return steps * worth / (steps + transfer + latency + ROUND_COST_STEPS)
 
     def _bytes_per_step(self, links: BudgetsChanged) -> float | None:
         """What the narrowest link carries during a step; None if no link's rate is known."""
