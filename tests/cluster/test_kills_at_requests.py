@@ -1,9 +1,9 @@
 """The operator, killed at each of its requests, which a proxy before an API server counts.
 
 Proves: killed just before and just after every single request that changes something in a job's
-life (the site's authority made; the job made with its claim; a run that takes the place of another,
-suspended, resumed, trained to its end; deleted; in the slow tier made smaller and larger, a lost
-pod; there at events, too), the operator leaves what an undisturbed life leaves, and nothing after
+life (a run that takes the place of another, trained to its end; deleted; in the slow tier also the
+job made with its claim, suspended, resumed, made smaller and larger, a lost pod; there at events,
+too), the operator leaves what an undisturbed life leaves, and nothing after
 the end. Left out: pods that run, other faults of the API server (test_api_faults).
 """
 
@@ -82,8 +82,9 @@ LIFE: dict[str, tuple[Act, Done]] = {
     "deleted again": DELETED,
 }
 """How each part of a job's life comes to be, and what holds once it has."""
-SHORT_LIFE = {part: each for part, each in LIFE.items() if part not in ("smaller", "larger")}
-"""Less the scaling, which changes what there is."""
+SHORT_LIFE = {part: LIFE[part] for part in ("another run", "ended", "deleted")}
+"""All workers made anew, the end, and the removal. A kill costs a start of the operator: the other
+parts are in the slow tier."""
 LOSS: dict[str, tuple[Act, Done]] = {
     "lost": (lose_worker, lambda it: len(workers(it)) == 3 and not has_silent_worker(it)),
     "deleted": DELETED,
