@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from published import BASELINES, FORMS, WITHDRAWN, Comparison
+from published import ADAPTIVE, BASELINES, FORMS, Comparison
+
+OF_IDEAL: Mapping[str, float] = {
+    **dict.fromkeys(("hetero-sys-a", "hetero-sys-b", "dynamic-sys-a"), 0.7),
+    **dict.fromkeys(("two-clouds", "two-clouds-hetero"), 0.6),
+    **dict.fromkeys(("three-low-one-high", "intercontinental"), 0.6),
+}
+"""What part of the ideal's speed `adaptive` has to have."""
 
 Document = Mapping[str, Any]
 Results = Mapping[str, tuple[Comparison, Document]]
@@ -34,8 +41,8 @@ class Verdict:
 def verdicts(results: Results) -> list[Verdict]:
     """Of all parts that were run, in the order of the page."""
     judges = {
-        "systems": _systems, "techniques": _techniques, "adacomp": _adacomp, "fedat": _fedat,
-        "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
+        "systems": _systems, "slides": _adaptive, "techniques": _techniques, "adacomp": _adacomp,
+        "fedat": _fedat, "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
     }  # fmt: skip
     found: list[Verdict] = []
     for part, judge in judges.items():
@@ -92,17 +99,12 @@ def _least(part: str, what: str, value: float | None, least: float, form: str = 
 def _systems(results: Results) -> Iterator[Verdict]:
     """As published: the largest speed-up in any environment, over the best and over each.
 
-    Below the bar it is judged once all environments are there. Never judged over a column that is
-    withdrawn, nor over the best where such a column is one of those compared.
+    Below the bar it is judged once all environments are there.
     """
     ((comparison, document),) = results.values()
     there, of = len(environments(document)), len(comparison.environments)
     for others, name in ((BASELINES, "the best"), *(((one,), one) for one in BASELINES)):
         what = f"largest speed-up of dlion, either form, over {name}"
-        if any(comparison.is_withdrawn(other) for other in others):
-            why = f"**withdrawn**: {WITHDRAWN}"
-            yield Verdict("systems", what, "≥ 2", None, met=None, why=why)
-            continue
         ratios = [
             ratio
             for environment in environments(document)
@@ -115,6 +117,25 @@ def _systems(results: Results) -> Iterator[Verdict]:
             yield Verdict("systems", what, "≥ 2", value, None, bound, f"{there} of {of} places")
         else:
             yield Verdict("systems", what, "≥ 2", value, met, bound)
+    yield from _adaptive(results)
+
+
+def _adaptive(results: Results) -> Iterator[Verdict]:
+    """`adaptive` and the ideal, and the soonest of all other systems, ours too."""
+    ((comparison, document),) = results.values()
+    for environment in environments(document):
+        least = OF_IDEAL.get(environment)
+        of_ideal = speed_up(document, environment, ADAPTIVE, ("ideal",))
+        if least is not None and of_ideal is not None:
+            value, _ = of_ideal
+            what = f"{environment}: adaptive, part of the ideal's speed"
+            yield _least(comparison.part, what, value, least)
+        others = [name for name in comparison.columns if name != ADAPTIVE]
+        over = speed_up(document, environment, ADAPTIVE, others)
+        value, bound = over or (None, False)
+        met = None if value is None else value > 1
+        what = f"{environment}: adaptive over the soonest of all others"
+        yield Verdict(comparison.part, what, "> 1", value, met, bound)
 
 
 def _techniques(results: Results) -> Iterator[Verdict]:

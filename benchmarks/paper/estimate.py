@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
-from published import Comparison, environment, scaled_evaluation, scaled_seconds
+from published import DECODED, Comparison, environment, scaled_evaluation, scaled_seconds
 
 from dlion_environments.loading import load_environment
 
@@ -25,6 +25,9 @@ MESSAGE_S = 1.5e-3
 
 EVALUATION = {"everySamples": 5000, "maxSamples": 2000}
 """Where the manifest does not say."""
+
+TUNING_SEEDS = 3
+"""Of `dlion compare`."""
 
 FINAL_SAMPLES, FORWARD_FRACTION = 10_000, 1 / 3
 """Held out, on which each replica is judged at the end; a forward pass of a gradient's cost."""
@@ -45,6 +48,7 @@ class Cost:
 def cost(comparison: Comparison, *, data: Path, keep_in: Path) -> Cost:
     """What a comparison's runs cost here."""
     programs = [s for s in comparison.settings if s.startswith("trainer.program")]
+    programs += DECODED.get(comparison.file, ())
     batch = max(1, comparison.batch // comparison.workers)
     key = f"{comparison.file.name} {' '.join(programs)} {batch}"
     path = keep_in / COSTS
@@ -76,8 +80,8 @@ def core_seconds(comparison: Comparison, cost: Cost, *, seeds: int, scale: float
     columns = len(comparison.columns) + comparison.with_ideal
     tuning = sum(len(rates) for rates in comparison.grids.values())
     runs = dict.fromkeys(comparison.environments, columns * seeds)
-    tuned_in = comparison.tuned_in or comparison.environments[0]
-    runs[tuned_in] = runs.get(tuned_in, 0) + tuning
+    for place in [comparison.tuned_in] if comparison.tuned_in else comparison.environments:
+        runs[place] = runs.get(place, 0) + TUNING_SEEDS * tuning
     seconds = scaled_seconds(comparison.seconds, scale)
     end_s = comparison.workers * FINAL_SAMPLES * FORWARD_FRACTION * cost.sample_s
     sample_s = _simulated_sample_s(comparison, cost, scale)

@@ -19,7 +19,7 @@ from bars import (
     row_of,
     speed_up,
 )
-from published import BASELINES, FORMS, WEIGHTED, WITHDRAWN, Comparison
+from published import ADAPTIVE, BASELINES, FORMS, WEIGHTED, Comparison
 
 from dlion_results.comparison import Goal
 from dlion_results.report.comparison_picture import write_comparison
@@ -29,19 +29,9 @@ if TYPE_CHECKING:
 
     from records import Piece
 
+OURS = (ADAPTIVE, *FORMS)
 NOT_KNOWN = "-"
 NAME = "paper"
-WITHDRAWN_ALL = (
-    "**Withdrawn: every comparison with `ako`, and every one with the best of several systems of"
-    f" which `ako` is one. {WITHDRAWN[0].upper()}{WITHDRAWN[1:]}; see"
-    " [docs/benchmarks.md](benchmarks.md#withdrawn-what-was-claimed-over-ako). The rows and the"
-    " pictures still show `ako` as it ran.**"
-)
-OVER_BEST_WITHDRAWN = "Over the best: withdrawn, as `ako` is one of those compared."
-WITHDRAWN_HERE = (
-    f"**Withdrawn: {WITHDRAWN}; see"
-    " [docs/benchmarks.md](benchmarks.md#withdrawn-what-was-claimed-over-ako).**"
-)
 
 
 def write_page(
@@ -61,8 +51,6 @@ def write_page(
     name_of_all = f"{NAME}-{edition}" if edition else NAME
     title = "# The published evaluations" + (f", {edition} edition" if edition else "")
     parts = [title, "", head, ""]
-    if any(_has_withdrawn(comparison) for comparison, _ in results.values()):
-        parts += [WITHDRAWN_ALL, ""]
     parts += _bars(judged)
     for name, (comparison, document) in results.items():
         own = [piece for piece in pieces if piece.comparison.name == name]
@@ -81,17 +69,11 @@ def write_page(
                 f"Run at {piece.commit}, {piece.seeds} seeds.",
                 "",
             ]
-            if _has_withdrawn(comparison):
-                parts += [WITHDRAWN_HERE, ""]
             parts += _tables(comparison, document, place)
             parts += ["", f"![{name} in {place}: accuracy, and time to the target]({picture})"]
     path = folder / f"{name_of_all}.md"
     path.write_text("\n".join(parts) + "\n")
     return path
-
-
-def _has_withdrawn(comparison: Comparison) -> bool:
-    return any(comparison.is_withdrawn(column) for column in comparison.columns)
 
 
 def _missing(comparison: Comparison, document: Document) -> list[str]:
@@ -105,11 +87,12 @@ def _facts(comparison: Comparison, document: Document) -> str:
         f"{family} {', '.join(f'{rate:g}' for rate in rates)}"
         for family, rates in comparison.grids.items()
     )
-    tuned_in = Path(comparison.tuned_in).stem
+    tuned_in = Path(comparison.tuned_in).stem if comparison.tuned_in else "each environment"
     return (
         f"`{file}`, {comparison.workers} workers, global batch {comparison.batch} at the start, "
         f"{document['seconds']:g} virtual seconds, target {document['targetAccuracy']:.0%}. "
-        f"Learning rates tried in `{tuned_in}`: {grids}."
+        f"Learning rates tried in {tuned_in}, with three other seeds, and further ones if the best "
+        f"is at an end: {grids}."
     )
 
 
@@ -131,14 +114,12 @@ def _tables(comparison: Comparison, document: Document, environment: str) -> lis
         return _table(comparison, document, rows, held=held, title=environment)
     lines: list[str] = []
     for title, ending in (("as published", ""), ("all with weighted batches", WEIGHTED)):
-        names = {"ideal", *FORMS, *(f"{name}{ending}" for name in BASELINES)}
-        own = [row for row in rows if row["variant"] in names]
         others = [f"{name}{ending}" for name in BASELINES]
+        names = {"ideal", *OURS, *others}
+        own = [row for row in rows if row["variant"] in names]
         words = f"{environment}, {title}"
-        lines += _table(comparison, document, own, held=list(FORMS), title=words)
-        is_withdrawn = any(comparison.is_withdrawn(other) for other in others)
-        over_best = _over_best(document, environment, others)
-        lines += ["", OVER_BEST_WITHDRAWN if is_withdrawn else over_best, ""]
+        lines += _table(comparison, document, own, held=list(OURS), title=words)
+        lines += ["", _over_best(document, environment, others), ""]
     return lines[:-1]
 
 
@@ -150,7 +131,7 @@ def _over_best(document: Document, environment: str, others: Sequence[str]) -> s
         if (value := median(row_of(document, environment, other), "accuracy")) is not None
     }
     words = []
-    for form in FORMS:
+    for form in OURS:
         sooner = _ratio(speed_up(document, environment, form, others))
         text = f"{form} over the best: {sooner} times as soon"
         if accuracies:
@@ -183,13 +164,8 @@ def _table(
         if comparison.part == "selective":
             value = bytes_per_worker(row, comparison)
             cells.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-        column = row["variant"]
-        if comparison.is_withdrawn(column):
-            cells += ["withdrawn"] * len(held)
-            column += " (momentum 0.9)"
-        else:
-            cells += [_held(document, row, name) for name in held]
-        lines.append(f"| {column} | " + " | ".join(cells) + " |")
+        cells += [_held(document, row, name) for name in held]
+        lines.append(f"| {row['variant']} | " + " | ".join(cells) + " |")
     return lines
 
 

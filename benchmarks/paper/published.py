@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
 """Relative, so that runs go on in another checkout."""
 CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
+DECODED = {
+    file: (
+        "trainer.dataset.format=npz",
+        f"trainer.dataset.path={data}/train.npz",
+        f"trainer.dataset.evaluationPath={data}/test.npz",
+    )
+    for file, data in ((CIFAR10, "cifar10"), (SLIDES, "cifar10"), (MNIST, "mnist"))
+}
+"""The images of the manifests' files as arrays (run.py makes them): to decode them takes seconds,
+and each of hundreds of runs would do it again."""
 MOBILENET = "trainer.program.builtin=mobilenet"
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
 ENVIRONMENTS = HERE / "environments"
@@ -27,27 +37,22 @@ PUBLISHED = (
     "dynamic-sys-a", "intercontinental",
 )  # fmt: skip
 SLIDES_ENVIRONMENTS = ("three-low-one-high", "two-clouds", "two-clouds-hetero")
-FORMS, BASELINES = ("dlion", "dlion-published"), ("full", "ako", "gaia", "hop")
+FORMS, ADAPTIVE, BASELINES = (
+    ("dlion", "dlion-published"),
+    "adaptive",
+    ("full", "ako", "gaia", "hop"),
+)
 WEIGHTED = ", weighted"
 """Ends the name of a baseline's column with weighted batches."""
 
-WITHDRAWN = "ako ran with momentum 0.9, although its gradients come late"
-"""Why nothing is held against the columns that `Comparison.is_withdrawn` tells."""
 _NO_MOMENTUM = "trainer.optimizer.momentum=0"
+"""For gradients that come late: they build up with momentum (docs/exchange.md)."""
 _WHOLE_LINKS = "network.bandwidthFraction=1"
 """Published systems use all that links carry."""
 
 Grids: TypeAlias = "Mapping[str, tuple[float, ...]]"
-GRIDS: Grids = {
-    "dlion": (0.02, 0.05, 0.1),
-    "dlion-published": (0.02, 0.05, 0.1),
-    "full": (0.02, 0.05, 0.1),
-    "ako": (0.003, 0.01, 0.03),
-    "gaia": (0.01, 0.03, 0.1),
-    "hop": (0.01, 0.03, 0.1),
-    "ideal": (0.02, 0.05, 0.1),
-}
-"""Learning rates that are tried for each family. Late gradients want less (docs/exchange.md)."""
+RATES, RATES_WITHOUT_MOMENTUM = (0.02, 0.05, 0.1), (0.05, 0.1, 0.2)
+"""Learning rates that a column tries in each environment; further ones if the best is at an end."""
 
 TECHNIQUES: Mapping[str, tuple[str, str]] = {
     "weighted batches": ("batching.policy=even", "hetero-cpu-a"),
@@ -78,6 +83,7 @@ class Comparison:
     """For all columns."""
     with_ideal: bool = False
     tuned_in: str = ""
+    """The environment whose rates are used in all; empty: each has its own."""
     workers: int = 6
     batch: int = 192
     """Samples of all workers in an iteration, at the start."""
@@ -92,11 +98,6 @@ class Comparison:
         policy = re.search(r"exchange\.policy=([\w-]+)", self.columns.get(column, ""))
         return column if column in self.grids or policy is None else policy[1]
 
-    def is_withdrawn(self, column: str) -> bool:
-        """No claim is made over it: its workers wait for nobody, and it trains with momentum."""
-        settings = (*self.settings, *self.columns.get(column, "").split(";"))
-        return "synchronization.mode=asynchronous" in settings and _NO_MOMENTUM not in settings
-
     def arguments(self, *, seeds: int, scale: float, out: Path, data: Path) -> list[str]:
         """Of `dlion compare`."""
         words = [str(self.file), "--policies", "ideal" if self.with_ideal else ""]
@@ -106,9 +107,10 @@ class Comparison:
             words += ["--environment", environment(name)]
         for family, rates in self.grids.items():
             words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
-        for setting in self.settings:
+        for setting in (*self.settings, *DECODED.get(self.file, ())):
             words += ["--set", setting]
-        words += ["--tuned-in", environment(self.tuned_in or self.environments[0])]
+        if self.tuned_in:
+            words += ["--tuned-in", environment(self.tuned_in)]
         words += ["--target-accuracy", str(self.target), "--seeds", str(seeds)]
         words += ["--seconds", str(scaled_seconds(self.seconds, scale)), "--against", self.held]
         if scale < 1:  # else a short run would hardly be evaluated
@@ -144,7 +146,7 @@ def comparisons() -> list[Comparison]:
 def _systems() -> Comparison:
     return Comparison(
         part="systems", name="systems", file=CIFAR10, columns=_system_columns(),
-        environments=PUBLISHED, target=0.6, seconds=600, grids=GRIDS, held="dlion",
+        environments=PUBLISHED, target=0.6, seconds=600, grids=_system_grids(), held=ADAPTIVE,
         with_ideal=True,
     )  # fmt: skip
 
@@ -152,8 +154,8 @@ def _systems() -> Comparison:
 def _slides() -> Comparison:
     return Comparison(
         part="slides", name="slides", file=SLIDES, columns=_system_columns(),
-        environments=SLIDES_ENVIRONMENTS, target=0.6, seconds=1800, grids=GRIDS, held="dlion",
-        with_ideal=True, workers=4, batch=128,
+        environments=SLIDES_ENVIRONMENTS, target=0.6, seconds=1800, grids=_system_grids(),
+        held=ADAPTIVE, with_ideal=True, workers=4, batch=128,
     )  # fmt: skip
 
 
@@ -166,18 +168,32 @@ def _gpu() -> Comparison:
 
 
 def _system_columns() -> dict[str, str]:
-    """Both forms of dlion; each other system with even batches, and with weighted ones."""
-    weighting = f"exchange.policy=dlion-published;exchange.weighting=dlion_ratio;{_WHOLE_LINKS}"
-    columns = {"dlion": "exchange.policy=dlion", "dlion-published": weighting}
-    bare = f"knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false;{_WHOLE_LINKS}"
+    """Ours, both forms of dlion, and each other system with even and with weighted batches."""
+    bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
+    columns = {
+        ADAPTIVE: f"exchange.policy=adaptive;{bare}",
+        "dlion": "exchange.policy=dlion",
+        "dlion-published": "exchange.policy=dlion-published;exchange.weighting=dlion_ratio;"
+        f"{_WHOLE_LINKS}",
+    }
+    bare = f"{bare};{_WHOLE_LINKS}"
     # gaia and hop keep a pace of their own; Ako's workers wait for nobody.
-    paces = {"ako": ";synchronization.mode=asynchronous"}
+    paces = {"ako": f";synchronization.mode=asynchronous;{_NO_MOMENTUM}"}
     for batching, ending in (("even", ""), ("weighted", WEIGHTED)):
         for name in BASELINES:
             columns[f"{name}{ending}"] = (
                 f"exchange.policy={name};batching.policy={batching};{bare}{paces.get(name, '')}"
             )
     return columns
+
+
+def _system_grids() -> Grids:
+    """Each column chooses its own rate: what suits even batches need not suit weighted ones."""
+    columns = {**_system_columns(), "ideal": ""}
+    return {
+        name: RATES_WITHOUT_MOMENTUM if _NO_MOMENTUM in settings else RATES
+        for name, settings in columns.items()
+    }
 
 
 def _techniques() -> list[Comparison]:
@@ -192,8 +208,7 @@ def _techniques() -> list[Comparison]:
                 f"{name} alone": ";".join(other for other in every if other != off),
                 "none of the four": ";".join(every),
             },
-            target=0.6, seconds=600, grids={"dlion": GRIDS["dlion"]}, held="dlion",
-            tuned_in="hetero-sys-a",
+            target=0.6, seconds=600, grids={"dlion": RATES}, held="dlion",
         )
         for name, (off, place) in TECHNIQUES.items()
     ]  # fmt: skip
@@ -215,7 +230,7 @@ def _adacomp() -> list[Comparison]:
             environments=(f"mnist-{n}", *(("mnist-20-crash",) if n == 20 else ())),
             settings=(f"sites[0].groups[0].workers={n}", _batch(10 * n)), target=0.97,
             seconds=24_000 // n, grids={"async": (0.2, 0.5, 1.0), "adacomp": (1.0, 2.0, 4.0)},
-            held="adacomp float16, coded", workers=n, batch=10 * n,
+            held="adacomp float16, coded", tuned_in=f"mnist-{n}", workers=n, batch=10 * n,
         )
         for n in (5, 10, 20, 40)
     ]  # fmt: skip

@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from published import CIFAR10, HERE, MNIST, MOBILENET, SLIDES, Comparison, environment
+from published import (
+    ADAPTIVE,
+    CIFAR10,
+    HERE,
+    MNIST,
+    MOBILENET,
+    SLIDES,
+    Comparison,
+    environment,
+)
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.document import to_document
 from dlion_environments.loading import load_environment
+from dlion_environments.plan import MESSAGE_OVERHEAD_BYTES
 
 NAME = "reduced"
 
@@ -49,8 +59,12 @@ NETWORKS: Mapping[Path, Network] = {
 IN_MOBILENETS_PLACE = Network(_CIFAR10, 39_178, 3_239_114)
 
 TIME = 0.5
-TIMES: Mapping[str, float] = {"adacomp": 1.0}
-"""Of the published virtual time; of parts that TIMES names, that."""
+TIMES: Mapping[str, float] = {"systems": 1 / 3, "slides": 1 / 6, "gpu": 1 / 3, "adacomp": 1.0}
+"""Of the published virtual time; of parts that TIMES names, that: of systems about eight times what
+the ideal takes to the target."""
+
+EVALUATION = "trainer.evaluation.everySamples=5000"
+"""Of systems: between two evaluations less than a quarter of the ideal's time passes."""
 
 TARGET = 0.35
 TARGETS: Mapping[str, float] = {"fedat": 0.15, "adacomp": 0.95}
@@ -74,22 +88,34 @@ class Reduction:
             return comparison
         if MOBILENET in comparison.settings:
             network = IN_MOBILENETS_PLACE
-        names = {comparison.tuned_in or comparison.environments[0], *comparison.environments}
-        places = {name: self._slowed(name, network.factor) for name in sorted(names)}
+        names = {*comparison.environments, *filter(None, [comparison.tuned_in])}
+        is_scaled = comparison.columns.keys() >= {ADAPTIVE}
+        places = {
+            name: self._slowed(name, network.factor, overhead=is_scaled) for name in sorted(names)
+        }
         program = f"trainer.program={{file: {network.program.relative_to(HERE)}}}"
         return replace(
             comparison,
-            settings=(program, *(one for one in comparison.settings if one != MOBILENET)),
+            settings=(
+                program,
+                *((EVALUATION,) if comparison.columns.keys() >= {ADAPTIVE} else ()),
+                *(one for one in comparison.settings if one != MOBILENET),
+            ),
             environments=tuple(places[name] for name in comparison.environments),
-            tuned_in=places[comparison.tuned_in or comparison.environments[0]],
+            tuned_in=places.get(comparison.tuned_in, ""),
             target=TARGETS.get(comparison.part, TARGET),
             seconds=round(TIMES.get(comparison.part, TIME) * comparison.seconds),
         )
 
-    def _slowed(self, name: str, factor: float) -> str:
-        """The file of that environment with every rate times the factor."""
+    def _slowed(self, name: str, factor: float, *, overhead: bool) -> str:
+        """The file of that environment with every rate times the factor; what messages take beside
+        their payload, too, if `overhead`."""
         document = slowed(to_document(load_environment(environment(name))), factor)
-        path = self.folder / f"{factor:.4f}" / f"{name}.yaml"
+        kind = f"{factor:.4f}"
+        if overhead:
+            document["messageOverheadBytes"] = max(1, round(factor * MESSAGE_OVERHEAD_BYTES))
+            kind += "-messages"
+        path = self.folder / kind / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o644)
         return str(path)

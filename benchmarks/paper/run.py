@@ -29,9 +29,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import estimate
+import numpy as np
 from bars import Results, verdicts
 from page import write_page
-from published import CIFAR10, MNIST, Comparison, Grids, comparisons, scaled_seconds
+from published import CIFAR10, MNIST, Comparison, comparisons, scaled_seconds
 from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
 from reduced_edition import NETWORKS, Reduction
@@ -39,6 +40,7 @@ from reduced_edition import NETWORKS, Reduction
 from dlion_api.atomic_file import write_atomically
 from dlion_cli.commands.local.compare import COMPARISON, compare
 from dlion_results.comparison import VariantRow
+from dlion_worker.training.datasets.tfrecord import TFRecordSource
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from local_runs import commit
@@ -50,6 +52,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.remake:
         return _report(_all_recorded(arguments), arguments, arguments.page)
+    arguments.data = decoded(arguments.data, arguments.out / "data")
     chosen = _chosen(arguments)
     if not chosen:
         sys.exit("nothing is left to run: look at --only and --environments")
@@ -103,6 +106,22 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+def decoded(data: Path, folder: Path) -> Path:
+    """The folder, with the arrays of all images in `data` (published.DECODED)."""
+    for name in ("cifar10", "mnist"):
+        for part in ("train", "test"):
+            path = folder / name / f"{part}.npz"
+            if path.exists():
+                continue
+            source = TFRecordSource(data / name / f"{part}.tfrecord")
+            arrays = io.BytesIO()
+            images = source.read(np.arange(len(source.labels)))
+            np.savez(arrays, x=images, y=source.labels)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, arrays.getvalue(), mode=0o644)
+    return folder
+
+
 def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
     """The comparisons asked for, each with the environments asked for."""
     chosen = []
@@ -121,12 +140,10 @@ def _chosen(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _edition(arguments: argparse.Namespace) -> list[Comparison]:
-    """Everything. Rates are chosen in the first environment, whichever are asked for."""
-    every = [replace(one, tuned_in=one.tuned_in or one.environments[0]) for one in comparisons()]
     if not arguments.reduced:
-        return every
+        return comparisons()
     reduction = Reduction(_root(arguments) / "environments")
-    return [reduction.of(one) for one in every]
+    return [reduction.of(one) for one in comparisons()]
 
 
 def _by_environment(comparison: Comparison) -> list[Comparison]:
@@ -190,9 +207,7 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
     """One environment's runs; recorded where a page is asked for."""
     place = Path(comparison.environments[0]).stem
     print(f"\n== {comparison.name}, {place} ==", flush=True)
-    grids = rates_to_try(comparison, arguments) if arguments.page else comparison.grids
-    asked = replace(comparison, grids=grids)
-    words = [*_words(asked, arguments), "--jobs", str(arguments.jobs)]
+    words = [*_words(comparison, arguments), "--jobs", str(arguments.jobs)]
     done = subprocess.run([sys.executable, "-m", "dlion_cli", "compare", *words], check=False)
     if done.returncode:
         sys.exit(done.returncode)
@@ -205,22 +220,6 @@ def _run(comparison: Comparison, arguments: argparse.Namespace) -> Piece:
     if arguments.page:
         print(f"Recorded: {record(arguments.edition, piece)}", flush=True)
     return piece
-
-
-def rates_to_try(comparison: Comparison, arguments: argparse.Namespace) -> Grids:
-    """Of a comparison in one environment. Where another one of it is recorded, the rates that were
-    chosen for that: on another machine others may do best, by chance. In the environment in which
-    rates are chosen they are chosen anew."""
-    (own,) = comparison.environments
-    if own == comparison.tuned_in:
-        return comparison.grids
-    (whole,) = (one for one in _edition(arguments) if one.name == comparison.name)
-    for place in (one for one in whole.environments if one != own):
-        piece = recorded(arguments.edition, replace(comparison, environments=(place,)))
-        if piece is not None:
-            chosen = {comparison.family(row.variant): (row.learning_rate,) for row in piece.rows}
-            return {family: chosen.get(family, rates) for family, rates in comparison.grids.items()}
-    return comparison.grids
 
 
 def _report(pieces: Sequence[Piece], arguments: argparse.Namespace, folder: Path) -> int:

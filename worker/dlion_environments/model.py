@@ -204,6 +204,10 @@ class Environment:
         "for the simulator: what one relative unit computes.",
         default=10.0, above=0, maximum=1e9, unit="samples/s",
     )  # fmt: skip
+    message_overhead_bytes: int | None = setting(
+        "for the simulator: what a message takes of a link beside its payload; default: 128.",
+        default=None, minimum=0, maximum=65536, unit="bytes",
+    )  # fmt: skip
     link_shape: Literal["sharedUplink", "perPeer"] = setting(
         "whether a worker's rates are shared by all its links, or each link has them.",
         default="sharedUplink",

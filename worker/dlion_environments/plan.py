@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from dlion_api.names import Rank, WorkerIdentity
 
+MESSAGE_OVERHEAD_BYTES = 128
+"""Of a message beside its payload: its frame's fields, HTTP/2 and a TLS record."""
 BYTES_PER_MBIT = 125_000
 
 SEGMENT_BYTES = 1448
@@ -152,6 +154,8 @@ class Plan:
     stragglers: tuple[Straggler, ...] = ()
     absences: tuple[Absence, ...] = ()
     """In order of worker and time; those of one worker do not overlap."""
+    message_overhead_bytes: int = MESSAGE_OVERHEAD_BYTES
+    """For virtual time: takes link time, but counters count payloads only, as on a real link."""
     probed_bytes_per_s: Mapping[tuple[Rank, Rank], float] = field(default_factory=dict)
     """For virtual time: result of the first probe of a link (sender, receiver), if it is known to
     differ from the link's rate."""

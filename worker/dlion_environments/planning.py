@@ -13,6 +13,7 @@ from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_environments.plan import (
     BYTES_PER_MBIT,
+    MESSAGE_OVERHEAD_BYTES,
     Conditions,
     ConditionsChange,
     Pipe,
@@ -95,6 +96,9 @@ def plan_environment(
         workers=workers,
         core_scale=scale,
         samples_per_s_per_core=environment.samples_per_s_per_core,
+        message_overhead_bytes=MESSAGE_OVERHEAD_BYTES
+        if environment.message_overhead_bytes is None
+        else environment.message_overhead_bytes,
         initial=timeline[0][1],
         changes=tuple(ConditionsChange(time_s, conditions) for time_s, conditions in timeline[1:]),
         stragglers=stragglers_of(environment, duration_s),

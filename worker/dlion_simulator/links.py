@@ -20,15 +20,12 @@ from dlion_core.policies.interface import Message
 from dlion_simulator.clock import VirtualClock
 from dlion_simulator.network import VirtualNetwork, VirtualTransfer
 
-HEADER_BYTES = 128
-"""Overhead of a message: its frame's fields, HTTP/2 and a TLS record. It takes link time, but
-counters count payloads only, as on a real link."""
-
 
 class VirtualLink:
     """A one-way link, down until `open`; `deliver` receives the messages in order.
 
-    `give_up` is called with a reason if the queue is full; it closes the link.
+    `overhead_bytes` of each message take link time beside its payload. `give_up` is called with a
+    reason if the queue is full; it closes the link.
     """
 
     def __init__(
@@ -39,12 +36,13 @@ class VirtualLink:
         sender: Rank,
         receiver: Rank,
         rule: QueueRule,
+        overhead_bytes: int,
         deliver: Callable[[Message], None],
         give_up: Callable[[str], None],
     ) -> None:
         self._clock, self._network = clock, network
         self._sender, self._receiver = sender, receiver
-        self._rule = rule
+        self._rule, self._overhead_bytes = rule, overhead_bytes
         self._deliver, self._give_up = deliver, give_up
         self._connection_count = 0
         self.is_up = False
@@ -97,7 +95,7 @@ class VirtualLink:
             )
 
         transfer = self._network.begin(
-            self._sender, self._receiver, size_bytes + HEADER_BYTES, transfer_done
+            self._sender, self._receiver, size_bytes + self._overhead_bytes, transfer_done
         )
         self._pulls.append(transfer)
 
@@ -182,7 +180,7 @@ class VirtualLink:
         transfer = self._network.begin(
             self._sender,
             self._receiver,
-            message.size_bytes + HEADER_BYTES,
+            message.size_bytes + self._overhead_bytes,
             lambda: self._transfer_done(lane, message),
         )
         self._in_flight[lane] = (transfer, message)

@@ -27,7 +27,7 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
-from dlion_core.policies.catalogue import messages_must_arrive
+from dlion_core.policies.catalogue import local_optimizer, messages_must_arrive
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_core.topology.topology import neighbours_of
@@ -235,7 +235,7 @@ class Simulation:
     ) -> WorkerParts:
         job, rank = self._job, identity.rank
         model = self._template_model.sibling(seed=job.spec.trainer.seed, rank=rank)
-        optimizer = FlatOptimizer(job.spec.trainer.optimizer, model.layout.size)
+        optimizer = FlatOptimizer(local_optimizer(job.spec), model.layout.size)
         replica = LocalReplica(job, rank, model, optimizer)
         return WorkerParts(
             job=job,
@@ -269,6 +269,7 @@ class Simulation:
                 sender=sender,
                 receiver=receiver,
                 rule=QueueRule.KEEP if keep else QueueRule.NEWEST,
+                overhead_bytes=self._plan.message_overhead_bytes,
                 deliver=partial(self._deliver, sender, receiver),
                 give_up=partial(self._churn.give_up, sender, receiver),
             )

@@ -53,7 +53,7 @@ class Setting:
         self.links = {
             (sender, receiver): VirtualLink(
                 self.clock, self.network, sender=sender, receiver=receiver, rule=QueueRule.KEEP,
-                deliver=lambda _message: None, give_up=lambda _reason: None,
+                overhead_bytes=0, deliver=lambda _message: None, give_up=lambda _reason: None,
             )
             for sender in RANKS for receiver in RANKS if sender != receiver
         }  # fmt: skip

@@ -7,9 +7,9 @@ import pytest
 from dlion_api.names import Rank
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies.interface import Message, MessageKind
-from dlion_environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_environments.plan import MESSAGE_OVERHEAD_BYTES, Conditions, Pipe, WorkerConditions
 from dlion_simulator.clock import VirtualClock
-from dlion_simulator.links import HEADER_BYTES, MAX_QUEUED_MESSAGES, VirtualLink
+from dlion_simulator.links import MAX_QUEUED_MESSAGES, VirtualLink
 from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
 
 RATE = 1e6
@@ -30,6 +30,7 @@ class Setting:
             self.network,
             sender=Rank(0),
             receiver=Rank(1),
+            overhead_bytes=MESSAGE_OVERHEAD_BYTES,
             rule=rule,
             deliver=lambda m: self.delivered.append((m.iteration, self.clock.now_s)),
             give_up=self.give_up,
@@ -52,7 +53,7 @@ class Setting:
 
 
 def gradient(iteration: int, size: int) -> Message:
-    return Message(MessageKind.GRADIENT, iteration, payload=bytes(size - HEADER_BYTES))
+    return Message(MessageKind.GRADIENT, iteration, payload=bytes(size - MESSAGE_OVERHEAD_BYTES))
 
 
 def test_messages_keep_their_order_and_a_latency_does_not_hold_the_link() -> None:
@@ -66,7 +67,7 @@ def test_messages_keep_their_order_and_a_latency_does_not_hold_the_link() -> Non
 
 def test_weights_travel_beside_gradients() -> None:
     it = Setting()
-    it.link.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(1_000_000 - HEADER_BYTES)))
+    it.link.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(1_000_000 - MESSAGE_OVERHEAD_BYTES)))
     it.link.push(gradient(2, 500_000))
     it.run_until(9.0)
     assert dict(it.delivered) == pytest.approx({2: 1.0, 1: 1.5})
@@ -145,7 +146,7 @@ def test_a_queue_at_its_bound_gives_the_link_up_where_nothing_may_give_way() -> 
 def test_a_state_travels_beside_messages_and_counts_as_sent() -> None:
     it = Setting(latency_s=0.25)
     taken: list[float] = []
-    it.link.pull(1_000_000 - HEADER_BYTES, lambda: taken.append(it.clock.now_s))
+    it.link.pull(1_000_000 - MESSAGE_OVERHEAD_BYTES, lambda: taken.append(it.clock.now_s))
     it.link.push(gradient(1, 500_000))
     it.run_until(9.0)
     assert dict(it.delivered) == pytest.approx({1: 1.25})
@@ -184,7 +185,7 @@ def test_a_gradient_that_gave_way_is_no_longer_queued() -> None:
     it = Setting(QueueRule.NEWEST)
     for iteration in (1, 2, 3):
         it.link.push(gradient(iteration, 1_000_000))
-    payload = 1_000_000 - HEADER_BYTES
+    payload = 1_000_000 - MESSAGE_OVERHEAD_BYTES
     state = it.link.state()
     assert (state.queued_bytes, state.unacknowledged_bytes) == (payload, payload)
     it.run_until(9.0)
