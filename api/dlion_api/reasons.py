@@ -70,6 +70,10 @@ class EventReason(StrEnum):
         "FoldedTogether",
         "two workers averaged their weights, or one took over weights that include all",
     )
+    ROUNDS_PLANNED = (
+        "RoundsPlanned",
+        "the links of a worker set another number of local steps for all (policy `adaptive`)",
+    )
     QUORUM_LOST = (
         "QuorumLost",
         "too few sites (`minSites`) are connected with a worker: it pauses",

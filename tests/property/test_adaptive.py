@@ -39,6 +39,7 @@ from dlion_core.policies.interface import (
     MessageKind,
     RejectMessage,
     ReplaceWeights,
+    ReportPlan,
     SendMessage,
     UpdateApplied,
 )
@@ -46,11 +47,12 @@ from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.parameters import AdaptiveParameters
 from dlion_core.policies.weights.round_planner import RoundPlanner
 from example_counts import examples
-from policy_cluster import LEARNING_RATE, linear_gradient, spec
+from policy_cluster import LEARNING_RATE, Replica, linear_gradient, spec
 from weighing_cluster import WeighingCluster, own_step, run_at_random
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
+    from dlion_core.policies.interface import Instruction
 
 seeds = st.integers(0, 2**32)
 batches = st.lists(st.integers(1, 6), min_size=2, max_size=4)
@@ -293,20 +295,50 @@ def test_a_transfer_takes_its_share_of_a_round_at_most(budget: int, steps: int) 
 @settings(max_examples=examples(60))
 def test_with_more_latency_rounds_are_no_shorter(budget: int, delay: float, factor: float) -> None:
     plan = planner()
-    steps = plan.local_steps(links(budget, delay=delay))
-    assert plan.local_steps(links(budget, delay=factor * delay)) >= steps
+    steps = plan.local_steps(links(budget, delay=delay), 1)
+    assert plan.local_steps(links(budget, delay=factor * delay), steps) >= steps
 
 
 def test_rounds_are_short_on_fast_links_and_long_on_slow_ones() -> None:
     plan = planner()
-    by_delay = [plan.local_steps(links(10**6, delay=steps)) for steps in (0, 1, 5, 50)]
+    by_delay = [plan.local_steps(links(10**6, delay=steps), 1) for steps in (0, 1, 5, 50)]
     assert by_delay == [2, 8, 16, 64]
-    assert plan.local_steps(links(64)) == 4
+    assert plan.local_steps(links(64), 1) == 4
+
+
+def test_a_little_better_is_no_reason_to_change() -> None:
+    plan = planner()
+    chosen = [plan.local_steps(links(1500), current) for current in (1, 2, 4, 8)]
+    assert chosen == [1, 2, 1, 1], "1 is best; 2 is worse by less than a hundredth"
+
+
+@given(seed=seeds)
+@settings(max_examples=examples(10))
+def test_the_worker_whose_links_change_all_rounds_says_why(seed: int) -> None:
+    """And no other; once, as it goes on like that."""
+    reports: list[tuple[Rank, str]] = []
+
+    class Reporting(WeighingCluster):
+        def _carry_out(self, replica: Replica, instruction: Instruction) -> None:
+            if isinstance(instruction, ReportPlan):
+                reports.append((replica.rank, instruction.text))
+            else:
+                super()._carry_out(replica, instruction)
+
+    cluster = Reporting(job(), [1, 1, 1], seed=seed % 999)
+    for rank in cluster.ranks:
+        peers = {peer: 10**6 for peer in cluster.ranks if peer != rank}
+        delays = dict.fromkeys(peers, 5.0 if rank == ONE else 0.0)
+        cluster.handle(rank, BudgetsChanged(peers, delays))
+    run_at_random(cluster, seed, steps=40)
+    assert [rank for rank, _ in reports] == [ONE]
+    assert "rounds of 16 local steps" in reports[0][1]
+    assert "to worker 0, carries" in reports[0][1]
 
 
 def test_what_the_manifest_sets_is_not_chosen() -> None:
     plan = planner(local_steps=3, density=0.1)
-    assert plan.local_steps(links(300)) == 3
+    assert plan.local_steps(links(300), 1) == 3
     assert plan.count(links(300), 3) == 4000
     assert planner().count(links(), 1) == 40_000, "a link of unknown rate carries all"
 

@@ -49,6 +49,7 @@ FORWARDED_REASONS = frozenset(
         EventReason.RECORDS_DROPPED,
         EventReason.REPLICA_MISSING,
         EventReason.RESUMED,
+        EventReason.ROUNDS_PLANNED,
         EventReason.WORKER_LOST,
         EventReason.WORKER_REJOINED,
     }

@@ -32,6 +32,7 @@ from dlion_core.policies.interface import (
     MessageKind,
     RejectMessage,
     ReplaceWeights,
+    ReportPlan,
     SendMessage,
     SendWeights,
     UpdateApplied,
@@ -165,6 +166,10 @@ class InstructionExecutor:
                 self._replica.withhold(update_D)
             case RejectMessage(peer=peer, reason=reason):
                 self._refuse(peer, reason, self.progress.iteration)
+            case ReportPlan(text=text):
+                self._reporter.event(
+                    EventReason.ROUNDS_PLANNED, text, iteration=self.progress.iteration
+                )
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()

@@ -273,6 +273,13 @@ class RejectMessage:
     reason: str
 
 
+@dataclass(frozen=True)
+class ReportPlan:
+    """Report as an event what the policy has chosen, and why."""
+
+    text: str
+
+
 Instruction = (
     ApplyGradient
     | AverageWeights
@@ -283,6 +290,7 @@ Instruction = (
     | SendWeights
     | WithholdUpdate
     | RejectMessage
+    | ReportPlan
 )
 
 

@@ -49,7 +49,13 @@ from dlion_core.codecs import (
     require_finite,
 )
 from dlion_core.policies.gradient.entries import Residual, largest_indices
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.interface import (
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    ReportPlan,
+    SendMessage,
+)
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule
@@ -148,7 +154,7 @@ class AdaptiveLocalSteps(PeerMachine):
         if not self._parameters.error_feedback:
             self._residual = Residual.zeros(self.size)
         samples = min(self._samples, self._max_samples)
-        proposal = self._planner.local_steps(self.links)
+        proposal = self._planner.local_steps(self.links, self._local_steps)
         checksum = _checksum(self._anchor_D)
         self._own = _Contribution(checksum, samples, proposal, sent.part)
         head = _HEAD.pack(_CONTRIBUTION, checksum, samples, proposal)
@@ -273,13 +279,17 @@ class AdaptiveLocalSteps(PeerMachine):
         self._samples, self._has_closed = 0, True
         contributions = dict(sorted(contributions.items()))
         self._outer_step(contributions)
+        before = self._local_steps
         self._follow(end, max(one.local_steps for one in contributions.values()))
+        reported: list[Instruction] = []
+        if own.local_steps == self._local_steps != before:  # it is this worker's proposal
+            reported = [ReportPlan(self._planner.explanation(self.links, self._local_steps))]
         common = _most_common(one.checksum for one in contributions.values())
         if own.checksum == common:
-            return []
+            return reported
         holders = [rank for rank, one in contributions.items() if one.checksum == common]
         self._adopting = holders[0]
-        return [SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
+        return [*reported, SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
 
     def _outer_step(self, contributions: Mapping[Rank, _Contribution]) -> None:
         assert self._anchor_D is not None

@@ -35,6 +35,9 @@ DELAY_STEPS = 1000
 ROUND_COST_STEPS = 0.1
 """c: to wait for the slowest worker and to make the outer step."""
 
+MIN_GAIN = 0.01
+"""A change of H has to promise more than that."""
+
 _CHOICES = (1, 2, 4, 8, 16, 32, MAX_LOCAL_STEPS)
 
 
@@ -65,11 +68,28 @@ class RoundPlanner:
         least = max(1, int(self._parameters.min_density * self._size))
         return max(least, max_kept_entries(room, self._size, self._coding))
 
-    def local_steps(self, links: BudgetsChanged) -> int:
-        """Return the H with the greatest predicted progress per second."""
+    def local_steps(self, links: BudgetsChanged, current: int) -> int:
+        """Return the H with the greatest predicted progress per second.
+
+        It is the current one while no other is better by `MIN_GAIN`: measured rates vary.
+        """
         if self._parameters.local_steps is not None:
             return self._parameters.local_steps
-        return max(_CHOICES, key=lambda steps: self._progress(links, steps))
+        best = max(_CHOICES, key=lambda steps: self._progress(links, steps))
+        gain = self._progress(links, best) / self._progress(links, current)
+        return best if gain > 1 + MIN_GAIN else current
+
+    def explanation(self, links: BudgetsChanged, local_steps: int) -> str:
+        """Say what a round of that many steps sends and is expected to be worth here."""
+        count, rate = self.count(links, local_steps), self._bytes_per_step(links)
+        text = f"rounds of {local_steps} local steps; this worker sends {count / self._size:.2%} of"
+        text += (
+            f" the entries, predicted speed {self._progress(links, local_steps):.0%} of no exchange"
+        )
+        if rate is None:
+            return f"{text}; no link is measured yet"
+        peer = min(links.budget_bytes, key=links.budget_bytes.__getitem__)
+        return f"{text}; its narrowest link, to worker {peer}, carries {rate:,.0f} bytes in a step"
 
     def _progress(self, links: BudgetsChanged, steps: int) -> float:
         count, rate = self.count(links, steps), self._bytes_per_step(links)
