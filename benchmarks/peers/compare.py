@@ -1,6 +1,7 @@
 """DLion beside TensorFlow's own ring all-reduce: same network, model, data, batch and target.
 
     python benchmarks/peers/compare.py --data ../shared/data/cifar10 [--runs 5] [--whole]
+    python benchmarks/peers/compare.py --data DIR --policies adaptive dlion --runs 3 --alone
 
 As root. Four workers with links of 50, 35, 20 and 20 Mbit/s, in the network namespaces of
 `dlion run`; no quota but the machine's cores, which all share. One after the other:
@@ -8,7 +9,7 @@ As root. Four workers with links of 50, 35, 20 and 20 Mbit/s, in the network nam
 links without a limit (to the target, for its steps to it), then `dlion run` to the target, `--runs`
 times, each with its own seed. The strategy's time to the target is its steps times its seconds per
 step, unless `--whole` runs it to the end on the shaped links, too (hours). Time counts from the
-first step.
+first step. `--policies` are DLion's, taking turns; `--alone` leaves the strategy out.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class Mirrored:
     """By its own clock."""
 
 
-def document(data: Path, *, seed: int, stop: dict[str, float]) -> local_runs.Document:
+def document(
+    data: Path, *, seed: int, stop: dict[str, float], policy: str = "dlion"
+) -> local_runs.Document:
     """The job of both; `exchange` and what follows are DLion's alone."""
     return local_runs.job(
         name="peers",
@@ -75,7 +78,7 @@ def document(data: Path, *, seed: int, stop: dict[str, float]) -> local_runs.Doc
             "evaluation": {"everySamples": 20 * GLOBAL_BATCH, "maxSamples": 2000},
             "stop": stop,
         },
-        exchange={"policy": "dlion"},
+        exchange={"policy": policy},
         synchronization={"mode": "synchronous"},
         knowledgeTransfer={"policy": "best2all", "everySteps": 100},
     )
@@ -167,9 +170,10 @@ def _outcome(folder: Path, target: float) -> Mirrored:
     )
 
 
-def dlion(folder: Path, data: Path, seed: int) -> tuple[float, float | None]:
+def dlion(folder: Path, data: Path, seed: int, policy: str) -> tuple[float, float | None]:
     """Samples per second, and seconds to the target (mean over replicas)."""
-    job = document(data, seed=seed, stop={"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S})
+    stop = {"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S}
+    job = document(data, seed=seed, stop=stop, policy=policy)
     with local_runs.started(job, environment(shaped=True), folder) as run:
         run.finish()
     summary = json.loads((folder / "summary.json").read_text())
@@ -185,16 +189,31 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
-    parser.add_argument("--runs", type=int, default=5, help="of dlion")
+    parser.add_argument("--runs", type=int, default=5, help="of each policy")
+    parser.add_argument("--policies", nargs="+", default=["dlion"])
     parser.add_argument("--shaped-steps", type=int, default=25)
     parser.add_argument("--whole", action="store_true", help="the strategy to the target, shaped")
+    parser.add_argument("--alone", action="store_true", help="without the strategy")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     arguments = parser.parse_args()
-    data, out = arguments.data.resolve(), arguments.out
     print(
         f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a step"
     )
-    whole = arguments.whole
+    data = arguments.data.resolve()
+    step_s, reference_s = (None, None) if arguments.alone else _strategy(arguments, data)
+    outcomes: dict[str, list[tuple[float, float | None]]] = {}
+    for seed in range(1, arguments.runs + 1):
+        for policy in arguments.policies:
+            outcome = dlion(arguments.out / f"{policy}-{seed}", data, seed, policy)
+            _say(f"{policy}, seed {seed}", *outcome)
+            outcomes.setdefault(policy, []).append(outcome)
+    for policy, own in outcomes.items():
+        _sum_up(policy, own, step_s, reference_s)
+
+
+def _strategy(arguments: argparse.Namespace, data: Path) -> tuple[float, float | None]:
+    """Runs it; its seconds per step on the shaped links, and to the target."""
+    out, whole = arguments.out, arguments.whole
     shaped = mirrored(
         out / "mirrored-shaped",
         data,
@@ -212,22 +231,32 @@ def main() -> None:
         expected_s = free.steps_to_target * shaped.step_s
         print(f"  {free.steps_to_target:.0f} steps to {TARGET:.0%}; at {shaped.step_s:.2f} s each "
               f"on the shaped links: {expected_s:.0f} s")  # fmt: skip
-    rates, times = [], []
-    for seed in range(1, arguments.runs + 1):
-        rate, seconds = dlion(out / f"dlion-{seed}", data, seed)
-        _say(f"dlion, seed {seed}", rate, seconds)
-        rates.append(rate)
-        times.append(seconds)
-    rate = statistics.median(rates)
-    ratio = rate * shaped.step_s / GLOBAL_BATCH
-    print(f"dlion / MultiWorkerMirroredStrategy: {ratio:.1f} times the samples/s "
-          f"({min(rates):.0f} to {max(rates):.0f} samples/s)")  # fmt: skip
-    reference_s = shaped.seconds_to_target or expected_s
-    reached = [seconds for seconds in times if seconds is not None]
+    return shaped.step_s, shaped.seconds_to_target or expected_s
+
+
+def _sum_up(
+    policy: str,
+    outcomes: list[tuple[float, float | None]],
+    step_s: float | None,
+    reference_s: float | None,
+) -> None:
+    rates = [rate for rate, _ in outcomes]
+    reached = [seconds for _, seconds in outcomes if seconds is not None]
+    text = (
+        f"{policy}: {statistics.median(rates):.0f} samples/s ({min(rates):.0f} to {max(rates):.0f})"
+    )
+    if step_s is not None:
+        ratio = statistics.median(rates) * step_s / GLOBAL_BATCH
+        text += f", {ratio:.1f} times MultiWorkerMirroredStrategy's"
+    if reached:
+        middle = statistics.median(reached)
+        text += f"; {TARGET:.0%} after {middle:.0f} s ({min(reached):.0f} to {max(reached):.0f})"
+    text += f" in {len(reached)} of {len(outcomes)} runs"
     if reference_s and reached:
-        print(f"{TARGET:.0%} after {min(reached):.0f} to {max(reached):.0f} s in {len(reached)} of "
-              f"{len(times)} runs: {reference_s / max(reached):.1f} to "
-              f"{reference_s / min(reached):.1f} times sooner")  # fmt: skip
+        text += (
+            f": {reference_s / max(reached):.1f} to {reference_s / min(reached):.1f} times sooner"
+        )
+    print(text)
 
 
 def _say(what: str, samples_per_s: float, seconds: float | None) -> None:

@@ -270,7 +270,9 @@ def test_on_a_ring_neighbours_alone_are_linked_and_the_run_is_the_same_again(run
 def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path: Path) -> None:
     flags = (
         "--policies", "", "--variant", "whole:exchange.policy=full", "--seeds", "1",
-        "--learning-rates", "full:0.1,100", "-o", "json",
+        "--learning-rates", "full:0.1,100", "--tuning-seeds", "1", "--target-accuracy", "0.6",
+        "--set", "batching.globalBatchSize.initial=24",
+        "-o", "json",
     )  # fmt: skip
     first = compare(tmp_path, *flags)
     assert first.returncode == 0, first.stderr
@@ -281,7 +283,8 @@ def test_a_learning_rate_that_diverges_is_not_taken_and_not_tried_again(tmp_path
     (told,) = tmp_path.rglob("diverged.txt")
     assert "lr-100" in str(told)
     assert told.read_text()
-    assert len(times) == 2
+    assert {path.parents[1].name for path in times} == {"lr-0.0001", "lr-0.1", "lr-100"}
+    assert len(times) == 4, "three rates, and the best with the reported seed"
     assert compare(tmp_path, *flags).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
