@@ -63,7 +63,12 @@ class Mirrored:
 
 
 def document(
-    data: Path, *, seed: int, stop: dict[str, float], policy: str = "dlion"
+    data: Path,
+    *,
+    seed: int,
+    stop: dict[str, float],
+    policy: str = "dlion",
+    rate: float = LEARNING_RATE,
 ) -> local_runs.Document:
     """The job of both; `exchange` and what follows are DLion's alone."""
     return local_runs.job(
@@ -73,7 +78,7 @@ def document(
         global_batch=GLOBAL_BATCH,
         trainer={
             "dataset": {"format": "tfrecord", "evaluationPath": str(data / "test.tfrecord")},
-            "optimizer": {"name": "sgd", "learningRate": LEARNING_RATE, "momentum": MOMENTUM},
+            "optimizer": {"name": "sgd", "learningRate": rate, "momentum": MOMENTUM},
             "seed": seed,
             "evaluation": {"everySamples": 20 * GLOBAL_BATCH, "maxSamples": 2000},
             "stop": stop,
@@ -170,10 +175,12 @@ def _outcome(folder: Path, target: float) -> Mirrored:
     )
 
 
-def dlion(folder: Path, data: Path, seed: int, policy: str) -> tuple[float, float | None]:
+def dlion(
+    folder: Path, data: Path, *, seed: int, policy: str, rate: float
+) -> tuple[float, float | None]:
     """Samples per second, and seconds to the target (mean over replicas)."""
     stop = {"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S}
-    job = document(data, seed=seed, stop=stop, policy=policy)
+    job = document(data, seed=seed, stop=stop, policy=policy, rate=rate)
     with local_runs.started(job, environment(shaped=True), folder) as run:
         run.finish()
     summary = json.loads((folder / "summary.json").read_text())
@@ -191,20 +198,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of train/test.tfrecord")
     parser.add_argument("--runs", type=int, default=5, help="of each policy")
     parser.add_argument("--policies", nargs="+", default=["dlion"])
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="of DLion")
     parser.add_argument("--shaped-steps", type=int, default=25)
     parser.add_argument("--whole", action="store_true", help="the strategy to the target, shaped")
     parser.add_argument("--alone", action="store_true", help="without the strategy")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     arguments = parser.parse_args()
     print(
-        f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a step"
+        f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a step,"
+        f" learning rate {arguments.learning_rate:g} (of the strategy {LEARNING_RATE:g})"
     )
     data = arguments.data.resolve()
     step_s, reference_s = (None, None) if arguments.alone else _strategy(arguments, data)
     outcomes: dict[str, list[tuple[float, float | None]]] = {}
     for seed in range(1, arguments.runs + 1):
         for policy in arguments.policies:
-            outcome = dlion(arguments.out / f"{policy}-{seed}", data, seed, policy)
+            folder = arguments.out / f"{policy}-{seed}"
+            rate = arguments.learning_rate
+            outcome = dlion(folder, data, seed=seed, policy=policy, rate=rate)
             _say(f"{policy}, seed {seed}", *outcome)
             outcomes.setdefault(policy, []).append(outcome)
     for policy, own in outcomes.items():
