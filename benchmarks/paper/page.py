@@ -83,16 +83,19 @@ def _missing(comparison: Comparison, document: Document) -> list[str]:
 
 def _facts(comparison: Comparison, document: Document) -> str:
     file = comparison.file.resolve().relative_to(Path(__file__).resolve().parents[2])
+    families: dict[tuple[float, ...], list[str]] = {}
+    for family, rates in comparison.grids.items():
+        families.setdefault(rates, []).append(f"`{family}`")
     grids = "; ".join(
-        f"{family} {', '.join(f'{rate:g}' for rate in rates)}"
-        for family, rates in comparison.grids.items()
+        f"{', '.join(f'{rate:g}' for rate in rates)} ({', '.join(names)})"
+        for rates, names in families.items()
     )
     tuned_in = Path(comparison.tuned_in).stem if comparison.tuned_in else "each environment"
     return (
         f"`{file}`, {comparison.workers} workers, global batch {comparison.batch} at the start, "
         f"{document['seconds']:g} virtual seconds, target {document['targetAccuracy']:.0%}. "
-        f"Learning rates tried in {tuned_in}, with three other seeds, and further ones if the best "
-        f"is at an end: {grids}."
+        f"Learning rates tried first in {tuned_in}: {grids}. Three seeds chose that are not "
+        "reported (one, where the commit is older than 568593f)."
     )
 
 

@@ -205,8 +205,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     arguments = parser.parse_args()
     print(
-        f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a step,"
-        f" learning rate {arguments.learning_rate:g} (of the strategy {LEARNING_RATE:g})"
+        f"commit {local_runs.commit()}; links of {MBIT_PER_S} Mbit/s, {GLOBAL_BATCH} samples a "
+        f"step, learning rate {arguments.learning_rate:g} (of the strategy {LEARNING_RATE:g})"
     )
     data = arguments.data.resolve()
     step_s, reference_s = (None, None) if arguments.alone else _strategy(arguments, data)
