@@ -13,7 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
-from published import DECODED, Comparison, environment, scaled_evaluation, scaled_seconds
+from published import (
+    Comparison,
+    decoded_settings,
+    environment,
+    scaled_evaluation,
+    scaled_seconds,
+)
 
 from dlion_environments.loading import load_environment
 
@@ -48,7 +54,7 @@ class Cost:
 def cost(comparison: Comparison, *, data: Path, keep_in: Path) -> Cost:
     """What a comparison's runs cost here."""
     programs = [s for s in comparison.settings if s.startswith("trainer.program")]
-    programs += DECODED.get(comparison.file, ())
+    programs += decoded_settings(comparison.file)
     batch = max(1, comparison.batch // comparison.workers)
     key = f"{comparison.file.name} {' '.join(programs)} {batch}"
     path = keep_in / COSTS

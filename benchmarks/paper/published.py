@@ -18,16 +18,9 @@ if TYPE_CHECKING:
 HERE = Path(os.path.relpath(Path(__file__).resolve().parent))
 """Relative, so that runs go on in another checkout."""
 CIFAR10, SLIDES, MNIST = (HERE / f"{name}.yaml" for name in ("cifar10", "slides", "mnist"))
-DECODED = {
-    file: (
-        "trainer.dataset.format=npz",
-        f"trainer.dataset.path={data}/train.npz",
-        f"trainer.dataset.evaluationPath={data}/test.npz",
-    )
-    for file, data in ((CIFAR10, "cifar10"), (SLIDES, "cifar10"), (MNIST, "mnist"))
-}
-"""The images of the manifests' files as arrays (run.py makes them): to decode them takes seconds,
-and each of hundreds of runs would do it again."""
+DECODED: Mapping[Path, str] = {CIFAR10: "cifar10", SLIDES: "cifar10", MNIST: "mnist"}
+"""Data sets of manifests whose images run.py decodes into arrays: that takes seconds, and each of
+hundreds of runs would do it again."""
 MOBILENET = "trainer.program.builtin=mobilenet"
 WRONG_LABELS = HERE.parent / "wrong_labels" / "job.yaml"
 ENVIRONMENTS = HERE / "environments"
@@ -107,7 +100,7 @@ class Comparison:
             words += ["--environment", environment(name)]
         for family, rates in self.grids.items():
             words += ["--learning-rates", f"{family}:{','.join(map(str, rates))}"]
-        for setting in (*self.settings, *DECODED.get(self.file, ())):
+        for setting in (*self.settings, *decoded_settings(self.file)):
             words += ["--set", setting]
         if self.tuned_in:
             words += ["--tuned-in", environment(self.tuned_in)]
@@ -117,6 +110,15 @@ class Comparison:
             every = scaled_evaluation(scale)
             words += ["--set", f"trainer.evaluation.everySamples={every}"]
         return [*words, "--out", str(out), "--data-root", str(data)]
+
+
+def decoded_settings(file: Path) -> tuple[str, ...]:
+    """Those that take a manifest's decoded images, if there are such."""
+    if file not in DECODED:
+        return ()
+    folder = f"trainer.dataset.{{}}={DECODED[file]}"
+    train, test = folder.format("path"), folder.format("evaluationPath")
+    return ("trainer.dataset.format=npz", f"{train}/train.npz", f"{test}/test.npz")
 
 
 def scaled_seconds(seconds: int, scale: float) -> int:

@@ -24,7 +24,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ import estimate
 import numpy as np
 from bars import Results, verdicts
 from page import write_page
-from published import CIFAR10, MNIST, Comparison, comparisons, scaled_seconds
+from published import CIFAR10, DECODED, MNIST, Comparison, comparisons, scaled_seconds
 from records import Piece, figures, record, recorded
 from reduced_edition import NAME as REDUCED
 from reduced_edition import NETWORKS, Reduction
@@ -52,10 +52,11 @@ def main() -> int:
     arguments = _arguments()
     if arguments.remake:
         return _report(_all_recorded(arguments), arguments, arguments.page)
-    arguments.data = decoded(arguments.data, arguments.out / "data")
     chosen = _chosen(arguments)
     if not chosen:
         sys.exit("nothing is left to run: look at --only and --environments")
+    if names := {DECODED[one.file] for one in chosen if one.file in DECODED}:
+        arguments.data = decoded(arguments.data, arguments.out / "data", names)
     for comparison in chosen:
         print(f"{comparison.part}/{comparison.name}: {_checked(comparison, arguments)}", flush=True)
     if arguments.check:
@@ -106,14 +107,14 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def decoded(data: Path, folder: Path) -> Path:
-    """The folder, with the arrays of all images in `data` (published.DECODED)."""
-    for name in ("cifar10", "mnist"):
+def decoded(data: Path, folder: Path, names: Collection[str]) -> Path:
+    """The folder, with the arrays of all images of these data sets (published.DECODED)."""
+    for name in sorted(names):
         for part in ("train", "test"):
-            path = folder / name / f"{part}.npz"
-            if path.exists():
+            path, records = folder / name / f"{part}.npz", data / name / f"{part}.tfrecord"
+            if path.exists() and path.stat().st_mtime >= records.stat().st_mtime:
                 continue
-            source = TFRecordSource(data / name / f"{part}.tfrecord")
+            source = TFRecordSource(records)
             arrays = io.BytesIO()
             images = source.read(np.arange(len(source.labels)))
             np.savez(arrays, x=images, y=source.labels)

@@ -223,6 +223,20 @@ def test_a_speed_up_below_the_bar_is_judged_once_all_environments_are_there(
     assert every["largest speed-up of dlion, either form, over ako"].met is False
 
 
+@pytest.mark.parametrize(("time_s", "met"), [(40.0, True), (60.0, False), (None, False)])
+def test_adaptive_is_held_against_the_ideal_and_misses_where_it_never_arrives(
+    bars: ModuleType, published: ModuleType, time_s: float | None, met: bool
+) -> None:
+    columns = published.comparisons()[0].columns
+    rows = [row("hetero-sys-a", name, time_to_target_s=50.0) for name in columns]
+    rows = [one for one in rows if one["variant"] != "adaptive"]
+    rows.append(row("hetero-sys-a", "adaptive", time_to_target_s=time_s))
+    rows.append(row("hetero-sys-a", "ideal", time_to_target_s=30.0))
+    found = judged(bars, published, systems=document(*rows))
+    assert found["hetero-sys-a: adaptive, part of the ideal's speed"].met is met
+    assert found["hetero-sys-a: adaptive over the soonest of all others"].met is met
+
+
 def test_what_is_recorded_is_read_again(published: ModuleType, records: ModuleType) -> None:
     piece = a_piece(published, records)
     records.record("", piece)

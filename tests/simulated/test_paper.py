@@ -44,6 +44,8 @@ def test_a_part_runs_from_its_estimate_to_its_page_and_is_taken_up_again(tmp_pat
     assert "Only a look" in page
     ElementTree.parse(root / "images" / "paper-wrong-labels-intercontinental.svg")
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("events.jsonl")}
-    assert len(times) == 6  # three rates, of which one counts on, and three more columns
+    # Three rates or further ones, with three seeds each; then four columns.
+    assert len(times) >= 3 * 3 + 4
+    assert (len(times) - 4) % 3 == 0
     look(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in times} == times

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,19 +51,20 @@ class ChildProcesses:
                     raise DLionError("terminated")
                 child.start()
                 self._children.add(child)
-            try:
+            # Not `join` alone: `start` in another thread asks for the exit codes of all children,
+            # and each code can be read once.
+            wait([child.sentinel])
+            with self._lock:
                 child.join()
-            finally:
-                with self._lock:
-                    self._children.discard(child)
+                self._children.discard(child)
             assert child.exitcode is not None
             stderr = errors.read_text(errors="replace") if errors.exists() else ""
             return child.exitcode, stderr.strip()
 
     def terminate_all(self) -> None:
         """Terminate all processes; no new ones start."""
+        self._terminated = True  # before the lock: a start may hold it for seconds
         with self._lock:
-            self._terminated = True
             children = list(self._children)
         for child in children:
             child.terminate()

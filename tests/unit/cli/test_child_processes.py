@@ -3,6 +3,8 @@ after all were terminated. Leaves out: what the processes do."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from dlion_api.errors import DLionError
@@ -37,6 +39,14 @@ def test_a_process_that_was_killed_is_told_by_its_signal() -> None:
     assert exit_code_of(error) is ExitCode.UNAVAILABLE
     assert "SIGKILL" in message_of(error)
     assert "--jobs" in message_of(error)
+
+
+def test_each_of_several_at_a_time_has_its_own_exit_code() -> None:
+    """Though the start of one asks for the exit codes of all."""
+    processes = ChildProcesses()
+    with ThreadPoolExecutor(4) as threads:
+        codes = threads.map(lambda code: processes.run(fails, [str(code), ""])[0], range(1, 41))
+        assert list(codes) == list(range(1, 41))
 
 
 def test_nothing_begins_once_all_is_given_up() -> None:

@@ -9,8 +9,8 @@ and back, it is
 e: how much a sample is worth less because workers diverge during a round. g: how much it is worth
 less because a change waits x = H / p steps in the mean until it travels. c: what a round costs
 beside that. a, b and c are rough: with them H is 2 in the environment hetero-sys-a and 4 in
-two-clouds-hetero, the best fixed ones there. t is limited to a part of H, as all wait for the
-transfer.
+two-clouds-hetero, the best of those tried there (docs/decisions/0029). t is limited to a part of
+H, as all wait for the transfer.
 """
 
 from __future__ import annotations
