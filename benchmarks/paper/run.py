@@ -8,7 +8,7 @@
 
 `--data` holds cifar10/ and mnist/ with train.tfrecord and test.tfrecord each. Every part is one
 call of `dlion compare` or several for each environment (published.py says which); the same command
-goes on where it was broken off. Says first how long it will take at most, from gradients measured
+goes on where it was broken off. Says first about how long it will take, from gradients measured
 on this machine. Writes `results.json` and a page with pictures (`paper.md`) of these runs to OUT.
 `--page DIR` records the figures of each environment in the repository (records.py) as soon as its
 runs are done, at full scale and with five seeds, and puts a page of all that is recorded there.
@@ -192,7 +192,7 @@ def _checked(comparison: Comparison, arguments: argparse.Namespace) -> str:
 
 def _tell_time(chosen: list[Comparison], arguments: argparse.Namespace) -> None:
     total_s = 0.0
-    print("\nHow long it takes at most (gradients measured here; waiting workers take less):")
+    print("\nHow long it takes about, without further learning rates (gradients measured here):")
     for one in chosen:
         cost = estimate.cost(one, data=arguments.data, keep_in=arguments.out)
         core_s = estimate.core_seconds(one, cost, seeds=arguments.seeds, scale=arguments.scale)

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -37,6 +38,7 @@ class ChildProcesses:
         self._terminated = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
+        _start_server()
 
     def run(self, main: Callable[[list[str]], int], arguments: Sequence[str]) -> tuple[int, str]:
         """Run `main(arguments)` to its end; return exit code and standard error.
@@ -68,6 +70,18 @@ class ChildProcesses:
             children = list(self._children)
         for child in children:
             child.terminate()
+
+
+def _start_server() -> None:
+    """Start the process to fork from, without the terminal: TensorFlow's import writes to it."""
+    terminal, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 2)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        os.close(silent)
 
 
 def _run(main: Callable[[list[str]], int], arguments: list[str], errors: Path) -> None:

@@ -115,6 +115,8 @@ class AdaptiveLocalSteps(PeerMachine):
         self._end: int | None = None  # iteration at which the current round ends
         self._closed = 0  # the end of the last round
         self._own: _Contribution | None = None  # while the round waits for others
+        self._plan_text = ""
+        """Why it has proposed another H."""
         self._message: Message | None = None
         self._expected: set[Rank] = set()
         self._newcomers: set[Rank] = set()
@@ -155,6 +157,8 @@ class AdaptiveLocalSteps(PeerMachine):
             self._residual = Residual.zeros(self.size)
         samples = min(self._samples, self._max_samples)
         proposal = self._planner.local_steps(self.links, self._local_steps)
+        if proposal != self._local_steps:
+            self._plan_text = self._planner.explanation(self.links, proposal)
         checksum = _checksum(self._anchor_D)
         self._own = _Contribution(checksum, samples, proposal, sent.part)
         head = _HEAD.pack(_CONTRIBUTION, checksum, samples, proposal)
@@ -283,7 +287,7 @@ class AdaptiveLocalSteps(PeerMachine):
         self._follow(end, max(one.local_steps for one in contributions.values()))
         reported: list[Instruction] = []
         if own.local_steps == self._local_steps != before:  # it is this worker's proposal
-            reported = [ReportPlan(self._planner.explanation(self.links, self._local_steps))]
+            reported = [ReportPlan(self._plan_text)]
         common = _most_common(one.checksum for one in contributions.values())
         if own.checksum == common:
             return reported
