@@ -71,14 +71,14 @@ def test_a_killed_process_is_noticed_at_once_and_comes_back_as_a_new_incarnation
 ) -> None:
     for incarnation in (1, 2, 3):
         with peer(a, authorities, incarnation) as process:
-            assert a.wait_for(LinkUp).incarnation == incarnation
+            assert a.wait_for(LinkUp).epoch == incarnation
             gradient = Message(MessageKind.GRADIENT, incarnation, payload=os.urandom(2_000_000))
             a.exchange.send(Rank(1), gradient)
             # It says PROGRESS to every gradient that it gets.
             assert a.wait_for(MessageArrived).message.iteration == incarnation
             process.send_signal(signal.SIGKILL)
             down = a.wait_for(LinkDown)
-            assert down.incarnation == incarnation
+            assert down.epoch == incarnation
             assert "timeout" not in down.reason, "its connection ended: nobody waits for it"
 
 

@@ -376,15 +376,16 @@ def test_a_site_that_claims_to_be_another_is_refused(
 def test_an_older_incarnation_is_a_ghost_and_a_newer_one_replaces(start: Start) -> None:
     a, b = start(A), start(B)
     introduce(a, b)
-    assert a.wait_for(LinkUp).incarnation == 1
+    assert a.wait_for(LinkUp).epoch == 1
     again = start(B, incarnation=2)
     # A hears of it from nobody but itself: its hello also says where it is.
     again.exchange.set_members(Membership(2, JOB, 2, (a.member(), again.member())))
-    assert a.wait_for(LinkDown).incarnation == 1
-    assert a.wait_for(LinkUp).incarnation == 2
+    assert a.wait_for(LinkDown).epoch == 1
+    assert a.wait_for(LinkUp).epoch == 2
     assert "replaced" in b.wait_for(Refused).reason
     again.wait_for(LinkUp)
-    a.exchange.send(TO_B, gradient(1, 100))
+    a.exchange.send(TO_B, gradient(7, 100), epoch=1)  # meant for the replaced one
+    a.exchange.send(TO_B, gradient(1, 100), epoch=2)
     assert arrived(again).iteration == 1
 
 
@@ -478,7 +479,7 @@ def test_a_peer_that_breaks_the_protocol_is_refused_and_at_last_quarantined(
     assert not a.exchange.link_counters()[TO_B].connected
     again = start(B, incarnation=2)  # a restart clears it
     introduce(a, again, version=2)
-    a.wait_for(LinkUp, lambda event: event.incarnation == 2)
+    a.wait_for(LinkUp, lambda event: event.epoch == 4)
 
 
 def connections(proof: WorkerCredentials, address: str, count: int) -> list[grpc.Channel]:

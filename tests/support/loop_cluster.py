@@ -79,6 +79,7 @@ class Replica:
         self.model, self.iteration, self.samples = model, 0, 0
         self.taken = 0
         """States taken over from peers."""
+        self.blended = 0
         self._lock = threading.Lock()
         self.optimizer = SimpleNamespace(state=dict, restore=lambda _: None)
 
@@ -107,6 +108,13 @@ class Replica:
     def snapshot_for(self) -> StateSnapshot:
         with self._lock:
             return StateSnapshot(self.iteration, self.samples, self.model.weights_D.tobytes())
+
+    def blend(self, other_D: np.ndarray, fraction: float, since_D: np.ndarray | None) -> None:
+        """As `LocalReplica.blend`."""
+        with self._lock:
+            self.blended += 1
+            since_D = self.model.weights_D if since_D is None else since_D
+            self.model.weights_D += np.float32(fraction) * (other_D - since_D)
 
     def restore_from(self, snapshot: StateSnapshot) -> None:
         self.model.set_weights(np.frombuffer(bytes(snapshot.payload), np.float32))
@@ -141,14 +149,13 @@ class Network:
         self.up: dict[Rank, Node] = {}
         self._cut: set[Rank] = set()
         self._links: dict[tuple[Rank, Rank], queue.SimpleQueue[Any]] = {}
+        self._epochs: dict[frozenset[Rank], int] = {}
+        """How often the link of these two has come up."""
 
     def join(self, node: Node) -> None:
         with self._lock:
-            others = list(self.up.values())
             self.up[node.rank] = node
-            for a, b in [(node, other) for other in others] + [(other, node) for other in others]:
-                up = LinkUp(a.rank, a.incarnation, a.replica.iteration)
-                self._post(self._link(a.rank, b), up)
+            self._bring_up(node)
 
     def _link(self, sender: Rank, to: Node) -> queue.SimpleQueue[Any]:
         """The one link from that rank to that process, over all of the rank's incarnations."""
@@ -157,6 +164,14 @@ class Network:
             link = self._links[sender, to.rank] = queue.SimpleQueue()
             threading.Thread(target=self._carry, args=(link, to), daemon=True).start()
         return link
+
+    def _bring_up(self, node: Node) -> None:
+        for peer in self.up.keys() - {node.rank}:
+            pair = frozenset((node.rank, peer))
+            self._epochs[pair] = self._epochs.get(pair, 0) + 1
+        for a, b, link in self._links_of(node):
+            epoch = self._epochs[frozenset((a.rank, b.rank))]
+            self._post(link, LinkUp(a.rank, epoch, a.replica.iteration))
 
     def renew(self, node: Node) -> None:
         """Its links go down and come up again, for both ends."""
@@ -167,20 +182,20 @@ class Network:
         """Its links go down, for both ends."""
         with self._lock:
             self._cut.add(node.rank)
-            for a, link in self._links_of(node):
-                self._post(link, LinkDown(a.rank, a.incarnation, "cut"))
+            for a, _, link in self._links_of(node):
+                self._post(link, LinkDown(a.rank, 0, "cut"))
 
     def restore(self, node: Node) -> None:
         """They come up again."""
         with self._lock:
             self._cut.discard(node.rank)
-            for a, link in self._links_of(node):
-                self._post(link, LinkUp(a.rank, a.incarnation, a.replica.iteration))
+            self._bring_up(node)
 
-    def _links_of(self, node: Node) -> list[tuple[Node, queue.SimpleQueue[Any]]]:
+    def _links_of(self, node: Node) -> list[tuple[Node, Node, queue.SimpleQueue[Any]]]:
+        """Each of its links as sender, receiver and queue."""
         others = [other for other in self.up.values() if other is not node]
         pairs = [(node, other) for other in others] + [(other, node) for other in others]
-        return [(a, self._link(a.rank, b)) for a, b in pairs]
+        return [(a, b, self._link(a.rank, b)) for a, b in pairs]
 
     def leave(self, node: Node) -> None:
         with self._lock:
@@ -190,8 +205,12 @@ class Network:
             for other in self.up.values():
                 self._post(self._links[node.rank, other.rank], LinkDown(node.rank, 0, "killed"))
 
-    def send(self, sender: Rank, receiver: Rank, message: Message) -> None:
+    def send(
+        self, sender: Rank, receiver: Rank, message: Message, epoch: int | None = None
+    ) -> None:
         with self._lock:
+            if epoch not in {None, self._epochs.get(frozenset((sender, receiver)))}:
+                return
             link = self._links.get((sender, receiver))
             is_cut = not self._cut.isdisjoint((sender, receiver))
             if link is not None and sender in self.up and receiver in self.up and not is_cut:
@@ -276,8 +295,8 @@ class Node:
     def lacks_quorum(self) -> bool:
         return self.loop is not None and self.loop.lacks_quorum
 
-    def _send(self, peer: Rank, message: Message) -> None:
-        self._network.send(self.rank, peer, message)
+    def _send(self, peer: Rank, message: Message, epoch: int | None = None) -> None:
+        self._network.send(self.rank, peer, message, epoch)
 
     def _vanish_if_killed(self) -> None:
         if self._killed.is_set():

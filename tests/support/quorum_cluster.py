@@ -64,13 +64,14 @@ class Node:
             latest_directive=lambda: None, sendable_bytes=dict, one_way_delays_s=dict,
             set_iteration=lambda _iteration: None,
         )  # fmt: skip
+        self.inbox = EventInbox(self.send, clock_s=lambda: cluster.clock.now_s)
         dispatcher = EventDispatcher(
             InstructionExecutor(self.parts, self.progress, send=self.send, refuse=self._refuse),
+            self.inbox,
             due=lambda after_s: cluster.clock.after(after_s, self._look),
         )
         self.cycle = StepCycle(dispatcher, links, undo)  # type: ignore[arg-type]
         self.quorum_gate = self.cycle.dispatcher.quorum_gate
-        self.inbox = EventInbox(self.send, clock_s=lambda: cluster.clock.now_s)
         self.admission: VirtualAdmission | None = None
         self.lives: dict[Rank, int] = {}
         """Of each link that it believes to be up, which of its lives."""
@@ -84,7 +85,7 @@ class Node:
         spec, ranks = self.cluster.job.spec, self.cluster.ranks
         return build(spec, self.rank, LAYOUT, ranks, replica=self.replica)
 
-    def send(self, peer: Rank, message: Message) -> None:
+    def send(self, peer: Rank, message: Message, _epoch: int | None = None) -> None:
         self.cluster.send(self, peer, message)
 
     def _refuse(self, peer: Rank, reason: str, _iteration: int) -> None:
@@ -122,7 +123,7 @@ class Node:
         if self.is_gone:
             return
         match event:
-            case LinkUp(peer=peer, incarnation=life):
+            case LinkUp(peer=peer, epoch=life):
                 self.lives[peer] = life
             case LinkDown(peer=peer):
                 self.lives.pop(peer, None)

@@ -63,7 +63,6 @@ class VirtualConnections:
         self._present: set[Rank] = set()
         self._up: set[Pair] = set()
         self._silence_timers: dict[Pair, ScheduledEvent] = {}
-        self._connection_counts: dict[Pair, int] = {}
         """How often each pair was linked."""
         self._pending_link_down: dict[Pair, tuple[ScheduledEvent, LinkDown]] = {}
         """Pending LinkDown events by (receiver of the event, peer)."""
@@ -183,13 +182,11 @@ class VirtualConnections:
         self._open(pair)
         for rank, peer in (pair, pair[::-1]):
             self._deliver_link_down((rank, peer))
-            self._notify(
-                rank, LinkUp(peer, self._connection_counts[pair], self._iteration_of(peer))
-            )
+            epoch = self._link(rank, peer).epoch
+            self._notify(rank, LinkUp(peer, epoch, self._iteration_of(peer)))
 
     def _open(self, pair: Pair) -> None:
         self._up.add(pair)
-        self._connection_counts[pair] = self._connection_counts.get(pair, 0) + 1
         for sender, receiver in (pair, pair[::-1]):
             self._link(sender, receiver).open()
 
@@ -199,7 +196,7 @@ class VirtualConnections:
             self._link(sender, receiver).close()
 
     def _schedule_link_down(self, rank: Rank, peer: Rank, reason: str, *, after_s: float) -> None:
-        event = LinkDown(peer, self._connection_counts[_pair(rank, peer)], reason)
+        event = LinkDown(peer, self._link(rank, peer).epoch, reason)
         due = self._clock.after(after_s, partial(self._deliver_link_down, (rank, peer)))
         self._pending_link_down[rank, peer] = (due, event)
 

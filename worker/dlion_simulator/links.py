@@ -44,7 +44,8 @@ class VirtualLink:
         self._sender, self._receiver = sender, receiver
         self._rule, self._overhead_bytes = rule, overhead_bytes
         self._deliver, self._give_up = deliver, give_up
-        self._connection_count = 0
+        self.epoch = 0
+        """How often it was opened."""
         self.is_up = False
         """Whether messages pass."""
         self._last_due_s = 0.0
@@ -62,7 +63,7 @@ class VirtualLink:
 
     def open(self) -> None:
         """Let messages pass from now on."""
-        self._connection_count += 1
+        self.epoch += 1
         self.is_up = True
 
     def close(self) -> None:
@@ -84,14 +85,14 @@ class VirtualLink:
 
         `take` is called on arrival, unless the link was closed before.
         """
-        connection = self._connection_count
+        connection = self.epoch
 
         def transfer_done() -> None:
             self._pulls.remove(transfer)
             self._pulled_bytes += size_bytes
             self._clock.after(
                 self._network.latency_s(self._sender, self._receiver),
-                lambda: take() if self.is_up and connection == self._connection_count else None,
+                lambda: take() if self.is_up and connection == self.epoch else None,
             )
 
         transfer = self._network.begin(
@@ -115,9 +116,9 @@ class VirtualLink:
         )
         return self._budget.sendable_bytes(held)
 
-    def push(self, message: Message) -> None:
-        """Queue a message in its lane. A link that is down drops it."""
-        if not self.is_up:
+    def push(self, message: Message, epoch: int | None = None) -> None:
+        """Queue a message in its lane. A link that is down, or not in that epoch, drops it."""
+        if not self.is_up or epoch not in {None, self.epoch}:
             self._dropped += 1
             return
         lane = lane_of(message.kind)
@@ -188,11 +189,11 @@ class VirtualLink:
     def _transfer_done(self, lane: Lane, message: Message) -> None:
         """Deliver a message one latency after its last byte left, in order."""
         del self._in_flight[lane]
-        now_s, connection = self._clock.now_s, self._connection_count
+        now_s, connection = self._clock.now_s, self.epoch
         self._last_due_s = max(self._last_due_s, now_s + self.latency_s)
 
         def arrive() -> None:
-            if self.is_up and connection == self._connection_count:
+            if self.is_up and connection == self.epoch:
                 self._deliver(message)
 
         self._clock.after(self._last_due_s - now_s, arrive)

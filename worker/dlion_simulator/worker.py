@@ -97,12 +97,13 @@ class VirtualWorker:
         self.parts = parts
         self.rank = parts.rank
         self.progress = JobProgress()
+        self.inbox = EventInbox(self._send, clock_s=lambda: context.clock.now_s)
         dispatcher = EventDispatcher(
             InstructionExecutor(parts, self.progress, send=self._send, refuse=self._refuse),
+            self.inbox,
             due=lambda after_s: context.clock.after(after_s, self._check_quorum),
         )
         self.cycle = StepCycle(dispatcher, _SimulatedLinks(parts), _ProgressUndo(self.progress))
-        self.inbox = EventInbox(self._send, clock_s=lambda: context.clock.now_s)
         self.admission: VirtualAdmission | None = None
         """Set while the worker joins a run that may already be training."""
         self.phase = WorkerPhase.ENTERING
@@ -273,9 +274,9 @@ class VirtualWorker:
         if reason is not None:
             self._context.on_stop(self.rank, reason)
 
-    def _send(self, peer: Rank, message: Message) -> None:
+    def _send(self, peer: Rank, message: Message, epoch: int | None = None) -> None:
         self._exchanged_bytes += message.size_bytes
-        self.parts.links[peer].push(message)
+        self.parts.links[peer].push(message, epoch)
 
     def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
         raise rejection_error(

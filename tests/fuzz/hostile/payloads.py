@@ -214,7 +214,7 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
         _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
     )
     sent: list[Message] = []
-    inbox = EventInbox(lambda _, message: sent.append(message), clock_s=lambda: 0.0)
+    inbox = EventInbox(lambda _, message, epoch: sent.append(message), clock_s=lambda: 0.0)
     inbox.put(LinkUp(PEER, 1, 0))
     started = chance.random() < 0.7
     if started:

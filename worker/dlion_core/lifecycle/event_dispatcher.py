@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.departure_agreement import DepartureAgreement
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
@@ -25,11 +26,12 @@ class EventDispatcher:
     def __init__(
         self,
         instructions: InstructionExecutor,
+        inbox: EventInbox,
         *,
         due: Callable[[float], object] = lambda _after_s: None,
     ) -> None:
         """`due` is that of `QuorumGate`."""
-        self.instructions = instructions
+        self.instructions, self._inbox = instructions, inbox
         self.parts, self.progress = instructions.parts, instructions.progress
         self.has_barrier = has_barrier(self.parts.job.spec)
         """Whether an iteration's update waits for the peers' gradients."""
@@ -69,9 +71,7 @@ class EventDispatcher:
 
     def _answer(self, question: MessageArrived, role: JoinRole) -> None:
         """Answer a latecomer with this worker's progress."""
-        asked, done = question.message.iteration, self.progress.iteration
-        answer = join_barrier.join_answer(asked, done=done, role=role)
-        self.instructions.send(question.sender, answer)
+        self._inbox.answer(question, role, done=self.progress.iteration)
 
 
 def _is_question(event: Event) -> TypeGuard[MessageArrived]:

@@ -62,12 +62,13 @@ class EventInbox:
 
     def __init__(
         self,
-        send: Callable[[Rank, Message], None],
+        send: Callable[[Rank, Message, int], None],
         membership: Callable[[], Membership | None] = lambda: None,
         *,
         clock_s: Callable[[], float],
     ) -> None:
-        """`send(peer, message)` queues a message on a link. `membership`: the latest one known."""
+        """`send(peer, message, epoch)` queues a message on a link; a link that has been reopened
+        since that epoch drops it. `membership`: the latest one known."""
         self._send = send
         self._membership = membership
         self._clock_s = clock_s
@@ -80,8 +81,7 @@ class EventInbox:
         self._early_topology: list[Event] = []
         """Before the start: the latest topology change."""
         self.link_epochs: dict[Rank, int] = {}
-        """Linked peers, each with a number that changes when its link is re-established."""
-        self._last_epoch = 0
+        """Linked peers, each with the epoch of its link."""
         self.peers_ahead: dict[Rank, int] = {}
         """Peers that trained on while this worker adopted a state, with their link epochs then. It
         must catch up with them once it starts."""
@@ -194,8 +194,8 @@ class EventInbox:
             case TopologyChanged():
                 self._early_topology = [arrival]
                 return [arrival] if self._started else []
-            case LinkUp(peer=peer, iteration=iteration):
-                self._link_up(peer)
+            case LinkUp(peer=peer, epoch=epoch, iteration=iteration):
+                self._link_up(peer, epoch)
                 joined = MemberJoined(peer, iteration)
                 return [*self._left([peer]), joined] if self._started else []
             case LinkDown(peer=peer):
@@ -206,15 +206,25 @@ class EventInbox:
                 return self._message(arrival)
         return []
 
-    def _link_up(self, peer: Rank) -> None:
-        self._last_epoch += 1
-        self.link_epochs[peer] = self._last_epoch
+    def _link_up(self, peer: Rank, epoch: int) -> None:
+        self.link_epochs[peer] = epoch
         self.answers.pop(peer, None)
         if self.stop_message is not None:
-            self._send(peer, self.stop_message)
+            self._send(peer, self.stop_message, epoch)
         elif not self._started:
             # Sent before any answer on this link: a peer with our answer also has our question.
-            self._send(peer, join_barrier.join_request())
+            self._send(peer, join_barrier.join_request(), epoch)
+
+    def answer(self, question: MessageArrived, role: JoinRole, *, done: int) -> None:
+        """Answer a latecomer's question.
+
+        An answer is a promise, so it must not reach a peer that came back after its predecessor had
+        asked: `drain` has not returned that link's events yet, and this worker does not wait for
+        it. The link drops such an answer.
+        """
+        peer, asked = question.sender, question.message.iteration
+        if (epoch := self.link_epochs.get(peer)) is not None:
+            self._send(peer, join_barrier.join_answer(asked, done=done, role=role), epoch)
 
     def _link_down(self, peer: Rank) -> list[Event]:
         self.link_epochs.pop(peer, None)
@@ -285,7 +295,5 @@ class EventInbox:
             return [arrival]
         if (progress := join_barrier.as_progress(parsed)) is not None:
             self.early_messages.append(MessageArrived(arrival.sender, progress))
-        self._send(
-            arrival.sender, join_barrier.join_answer(parsed, done=self.iteration, role=JoinRole.OUT)
-        )
+        self.answer(arrival, JoinRole.OUT, done=self.iteration)
         return []

@@ -13,12 +13,13 @@ from dlion_core.policies.interface import MessageArrived
 class LinkUp:
     """The link to a peer carries messages in both directions from now on.
 
-    `iteration` is the peer's last finished one when it sent the hello that opened the link. Nothing
-    that the peer sent before will arrive any more.
+    `epoch` grows with every connection of this link. `iteration` is the peer's last finished one
+    when it sent the hello that opened the link. Nothing that the peer sent before will arrive any
+    more.
     """
 
     peer: Rank
-    incarnation: int
+    epoch: int
     iteration: int
 
 
@@ -27,7 +28,7 @@ class LinkDown:
     """The link to a peer is down: messages queued or in flight are lost, in both directions."""
 
     peer: Rank
-    incarnation: int
+    epoch: int
     reason: str
 
 

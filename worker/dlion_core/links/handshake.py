@@ -96,6 +96,8 @@ class Handshake:
     """The newest known incarnation of the peer; older ones have been replaced."""
     iteration: int = 0
     """The peer's iteration in its last hello."""
+    epoch: int = 0
+    """How often the link has come up."""
 
     @property
     def is_up(self) -> bool:
@@ -175,10 +177,11 @@ class Handshake:
         return actions
 
     def _link_up(self) -> LinkUp:
-        return LinkUp(self.peer, self.newest, self.iteration)
+        self.epoch += 1
+        return LinkUp(self.peer, self.epoch, self.iteration)
 
     def _link_down(self, reason: str) -> LinkDown:
-        return LinkDown(self.peer, self.newest, reason)
+        return LinkDown(self.peer, self.epoch, reason)
 
 
 def _with_hello(actions: HandshakeActions) -> HandshakeActions:

@@ -145,7 +145,7 @@ class TrainingLoop:
             cpu_s=time.thread_time,
         )
         self._cycle = StepCycle(
-            EventDispatcher(self._instructions),
+            EventDispatcher(self._instructions, parts.inbox),
             _Links(parts.exchange, parts.sidecar),
             checkpointer,
         )

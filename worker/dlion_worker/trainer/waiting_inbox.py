@@ -18,7 +18,7 @@ class WaitingInbox(EventInbox):
 
     def __init__(
         self,
-        send: Callable[[Rank, Message], None],
+        send: Callable[[Rank, Message, int], None],
         membership: Callable[[], Membership | None] = lambda: None,
     ) -> None:
         super().__init__(send, membership, clock_s=time.monotonic)

@@ -79,7 +79,7 @@ class Worker:
         self._members = self._coordination.membership
         self._is_restart = self._members() is not None
         self._inbox = WaitingInbox(
-            lambda peer, message: self._exchange.send(peer, message), self._members
+            lambda peer, message, epoch: self._exchange.send(peer, message, epoch), self._members
         )
         self._reporter = Reporter(
             rank=self._rank,

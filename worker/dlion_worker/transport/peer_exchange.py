@@ -68,7 +68,7 @@ class PeerExchange:
         self._service = ExchangeService(self._links, state_provider)
         self._connectors: dict[Rank, PeerConnector] = {}
         self._connector_tasks: dict[Rank, asyncio.Task[None]] = {}
-        self._outgoing: deque[tuple[Rank, Message]] = deque()
+        self._outgoing: deque[tuple[Rank, Message, int | None]] = deque()
         self._budgets: Mapping[Rank, int] = {}
         self._bandwidths: Mapping[Rank, float] = {}
         self._reported: dict[Rank, tuple[int, int, float]] = {}
@@ -112,14 +112,14 @@ class PeerExchange:
         """Set the last finished iteration, which hellos report to peers."""
         self._links.iteration = iteration
 
-    def send(self, peer: Rank, message: Message) -> None:
+    def send(self, peer: Rank, message: Message, epoch: int | None = None) -> None:
         """Queue a message; if the link is down, drop and count it.
 
-        The payload is not copied and must not change. Raises: ContractError (the message exceeds
-        what peers accept).
+        With `epoch` (`LinkUp.epoch`), also if the link has been reopened since. The payload is not
+        copied and must not change. Raises: ContractError (the message exceeds what peers accept).
         """
         check_outgoing(message, self._config.max_message_bytes)
-        self._outgoing.append((peer, message))
+        self._outgoing.append((peer, message, epoch))
         self._call(self._drain)
 
     def set_budgets(
@@ -312,12 +312,12 @@ class PeerExchange:
 
     def _drain(self) -> None:
         while self._outgoing:
-            peer, message = self._outgoing.popleft()
+            peer, message, epoch = self._outgoing.popleft()
             link = self._links.by_rank.get(peer)
             if link is None:
                 logger.warning("message to rank %d, which is not a member: dropped", peer)
             else:
-                link.push(message)
+                link.push(message, epoch)
 
     async def _pull(self, peer: Rank, wanted: StateRequest) -> StateSnapshot:
         connector = self._connectors.get(peer)

@@ -94,9 +94,9 @@ class PeerLink:
 
     # ---- called for the trainer ----
 
-    def push(self, message: Message) -> None:
-        """Queue a message; if the link is down, drop and count it."""
-        if not self.handshake.is_up:
+    def push(self, message: Message, epoch: int | None = None) -> None:
+        """Queue a message; if the link is down or not in that epoch, drop and count it."""
+        if not self.handshake.is_up or epoch not in {None, self.handshake.epoch}:
             self.send_queue.dropped_messages += 1
             return
         try:

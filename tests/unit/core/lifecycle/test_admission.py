@@ -74,7 +74,7 @@ VANISHES = [
 
 
 def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew() -> None:
-    inbox = WaitingInbox(lambda peer, message: None)
+    inbox = WaitingInbox(lambda peer, message, epoch: None)
     entrance, _ = told(inbox, [*VANISHES, [out(ONLY), out(OTHER)], []])
     assert entrance() is None
     assert inbox.start(0) == [MemberJoined(ONLY, 0), MemberJoined(OTHER, 0)]
@@ -83,7 +83,7 @@ def test_what_was_agreed_where_somebody_trained_binds_nobody_once_all_begin_anew
 def test_what_a_latecomer_agrees_with_one_that_has_just_begun_stands() -> None:
     """That one's answer was from before: this worker begins with it, and waits for nobody else."""
     inbox, named = (
-        WaitingInbox(lambda peer, message: None),
+        WaitingInbox(lambda peer, message, epoch: None),
         MessageArrived(OTHER, join_barrier.join_request(12)),
     )
     begun = [[LinkUp(ONLY, 1, 0), out(ONLY)], [LinkUp(OTHER, 2, 0), named, out(OTHER)], []]
@@ -97,7 +97,7 @@ def test_who_came_in_with_the_state_of_the_one_that_vanished_is_met() -> None:
     """It had answered that it was out, and has the state since."""
     is_training = MessageArrived(OTHER, join_barrier.join_answer(0, done=12, role=JoinRole.IN))
     entrance, sent = told(
-        WaitingInbox(lambda peer, message: None), [*VANISHES, [is_training], [], []]
+        WaitingInbox(lambda peer, message, epoch: None), [*VANISHES, [is_training], [], []]
     )
     with pytest.raises(Interrupted):
         entrance()
@@ -121,7 +121,7 @@ def test_no_iteration_is_named_before_the_links_with_all_who_are_there(state: Me
         ([one, [], []], [] if state is MemberState.READY else [(ONLY, named)]),
         ([[*one, *both], [], []], [(ONLY, named), (OTHER, named)]),
     ):
-        entrance, sent = told(WaitingInbox(lambda peer, message: None), to_come, membership)
+        entrance, sent = told(WaitingInbox(lambda peer, message, epoch: None), to_come, membership)
         with pytest.raises(Interrupted):
             entrance()
         assert sent == expected

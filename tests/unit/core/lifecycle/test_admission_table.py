@@ -222,7 +222,7 @@ def describe(snapshot: StateSnapshot | None) -> str:
 def real(entry: Entry) -> tuple[str, Peers]:
     """The outcome at the entrance of a real worker."""
     job, peers, to_come = job_of(entry), Peers(entry), list(entry.arrivals)
-    inbox = WaitingInbox(lambda peer, message: None)  # questions at link-up are the inbox's
+    inbox = WaitingInbox(lambda peer, message, epoch: None)  # questions at link-up are the inbox's
     inbox.iteration = entry.own_iteration
 
     def pull(peer: Rank, _: StateRequest) -> StateSnapshot:
@@ -257,7 +257,7 @@ def real(entry: Entry) -> tuple[str, Peers]:
 def simulated(entry: Entry) -> tuple[str, Peers]:
     """The outcome at the entrance of a simulated worker."""
     job, peers, clock = job_of(entry), Peers(entry), VirtualClock()
-    inbox = EventInbox(lambda peer, message: None, clock_s=lambda: clock.now_s)
+    inbox = EventInbox(lambda peer, message, epoch: None, clock_s=lambda: clock.now_s)
     inbox.iteration = entry.own_iteration
     links = {
         peer: SimpleNamespace(push=lambda message, peer=peer: peers.send(peer, message))

@@ -35,7 +35,7 @@ def sent() -> list[tuple[Rank, Message]]:
 
 @pytest.fixture
 def inbox(sent: list[tuple[Rank, Message]]) -> WaitingInbox:
-    return WaitingInbox(lambda peer, message: sent.append((peer, message)))
+    return WaitingInbox(lambda peer, message, epoch: sent.append((peer, message)))
 
 
 def gradient(sender: Rank, iteration: int) -> MessageArrived:
@@ -118,7 +118,7 @@ def test_the_first_to_stop_says_why_and_where(inbox: WaitingInbox) -> None:
 
 def test_a_barrier_holds_a_moment_for_who_said_that_it_leaves() -> None:
     now_s = 100.0
-    inbox = EventInbox(lambda peer, message: None, clock_s=lambda: now_s)
+    inbox = EventInbox(lambda peer, message, epoch: None, clock_s=lambda: now_s)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -149,7 +149,7 @@ def test_a_barrier_does_not_hold_for_one_whom_the_manifest_has_no_longer(
         for rank, state in states.items()
     )
     told = Membership(7, JobKey("default", "test", "r1"), expected_count, members)
-    inbox = WaitingInbox(lambda peer, message: None, lambda: told)
+    inbox = WaitingInbox(lambda peer, message, epoch: None, lambda: told)
     arrive(inbox, LinkUp(A, 1, 0), LinkUp(B, 1, 0))
     inbox.start(0)
     leaving = MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING))
@@ -185,3 +185,19 @@ def test_the_last_grouping_before_the_start_comes_first_and_later_ones_as_they_c
     assert arrive(inbox, first, LinkUp(A, 1, 6), second) == []
     assert inbox.start(7) == [second, MemberJoined(A, 7)]
     assert arrive(inbox, third, LinkDown(A, 1, "no neighbour any more")) == [third, MemberLeft(A)]
+
+
+def test_an_answer_goes_to_the_link_that_the_question_came_on() -> None:
+    """A promise to a worker that has been replaced must not reach its successor."""
+    told: list[tuple[Rank, Message, int]] = []
+    inbox = WaitingInbox(lambda *sent: told.append(sent))
+    question = MessageArrived(A, join_barrier.join_request(13))
+    arrive(inbox, LinkUp(A, 4, 0))
+    inbox.start(3)
+    inbox.put(LinkDown(A, 4, "killed"))
+    inbox.put(LinkUp(A, 5, 0))
+    inbox.answer(question, JoinRole.IN, done=11)  # its link's end has not been processed yet
+    assert told[-1] == (A, join_barrier.join_answer(13, done=11, role=JoinRole.IN), 4)
+    inbox.drain()
+    inbox.answer(question, JoinRole.IN, done=12)
+    assert told[-1][-1] == 5

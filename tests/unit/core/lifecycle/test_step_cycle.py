@@ -19,6 +19,7 @@ from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
+from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.step_cycle import (
     ComputeStep,
@@ -89,10 +90,13 @@ class Worker:
                 rank=Rank(0), incarnation=1, now_s=float, event=nothing, directive=nothing
             ),
         )  # fmt: skip
+        inbox = EventInbox(nothing, clock_s=float)
         instructions = InstructionExecutor(
             cast("Any", parts), self.progress, send=nothing, refuse=nothing
         )
-        self.cycle = StepCycle(EventDispatcher(instructions), cast("Any", links), cast("Any", undo))
+        self.cycle = StepCycle(
+            EventDispatcher(instructions, inbox), cast("Any", links), cast("Any", undo)
+        )
 
     def next(self) -> object:
         return self.cycle.next(lambda: self.over, gives_up=lambda: self.gives_up)

@@ -26,8 +26,8 @@ from dlion_core.links.handshake import (
 )
 
 
-def up(incarnation: int = 1, iteration: int = 0) -> LinkUp:
-    return LinkUp(Rank(1), incarnation, iteration)
+def up(epoch: int = 1, iteration: int = 0) -> LinkUp:
+    return LinkUp(Rank(1), epoch, iteration)
 
 
 def test_the_link_is_up_when_both_streams_are_whichever_came_first() -> None:
@@ -90,7 +90,7 @@ def test_hello_on_a_link_that_is_up_reopens_it_only_if_messages_came_before() ->
     assert link.hello_received(1, 2, new_stream=False, has_messages=False) == []
     assert link.hello_received(1, 3, new_stream=False, has_messages=True) == [
         LinkDown(Rank(1), 1, "the peer opened the link again"),
-        up(1, 3),
+        up(2, 3),
     ]
 
 
