@@ -243,7 +243,8 @@ class Simulation:
             replica=replica,
             stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
             machine=factory.build_for(job, rank, replica),
-            director=ResourceController(job, rank),
+            # Virtual receivers read at once.
+            director=ResourceController(job, rank, max_receiver_delay_s=0.0),
             reporter=Reporter(
                 rank=rank,
                 incarnation=incarnation,

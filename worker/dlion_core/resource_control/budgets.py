@@ -33,6 +33,9 @@ MIN_RISE_COUNT = 3
 MIN_TIMED_BYTES = 16384
 """For fewer bytes on a draining link, the time measures the receiver's scheduling, not the link."""
 
+MAX_RECEIVER_DELAY_S = 0.25
+"""Fewer bytes that took less than this are not timed at all, unless others wait behind them."""
+
 STUCK_S = 1.0
 """Longer than any round trip: a link with bytes in flight for this long is full or dead."""
 
@@ -67,6 +70,7 @@ def _busy_rate() -> ChangingRate:
 
 @dataclass
 class _LinkEstimate:
+    max_receiver_delay_s: float
     rate: ChangingRate = field(default_factory=_busy_rate)
     alone_bytes_per_s: float | None = None
     """Rate of the last probe, while the other links were idle."""
@@ -87,8 +91,7 @@ class _LinkEstimate:
 
     def end_round(self, wall_s: float, own_s: float) -> None:
         """Update the estimate from one round and start the next."""
-        timed = self.busy_bytes >= MIN_TIMED_BYTES or not self._drained()
-        if self.busy_bytes > 0 and timed:
+        if self.busy_bytes > 0 and self._is_timed():
             self.rate.add(self.busy_bytes, self.busy_s)
             self.carried = True
         elif self._drained():
@@ -104,6 +107,17 @@ class _LinkEstimate:
         measured = self.busy_bytes / self.busy_s
         known = self.rate.rate()
         return measured if known is None else min(measured, known)
+
+    def _is_timed(self) -> bool:
+        """Whether the time of this round's bytes is the link's. That of a short transfer is mostly
+        the receiver's delay."""
+        if self.busy_bytes >= MIN_TIMED_BYTES:
+            return True
+        if self._drained():
+            return False
+        has_backlog = self.acknowledged_bytes < self.initial_unacknowledged_bytes
+        is_long = self.busy_s >= self.max_receiver_delay_s
+        return is_long or has_backlog or self.rate.rate() is None
 
     def _drained(self) -> bool:
         """Whether the budget was used and everything arrived, too little of it back to back to be
@@ -154,12 +168,20 @@ class LinkBudgets:
     Source: policies.md section 1, transmission speed assurance; the division is ours.
     """
 
-    def __init__(self, *, shared_uplink: bool | None, fraction: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        shared_uplink: bool | None,
+        fraction: float = 1.0,
+        max_receiver_delay_s: float = MAX_RECEIVER_DELAY_S,
+    ) -> None:
         """`shared_uplink`: whether all budgets together are limited to the uplink.
 
         None decides by measurement: each link alone (probes) and all together. `fraction` is the
-        part of each rate to use.
+        part of each rate to use. `max_receiver_delay_s`: how long a receiver may take to read what
+        has arrived.
         """
+        self._max_receiver_delay_s = max_receiver_delay_s
         self._shared_uplink = shared_uplink
         self._fraction = fraction
         self._links: dict[Rank, _LinkEstimate] = {}
@@ -174,7 +196,8 @@ class LinkBudgets:
         """Set the peers with links; one that returns starts at its old rate."""
         self._last_rates.update(self.bandwidths())
         self._links = {
-            peer: self._links.get(peer) or _LinkEstimate() for peer in sorted(set(peers))
+            peer: self._links.get(peer) or _LinkEstimate(self._max_receiver_delay_s)
+            for peer in sorted(set(peers))
         }
         self.resume(self._last_rates)
 

@@ -355,3 +355,39 @@ def test_all_reports_of_a_round_count() -> None:
         budgets.deliver(LinkDelivery(Rank(1), 100_000, 100_000, busy_s, 0))
     budgets.end_round(wall_s=1.0, own_s=1.0)
     assert budgets.bandwidths() == {1: pytest.approx(500_000)}
+
+
+@pytest.mark.parametrize(
+    ("busy_bytes", "busy_s", "backlog_bytes", "expected"),
+    [
+        (4_000, 0.1, 0, 2e6),  # the receiver was busy with something else
+        (4_000, 0.5, 0, 16_000),  # no receiver takes that long; a used-up budget doubles
+        (4_000, 0.1, 4_000, 40_000),  # others wait behind it
+        (40_000, 0.1, 0, 400_000),  # long enough to be timed
+    ],
+)
+def test_a_short_transfer_below_the_budget_is_timed_only_if_the_link_is_slow(
+    busy_bytes: int, busy_s: float, backlog_bytes: int, expected: float
+) -> None:
+    budgets = LinkBudgets(shared_uplink=True)
+    budgets.set_peers([Rank(1)])
+    budgets.probed(Rank(1), 200_000, 0.1)
+    for _ in range(20):
+        unacknowledged_bytes = busy_bytes + backlog_bytes
+        for sent in (0, busy_bytes):
+            unacknowledged_bytes -= sent
+            budgets.deliver(
+                LinkDelivery(Rank(1), sent, sent, busy_s if sent else 0.0, unacknowledged_bytes)
+            )
+            budgets.end_round(wall_s=0.5, own_s=0.5)
+    assert budgets.bandwidths()[Rank(1)] == pytest.approx(expected, rel=0.01)
+
+
+def test_virtual_receivers_read_at_once() -> None:
+    budgets = LinkBudgets(shared_uplink=True, max_receiver_delay_s=0.0)
+    budgets.set_peers([Rank(1)])
+    budgets.probed(Rank(1), 200_000, 0.1)
+    for _ in range(20):
+        budgets.deliver(LinkDelivery(Rank(1), 4_000, 4_000, 0.1, 0))
+        budgets.end_round(wall_s=0.5, own_s=0.5)
+    assert budgets.bandwidths()[Rank(1)] == pytest.approx(40_000, rel=0.01)
