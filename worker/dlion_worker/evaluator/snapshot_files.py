@@ -1,7 +1,8 @@
 """Snapshots of replicas as files, written by trainers and taken by the evaluator.
 
-A file is written under another name and moved into place. If the evaluator is too slow, a replica's
-oldest snapshots are deleted.
+A file is written under another name and moved into place. If the evaluator is too slow, a newer
+snapshot of a replica replaces the waiting one: the runner should notice soon that the target is
+reached.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
-
-MAX_WAITING = 3
-"""Waiting snapshots of one replica. At 4.5 MB each, more could fill a disk."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +50,33 @@ def write_snapshot(folder: Path, replica: ReplicaSnapshot) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    waiting = sorted(folder.glob(f"{replica.rank:06d}-*.npz"))
-    for old in waiting[:-MAX_WAITING]:
-        old.unlink(missing_ok=True)
+    for old in folder.glob(f"{replica.rank:06d}-*.npz"):
+        if old.stem != name:
+            old.unlink(missing_ok=True)
 
 
 def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
-    """Yield every waiting snapshot, lowest iteration first, and delete its file.
+    """Yield one waiting snapshot of each replica, lowest iteration first, and delete its file.
+
+    The folder is read again for each: while one is evaluated, newer ones replace the others.
 
     Raises: DataError where a file is not a snapshot: a bug of its writer.
     """
-    for path in sorted(folder.glob("*.npz"), key=lambda path: path.stem.partition("-")[2]):
+    taken: set[str] = set()
+    while True:
+        names = (path.stem.partition("-") for path in folder.glob("*.npz"))
+        waiting = [(iteration, rank) for rank, _, iteration in names if rank not in taken]
+        if not waiting:
+            return
+        iteration, rank = min(waiting)
+        path = folder / f"{rank}-{iteration}.npz"
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                rank, iteration, samples, time_s = archive["about"].tolist()
+                *numbers, time_s = archive["about"].tolist()
                 replica = ReplicaSnapshot(
-                    Rank(int(rank)),
-                    int(iteration),
-                    int(samples),
+                    Rank(int(numbers[0])),
+                    int(numbers[1]),
+                    int(numbers[2]),
                     float(time_s),
                     as_array(archive["weights_D"]),
                     as_array(archive["model_state_S"]),
@@ -79,4 +86,5 @@ def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
         except NPZ_ERRORS as error:
             raise DataError(f"{path.name}: not a snapshot of a replica ({error})") from error
         path.unlink(missing_ok=True)
+        taken.add(rank)
         yield replica

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,14 @@ from dlion_worker.training.model import FlatModel, Snapshot
 
 _CHUNK = 65_536
 
+MAX_REMEMBERED = 8
+"""Results that an evaluator keeps, in case other replicas have the same weights."""
+
 
 class Evaluator:
     """Evaluates snapshots one at a time in its own thread; a newer one replaces a waiting one.
 
+    Replicas in lock step have equal weights, which are evaluated once.
     `on_result` and `on_error` are called in that thread; an error does not affect the next
     snapshot. `seed` selects the samples of a partial evaluation and the sketch's projection. It
     must be equal on all workers, or results are not comparable.
@@ -48,6 +53,7 @@ class Evaluator:
         self._subset = evaluated_subset(len(x), seed=seed, max_samples=max_samples)
         self._lock = threading.Lock()
         self._waiting: tuple[Any, Snapshot] | None = None
+        self._remembered: dict[tuple[str, bool], EvaluatedSnapshot] = {}
         self._busy = False
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
@@ -66,11 +72,11 @@ class Evaluator:
 
     def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> EvaluatedSnapshot:
         """Evaluate the whole held-out split in the caller's thread: the final evaluation."""
-        return self._evaluated(tag, snapshot or self._model.snapshot(), slice(None))
+        return self._evaluated(tag, snapshot or self._model.snapshot(), is_whole=True)
 
     def evaluate_subset(self, tag: Any, *, snapshot: Snapshot) -> EvaluatedSnapshot:
         """Evaluate as many samples as between steps, in the caller's thread."""
-        return self._evaluated(tag, snapshot, self._subset)
+        return self._evaluated(tag, snapshot, is_whole=False)
 
     def close(self) -> None:
         """Drop what is queued and end the thread after the current batch."""
@@ -82,7 +88,10 @@ class Evaluator:
     def _drain(self) -> None:
         while (waiting := self._next()) is not None:
             try:
-                self._on_result(self._evaluated(*waiting, self._subset, self._check_open))
+                tag, snapshot = waiting
+                self._on_result(
+                    self._evaluated(tag, snapshot, is_whole=False, between_batches=self._check_open)
+                )
             except CancelledError:
                 return
             except Exception as error:  # noqa: BLE001 - the user's program may raise anything
@@ -102,18 +111,30 @@ class Evaluator:
         self,
         tag: Any,
         snapshot: Snapshot,
-        subset: slice | NDArray[np.int64],
+        *,
+        is_whole: bool,
         between_batches: Callable[[], None] = lambda: None,
     ) -> EvaluatedSnapshot:
+        key = snapshot_hash(snapshot), is_whole
+        with self._lock:
+            known = self._remembered.get(key)
+        if known is not None:
+            return replace(known, tag=tag)
+        subset = slice(None) if is_whole else self._subset
         x, y = self._x[subset], self._y[subset]
         evaluation = self._model.evaluate(x, y, snapshot=snapshot, between_batches=between_batches)
         weights_D = snapshot.weights_D
-        return EvaluatedSnapshot(
+        result = EvaluatedSnapshot(
             tag=tag,
             evaluation=evaluation,
             sketch=tuple(float(v) for v in sketch(weights_D, self._seed)),
             weights_norm=float(np.linalg.norm(weights_D)),
         )
+        with self._lock:
+            self._remembered[key] = result
+            if len(self._remembered) > MAX_REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+        return result
 
 
 def evaluated_subset(count: int, *, seed: int, max_samples: int) -> slice | NDArray[np.int64]:
@@ -145,5 +166,16 @@ def sketch(weights_D: Flat, seed: int, width: int = 256) -> NDArray[np.float64]:
 
 def weights_hash(weights_D: Flat) -> str:
     """BLAKE2b of the weights' bytes, 32 hex digits."""
-    data = np.ascontiguousarray(weights_D, np.float32).data
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return _hash([np.ascontiguousarray(weights_D, np.float32)])
+
+
+def snapshot_hash(snapshot: Snapshot) -> str:
+    """BLAKE2b of the weights' and the state's bytes, 32 hex digits."""
+    return _hash([snapshot.weights_D, *map(np.asarray, snapshot.state)])
+
+
+def _hash(arrays: Iterable[NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

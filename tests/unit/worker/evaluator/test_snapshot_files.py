@@ -10,7 +10,6 @@ import pytest
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_worker.evaluator.snapshot_files import (
-    MAX_WAITING,
     ReplicaSnapshot,
     take_snapshots,
     write_snapshot,
@@ -25,22 +24,32 @@ def _replica(rank: int, iteration: int) -> ReplicaSnapshot:
 
 
 def test_what_is_put_down_comes_up_once_oldest_first(tmp_path: Path) -> None:
-    for rank, iteration in ((1, 20), (0, 30), (0, 10)):
+    for rank, iteration in ((1, 20), (2, 30), (0, 10)):
         write_snapshot(tmp_path, _replica(rank, iteration))
     taken = list(take_snapshots(tmp_path))
     assert [(one.rank, one.iteration, one.samples) for one in taken] == [
-        (0, 10, 640), (1, 20, 1280), (0, 30, 1920),
+        (0, 10, 640), (1, 20, 1280), (2, 30, 1920),
     ]  # fmt: skip
     np.testing.assert_array_equal(taken[1].weights_D, _replica(1, 20).weights_D)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_replicas_oldest_snapshots_give_way_and_the_others_stay(tmp_path: Path) -> None:
+def test_a_replicas_older_snapshots_give_way_and_the_others_stay(tmp_path: Path) -> None:
     write_snapshot(tmp_path, _replica(1, 1))
-    for iteration in range(1, MAX_WAITING + 3):
+    for iteration in (1, 2, 3):
         write_snapshot(tmp_path, _replica(0, iteration))
-    taken = [(one.rank, one.iteration) for one in take_snapshots(tmp_path)]
-    assert taken == [(1, 1), *((0, 2 + k) for k in range(1, MAX_WAITING + 1))]
+    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(1, 1), (0, 3)]
+
+
+def test_a_replica_whose_snapshot_is_replaced_meanwhile_is_not_passed_over(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_snapshot(tmp_path, _replica(rank, 1))
+    taken = take_snapshots(tmp_path)
+    assert next(taken).rank == 0
+    for rank in (0, 1):
+        write_snapshot(tmp_path, _replica(rank, 2))
+    assert [(one.rank, one.iteration) for one in taken] == [(1, 2)]
+    assert [(one.rank, one.iteration) for one in take_snapshots(tmp_path)] == [(0, 2)]
 
 
 def test_what_is_no_snapshot_is_named(tmp_path: Path) -> None:

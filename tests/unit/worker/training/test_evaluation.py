@@ -143,3 +143,23 @@ def test_a_hash_tells_any_difference() -> None:
     assert weights_hash(weights_D) == weights_hash(other_D)
     other_D[500] = np.nextafter(other_D[500], np.float32(2))
     assert weights_hash(weights_D) != weights_hash(other_D)
+
+
+def test_equal_weights_are_evaluated_once(model: FlatModel, samples, monkeypatch) -> None:
+    runs, calls = _Evaluations(model, samples), []
+    evaluate = model.evaluate
+    monkeypatch.setattr(
+        model, "evaluate", lambda *parts, **named: (calls.append(1), evaluate(*parts, **named))[1]
+    )
+    snapshot = model.snapshot()
+    own = runs.evaluator.evaluate_subset(0, snapshot=snapshot)
+    peers = runs.evaluator.evaluate_subset(1, snapshot=snapshot)
+    assert (own.tag, peers.tag, len(calls)) == (0, 1, 1)
+    assert (peers.evaluation, peers.sketch) == (own.evaluation, own.sketch)
+    assert runs.evaluator.evaluate_all(2).evaluation.samples == 120  # not that of the subset
+    model.weights_D[0] += 1
+    other = runs.evaluator.evaluate_subset(3, snapshot=model.snapshot())
+    model.weights_D[0] -= 1
+    assert len(calls) == 3
+    assert other.sketch != own.sketch
+    runs.evaluator.close()
