@@ -22,6 +22,7 @@ capacities = st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=12).map(
 
 growths = st.builds(
     GlobalBatchSize,
+    growth=st.just(True),
     initial=st.integers(1, 500),
     max=st.integers(500, 5000),
     every_steps=st.integers(1, 60),

@@ -140,7 +140,7 @@ def test_a_worker_alone_knows_nothing() -> None:
 def test_the_choice_is_brute_force_s(
     initial: int, factor: int, scale: float, samples_per_s: float, fixed_s: float
 ) -> None:
-    growth = GlobalBatchSize(initial=initial, max=initial * factor)
+    growth = GlobalBatchSize(initial=initial, max=initial * factor, growth=True)
     sizes = np.arange(initial, initial * factor + 1)
     worth = sizes / (fixed_s + sizes / samples_per_s) * (scale + initial) / (scale + sizes)
     chosen = best_batch(growth, scale=scale, samples_per_s=samples_per_s, fixed_s=fixed_s)
@@ -163,7 +163,7 @@ def test_the_choice_is_brute_force_s(
 def test_no_noise_keeps_the_batch_and_much_grows_it(
     scale: float, fixed_s: float, chosen: int
 ) -> None:
-    growth = GlobalBatchSize(initial=100, max=3000)
+    growth = GlobalBatchSize(initial=100, max=3000, growth=True)
     found = best_batch(growth, scale=scale, samples_per_s=1000.0, fixed_s=fixed_s)
     assert found == pytest.approx(chosen, rel=0.1)
 
@@ -174,13 +174,13 @@ def test_where_all_sizes_are_worth_the_same_the_smallest_is_taken(
     initial: int, factor: int, samples_per_s: float
 ) -> None:
     """No fixed time and no gradient to be seen: nothing but rounding tells sizes apart."""
-    growth = GlobalBatchSize(initial=initial, max=initial * factor)
+    growth = GlobalBatchSize(initial=initial, max=initial * factor, growth=True)
     found = best_batch(growth, scale=math.inf, samples_per_s=samples_per_s, fixed_s=0.0)
     assert found == initial
 
 
 def test_it_moves_only_when_due_and_known_and_back_again() -> None:
-    growth = GlobalBatchSize(initial=100, max=3000, every_steps=10)
+    growth = GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True)
     controller = GoodputController(growth, Rank(0))
 
     def at(iteration: int, scale: float | None) -> int:
@@ -196,7 +196,9 @@ def test_it_moves_only_when_due_and_known_and_back_again() -> None:
 
 
 def test_who_takes_over_keeps_the_size_until_the_next_choice_is_due() -> None:
-    controller = GoodputController(GlobalBatchSize(initial=100, max=3000, every_steps=10), Rank(0))
+    controller = GoodputController(
+        GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True), Rank(0)
+    )
     controller.resume(200)
 
     def at(iteration: int, scale: float | None) -> int:
@@ -206,7 +208,9 @@ def test_who_takes_over_keeps_the_size_until_the_next_choice_is_due() -> None:
 
 
 def test_of_choices_the_latest_period_s_and_there_the_lowest_rank_s_counts() -> None:
-    controller = GoodputController(GlobalBatchSize(initial=100, max=3000, every_steps=10), Rank(2))
+    controller = GoodputController(
+        GlobalBatchSize(initial=100, max=3000, every_steps=10, growth=True), Rank(2)
+    )
 
     def at(iteration: int) -> int:
         return controller.at(iteration, scale=1e9, samples_per_s=1000.0, fixed_s=0.5)

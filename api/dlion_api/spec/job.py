@@ -24,9 +24,11 @@ from dlion_api.spec.bounds import (
     LabelValue,
 )
 from dlion_api.spec.policies import (
+    GROWING_BATCH_POLICIES,
     GROWING_DATA_FRACTION,
     Batching,
     Exchange,
+    GlobalBatchSize,
     KnowledgeTransfer,
     Synchronization,
 )
@@ -222,6 +224,15 @@ class Spec:
             return self.batching.data_fraction
         grows = self.trainer.dataset.watch and self.batching.policy != "even"
         return GROWING_DATA_FRACTION if grows else 0.0
+
+    @property
+    def global_batch_size(self) -> GlobalBatchSize:
+        """The manifest's, with `growth` decided; its default depends on the policies."""
+        size = self.batching.global_batch_size
+        if size.growth is not None:
+            return size
+        grows = self.exchange.policy in GROWING_BATCH_POLICIES or self.batching.policy == "goodput"
+        return replace(size, growth=grows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ from dlion_api.document import Rule, setting
 MAX_BATCH_SIZE = 10**6
 GROWING_DATA_FRACTION = 0.5
 """Default of `dataFraction` for a job that watches its data."""
+GROWING_BATCH_POLICIES = frozenset({"dlion", "dlion-published"})
+"""Exchange policies whose global batch grows by default."""
 OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
 """Exchange policies whose workers need not know all possible peers in advance."""
 
@@ -33,7 +35,11 @@ class GlobalBatchSize:
     max: int = setting(
         "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
     )
-    growth: bool = setting("whether it grows at all.", default=True)
+    growth: bool | None = setting(
+        "whether it changes at all. Default: true with exchange policies dlion and dlion-published,"
+        " whose technique it is, and with batching policy goodput; else false.",
+        default=None,
+    )
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
     )

@@ -112,6 +112,26 @@ def test_what_may_change_while_a_run_lasts(path: str) -> None:
         assert change_problems(old, again, run_ended=True) == []
 
 
+@pytest.mark.parametrize(
+    ("exchange", "batching", "grows"),
+    [
+        ({"policy": "dlion"}, {}, True),
+        ({"policy": "dlion-published", "weighting": "dlion_ratio"}, {}, True),
+        ({"policy": "adaptive"}, {}, False),
+        ({"policy": "full", "weighting": "sample_mean"}, {"policy": "goodput"}, True),
+        ({"policy": "adaptive"}, {"globalBatchSize": {"growth": True}}, True),
+        ({"policy": "dlion"}, {"globalBatchSize": {"growth": False}}, False),
+    ],
+)
+def test_the_batch_grows_by_default_where_that_belongs_to_the_policy(
+    exchange: dict[str, Any], batching: dict[str, Any], grows: bool
+) -> None:
+    document = smallest()
+    document["spec"] |= {"exchange": exchange, "batching": batching}
+    document["spec"]["synchronization"] = {"mode": "synchronous"}
+    assert load_job(document).spec.global_batch_size.growth is grows
+
+
 def condition(type_: str, status: str = "True", reason: str = "Any") -> Condition:
     return Condition(
         type=type_,

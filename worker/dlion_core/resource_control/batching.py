@@ -39,7 +39,7 @@ class GlobalBatchController:
         others if the training set has not changed meanwhile or `resume` was called.
 
         >>> from dlion_api.spec import GlobalBatchSize
-        >>> control = GlobalBatchController(GlobalBatchSize(initial=192))
+        >>> control = GlobalBatchController(GlobalBatchSize(initial=192, growth=True))
         >>> [control.at(iteration, 50_000) for iteration in (0, 49, 50, 100, 150, 200)]
         [192, 192, 384, 500, 750, 1125]
         """

@@ -77,10 +77,10 @@ class ResourceController:
         is_limiting = exchange.policy == "dlion" and exchange.prioritization
         self._exchange_cost = ExchangeCost(exchange.cpu_fraction) if is_limiting else None
         self._is_limited = False
-        self._global_batch = GlobalBatchController(job.spec.batching.global_batch_size)
+        self._global_batch = GlobalBatchController(job.spec.global_batch_size)
         self._goodput: GoodputController | None = None
         if job.spec.batching.policy == "goodput":
-            self._goodput = GoodputController(job.spec.batching.global_batch_size, rank)
+            self._goodput = GoodputController(job.spec.global_batch_size, rank)
         self._noise, self._exchange_s = NoiseEstimator(), DecayingMean()
         self._shares = BatchShares(
             weighted=job.spec.batching.policy != "even",

@@ -18,7 +18,7 @@ def sizes(growth: GlobalBatchSize, samples: int, iterations: range) -> list[int]
 
 
 def test_warm_up_adds_then_growth_multiplies_then_it_holds() -> None:
-    growth = GlobalBatchSize(initial=100, every_steps=10, increment=150, max=10_000)
+    growth = GlobalBatchSize(initial=100, every_steps=10, increment=150, max=10_000, growth=True)
     assert sizes(growth, 50_000, range(0, 110, 10)) == [
         *(100, 250, 400, 500),  # adds 150 until 1 % of the training set
         *(750, 1125, 1688, 2532, 3798),  # times 1.5
@@ -27,7 +27,7 @@ def test_warm_up_adds_then_growth_multiplies_then_it_holds() -> None:
 
 
 def test_the_global_batch_stays_between_initial_and_max() -> None:
-    growth = GlobalBatchSize(initial=100, every_steps=1, max=600)
+    growth = GlobalBatchSize(initial=100, every_steps=1, max=600, growth=True)
     assert max(sizes(growth, 50_000, range(100))) == 600
     assert set(sizes(growth, 50, range(100))) == {100}  # already above a tenth of the set
 
@@ -38,12 +38,12 @@ def test_growth_can_be_switched_off() -> None:
 
 
 def test_a_late_controller_arrives_where_the_others_are() -> None:
-    growth = GlobalBatchSize(initial=64, every_steps=7)
+    growth = GlobalBatchSize(initial=64, every_steps=7, growth=True)
     assert GlobalBatchController(growth).at(100, 20_000) == sizes(growth, 20_000, range(101))[-1]
 
 
 def test_who_resumes_goes_on_from_there_although_the_data_have_grown_meanwhile() -> None:
-    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6)
+    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6, growth=True)
     control = GlobalBatchController(growth)
     assert control.at(65, 20_000) == 1520
     late = GlobalBatchController(growth)
@@ -55,7 +55,7 @@ def test_who_resumes_goes_on_from_there_although_the_data_have_grown_meanwhile()
 
 @pytest.mark.parametrize("resumed_at", [95, 101], ids=["at once", "an adjustment later"])
 def test_who_resumes_makes_up_for_an_adjustment_that_fell_due_meanwhile(resumed_at: int) -> None:
-    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6)
+    growth = GlobalBatchSize(initial=100, every_steps=10, max=10**6, growth=True)
     control, late = GlobalBatchController(growth), GlobalBatchController(growth)
     late.resume(control.at(94, 50_000))
     for iteration in range(resumed_at, 200):
@@ -63,7 +63,9 @@ def test_who_resumes_makes_up_for_an_adjustment_that_fell_due_meanwhile(resumed_
 
 
 def test_growing_data_lets_the_batch_grow_on() -> None:
-    control = GlobalBatchController(GlobalBatchSize(initial=100, every_steps=1, max=10**6))
+    control = GlobalBatchController(
+        GlobalBatchSize(initial=100, every_steps=1, max=10**6, growth=True)
+    )
     assert control.at(1000, 10_000) == 1000
     assert control.at(2000, 20_000) == 2000
     assert control.at(3000, 10_000) == 2000  # it never shrinks
