@@ -27,41 +27,32 @@ class EventReason(StrEnum):
         return member
 
     # ---- workers come and go ---------------------------------------------------------------------
-    TRAINER_IMPORTED = "TrainerImported", "a trainer process has imported TensorFlow"
-    WORKER_READY = (
-        "WorkerReady",
-        "a worker has joined and is ready to train; once per incarnation",
-    )
+    TRAINER_IMPORTED = "TrainerImported", "a trainer has imported TensorFlow"
+    WORKER_READY = "WorkerReady", "a worker has joined and is ready to train"
     RESUMED = "Resumed", "a worker continues from its own checkpoint"
     WORKER_REJOINED = "WorkerRejoined", "a worker took over a peer's state"
     PEERS_UNREACHED = (
         "PeersUnreached",
-        "a waiting worker has had no link to joined peers for a minute",
+        "for a minute a waiting worker has had no link to joined peers",
     )
     TRAINING_STARTED = "TrainingStarted", "a worker started to train"
-    TRAINING_STOPPED = "TrainingStopped", "a worker stopped, with the condition that was met"
+    TRAINING_STOPPED = "TrainingStopped", "a worker stopped, and by which condition"
     WORKER_LOST = "WorkerLost", "a worker's stream broke; it may return"
     WORKER_FAILED = "WorkerFailed", "a worker failed permanently"
-    TRAINER_ENDED = (
-        "TrainerEnded",
-        "a trainer's process ended; its supervisor restarts it after a delay",
-    )
+    TRAINER_ENDED = "TrainerEnded", "a trainer's process ended; it is restarted after a delay"
     SIDECAR_ENDED = (
         "SidecarEnded",
-        "a sidecar ended; its worker continues with the last directive until it is restarted",
+        "a sidecar ended; its worker keeps the last directive until it is restarted",
     )
-    EVALUATOR_ENDED = (
-        "EvaluatorEnded",
-        "the evaluator that a local run's workers share ended; it is restarted",
-    )
+    EVALUATOR_ENDED = "EvaluatorEnded", "a local run's evaluator ended; it is restarted"
 
     CERTIFICATE_RENEWED = (
         "CertificateRenewed",
-        "a worker has a new certificate; its connections are renewed without interruption",
+        "a worker has a new certificate and renews its connections without interruption",
     )
     CERTIFICATE_NOT_RENEWED = (
         "CertificateNotRenewed",
-        "the coordinator is unavailable or refuses to sign: the old certificate stays in use",
+        "the coordinator is unavailable or refuses to sign; the old certificate stays",
     )
 
     # ---- what workers do -------------------------------------------------------------------------
@@ -72,13 +63,10 @@ class EventReason(StrEnum):
     )
     ROUNDS_PLANNED = (
         "RoundsPlanned",
-        "the links of a worker set another number of local steps for all (policy `adaptive`)",
+        "a worker's links set another number of local steps for all (`adaptive`)",
     )
-    QUORUM_LOST = (
-        "QuorumLost",
-        "too few sites (`minSites`) are connected with a worker: it pauses",
-    )
-    QUORUM_BACK = "QuorumBack", "enough sites are connected again: the worker continues"
+    QUORUM_LOST = "QuorumLost", "fewer than `minSites` sites are connected with a worker: it pauses"
+    QUORUM_BACK = "QuorumBack", "enough sites are connected again"
     MESSAGE_REFUSED = (
         "MessageRefused",
         "a peer violated the protocol, or refuses this worker",
@@ -86,34 +74,28 @@ class EventReason(StrEnum):
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     RECORDS_DROPPED = (
         "RecordsDropped",
-        "a worker dropped records: the coordinator was unavailable for too long",
+        "a worker dropped records: the coordinator was unavailable too long",
     )
 
     # ---- what is kept ----------------------------------------------------------------------------
     CHECKPOINT_SAVED = "CheckpointSaved", "a worker saved its checkpoint"
     CHECKPOINT_FAILED = (
         "CheckpointFailed",
-        "a checkpoint could not be written (full disk); the last one stays, training continues",
+        "a checkpoint could not be written; the last one stays, training continues",
     )
     CHECKPOINT_DAMAGED = (
         "CheckpointDamaged",
-        "a checkpoint cannot be read: it is moved aside, and the worker takes a peer's state",
+        "a checkpoint is unreadable and moved aside; the worker takes a peer's state",
     )
-    CHECKPOINT_KEPT = "CheckpointKept", "the site's keeper has a worker's newest checkpoint"
-    MODEL_KEPT = "ModelKept", "the site's keeper has the site's model"
-    KEEPER_AWAY = (
-        "KeeperAway",
-        "the site's keeper cannot be reached, or its disk is full: files for it wait",
-    )
+    CHECKPOINT_KEPT = "CheckpointKept", "the keeper has a worker's newest checkpoint"
+    MODEL_KEPT = "ModelKept", "the keeper has the site's model"
+    KEEPER_AWAY = "KeeperAway", "the keeper is unreachable, or its disk is full: files for it wait"
     KEEP_FAILED = (
         "KeepFailed",
-        "the site's keeper refused a file, or a worker had to end before the upload was complete",
+        "the keeper refused a file, or a worker ended before the upload was complete",
     )
     MODEL_SAVED = "ModelSaved", "a site's model was saved at the end of training"
-    REPLICA_MISSING = (
-        "ReplicaMissing",
-        "a replica could not be reached for the average at the end",
-    )
+    REPLICA_MISSING = "ReplicaMissing", "a replica was unreachable for the average at the end"
     MODEL_PUBLISHED = (
         "ModelPublished",
         "a site's model was written during training (`stop.continuous`)",
@@ -126,24 +108,21 @@ class EventReason(StrEnum):
     # ---- data ------------------------------------------------------------------------------------
     NEAR_DUPLICATES_LEFT_OUT = (
         "NearDuplicatesLeftOut",
-        "how many of a worker's samples `dropNearDuplicates` leaves out, at each trainer's start",
+        "how many of a worker's samples `dropNearDuplicates` leaves out",
     )
     DATA_ADDED = "DataAdded", "new files of a watched folder were loaded"
     DATA_CHANGED = "DataChanged", "changed files of a watched folder were reloaded"
-    DATA_REMOVED = "DataRemoved", "files of a watched folder and their samples were removed"
-    DATA_PENDING = "DataPending", "the worker waits for a file that grows or is not readable yet"
-    DATA_SKIPPED = "DataSkipped", "an unusable file was skipped; the message gives the reason"
+    DATA_REMOVED = "DataRemoved", "files of a watched folder were removed, with their samples"
+    DATA_PENDING = "DataPending", "a file grows or is not readable yet"
+    DATA_SKIPPED = "DataSkipped", "an unusable file was skipped; the message has the reason"
     DATA_UNAVAILABLE = (
         "DataUnavailable",
-        "the folder itself cannot be read; training continues with the loaded data",
+        "the folder cannot be read; training continues with the loaded data",
     )
 
     # ---- the environment -------------------------------------------------------------------------
     ENVIRONMENT_CHANGED = (
         "EnvironmentChanged",
-        "the environment changed a worker's cores, rates or links, as its file specifies",
+        "the environment changed a worker's cores, rates or links",
     )
-    ENVIRONMENT_FAILED = (
-        "EnvironmentFailed",
-        "emulation of the environment failed, or a change could not be applied; the run ends",
-    )
+    ENVIRONMENT_FAILED = "EnvironmentFailed", "the environment cannot be imposed; the run ends"
