@@ -28,7 +28,7 @@ from dlion_core.codecs.positions import Positions, positions_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FLOOR_BITS = {0.001: 11.4, 0.01: 8.1, 0.1: 4.7}  # policies.md, section 4
+FLOOR_BITS = {0.001: 11.4, 0.01: 8.1, 0.1: 4.7}  # entropy bound of an entry, by density
 
 
 @st.composite

@@ -3,8 +3,8 @@
 Extracts the figures of each run and combines seeds by median and range. `dlion compare` calls it
 with loaded result folders.
 
-Source: the project's definition of a fair comparison (policies.md section 6): accuracy is the
-interpolated mean over replicas; bytes are those sent by all workers.
+Source: the project's definition of a fair comparison: accuracy is the interpolated mean over
+replicas; bytes are those sent by all workers.
 """
 
 from __future__ import annotations

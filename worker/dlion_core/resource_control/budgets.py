@@ -165,7 +165,7 @@ class LinkBudgets:
     If they competed only part of the time, the shares add up to too much and are scaled down by the
     overlap. A link with less to send leaves the rest to the others.
 
-    Source: policies.md section 1, transmission speed assurance; the division is ours.
+    Source: DLion, transmission speed assurance; the division is ours.
     """
 
     def __init__(

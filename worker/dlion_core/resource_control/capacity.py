@@ -49,7 +49,7 @@ class CapacityEstimator:
     to the exchange, which a worker on its own would not need. Otherwise the smaller of the two is
     used: a trainer that mostly waits computes in bursts, faster than it could sustain.
 
-    Source: ours, after policies.md section 1, relative compute power.
+    Source: ours, after DLion's relative compute power.
     """
 
     def __init__(self) -> None:

@@ -37,8 +37,8 @@ class ChangingRate:
     The window grows to `max_s`. When its newest part (at least `min_s` long) differs by more than
     `change_fraction` from the rest, the rest is dropped. A change is visible as soon as it exceeds
     noise, and a steady rate has the precision of the long window. The part that revealed a change
-    may start before it, so it is dropped once another is complete. A median would hide a CFS quota
-    (design.md section 6).
+    may start before it, so it is dropped once another is complete. A median would hide a CFS quota:
+    between two pauses all runs at full speed.
 
     Source: ours, a two-window change detection.
     """

@@ -42,8 +42,8 @@ class SampleCost:
     """The trimmed mean of recent observations.
 
     Trimmed, because single steps cost up to three times as much, for example when memory is first
-    used. CPU time, unlike wall time, hides no quota in that (design.md section 6). A median would
-    jump between two kinds of steps.
+    used. CPU time, unlike wall time, hides no quota in that. A median would jump between two
+    kinds of steps.
 
     A previous estimate, from a measurement or before `reset`, is replaced gradually. A cost that
     rises for all workers then changes all estimates at about the same time.
