@@ -244,7 +244,7 @@ class Simulation:
             stream=datasets.BatchStream(data, seed=job.spec.trainer.seed, rank=rank),
             machine=factory.build_for(job, rank, replica),
             # Virtual receivers read at once.
-            director=ResourceController(job, rank, max_receiver_delay_s=0.0),
+            director=ResourceController(job, rank, receiver_delay_s=0.0),
             reporter=Reporter(
                 rank=rank,
                 incarnation=incarnation,

@@ -33,8 +33,12 @@ MIN_RISE_COUNT = 3
 MIN_TIMED_BYTES = 16384
 """For fewer bytes on a draining link, the time measures the receiver's scheduling, not the link."""
 
-MAX_RECEIVER_DELAY_S = 0.25
-"""Fewer bytes that took less than this are not timed at all, unless others wait behind them."""
+RECEIVER_DELAY_S = 0.05
+"""How late a busy receiver reads. Transfers that should take less time are judged together."""
+
+SHORT_COUNT = 8
+"""If this many short transfers in a row, but for the fastest one, are slow, the link is. Only a
+receiver that reads late, and then all at once, makes a transfer look faster."""
 
 STUCK_S = 1.0
 """Longer than any round trip: a link with bytes in flight for this long is full or dead."""
@@ -70,12 +74,14 @@ def _busy_rate() -> ChangingRate:
 
 @dataclass
 class _LinkEstimate:
-    max_receiver_delay_s: float
+    receiver_delay_s: float
     rate: ChangingRate = field(default_factory=_busy_rate)
     alone_bytes_per_s: float | None = None
     """Rate of the last probe, while the other links were idle."""
     carried: bool = False
     """Whether real transfers have been measured, beside those of other links."""
+    short_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=SHORT_COUNT))
+    """Rates of the latest short transfers."""
     offered_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=DEMAND_ROUNDS))
     budget_bytes: int = 0
     unacknowledged_bytes: int = 0
@@ -94,8 +100,11 @@ class _LinkEstimate:
         if self.busy_bytes > 0 and self._is_timed():
             self.rate.add(self.busy_bytes, self.busy_s)
             self.carried = True
+            self.short_bytes_per_s.clear()
         elif self._drained():
             self._assume(GROWTH_FACTOR * self.acknowledged_bytes / own_s)
+        elif self.busy_s > 0:
+            self._add_short(self.busy_bytes / self.busy_s)
         self._detect_backlog(wall_s)
         in_flight_bytes = self.unacknowledged_bytes - self.initial_unacknowledged_bytes
         self.offered_bytes.append(max(0, self.acknowledged_bytes + in_flight_bytes))
@@ -109,15 +118,21 @@ class _LinkEstimate:
         return measured if known is None else min(measured, known)
 
     def _is_timed(self) -> bool:
-        """Whether the time of this round's bytes is the link's. That of a short transfer is mostly
-        the receiver's delay."""
-        if self.busy_bytes >= MIN_TIMED_BYTES:
-            return True
-        if self._drained():
+        """Whether the time of this round's bytes is the link's, and not the receiver's delay."""
+        if self.busy_bytes < MIN_TIMED_BYTES and self._drained():
             return False
+        is_long = self.busy_bytes >= self.receiver_delay_s * (self.rate.rate() or 0.0)
         has_backlog = self.acknowledged_bytes < self.initial_unacknowledged_bytes
-        is_long = self.busy_s >= self.max_receiver_delay_s
-        return is_long or has_backlog or self.rate.rate() is None
+        return is_long or (has_backlog and self.busy_s >= MIN_CHANGE_S)
+
+    def _add_short(self, bytes_per_s: float) -> None:
+        """Lower the rate if enough short transfers agree."""
+        self.short_bytes_per_s.append(bytes_per_s)
+        if len(self.short_bytes_per_s) < SHORT_COUNT:
+            return
+        second = sorted(self.short_bytes_per_s)[-2]
+        if second < (1 - CHANGE_FRACTION) * (self.rate.rate() or 0.0):
+            self._replace(second)
 
     def _drained(self) -> bool:
         """Whether the budget was used and everything arrived, too little of it back to back to be
@@ -144,8 +159,12 @@ class _LinkEstimate:
 
     def _assume(self, bytes_per_s: float) -> None:
         if bytes_per_s > (self.rate.rate() or 0.0):
-            self.rate.clear()
-            self.rate.add(bytes_per_s * MIN_BUSY_S, MIN_BUSY_S)
+            self._replace(bytes_per_s)
+
+    def _replace(self, bytes_per_s: float) -> None:
+        self.rate.clear()
+        self.rate.add(bytes_per_s * MIN_BUSY_S, MIN_BUSY_S)
+        self.short_bytes_per_s.clear()
 
     def demand_bytes(self) -> int | None:
         """The most offered in one of the last rounds; None if the link used its whole budget."""
@@ -173,15 +192,14 @@ class LinkBudgets:
         *,
         shared_uplink: bool | None,
         fraction: float = 1.0,
-        max_receiver_delay_s: float = MAX_RECEIVER_DELAY_S,
+        receiver_delay_s: float = RECEIVER_DELAY_S,
     ) -> None:
         """`shared_uplink`: whether all budgets together are limited to the uplink.
 
         None decides by measurement: each link alone (probes) and all together. `fraction` is the
-        part of each rate to use. `max_receiver_delay_s`: how long a receiver may take to read what
-        has arrived.
+        part of each rate to use. `receiver_delay_s`: how late a receiver may read.
         """
-        self._max_receiver_delay_s = max_receiver_delay_s
+        self._receiver_delay_s = receiver_delay_s
         self._shared_uplink = shared_uplink
         self._fraction = fraction
         self._links: dict[Rank, _LinkEstimate] = {}
@@ -196,7 +214,7 @@ class LinkBudgets:
         """Set the peers with links; one that returns starts at its old rate."""
         self._last_rates.update(self.bandwidths())
         self._links = {
-            peer: self._links.get(peer) or _LinkEstimate(self._max_receiver_delay_s)
+            peer: self._links.get(peer) or _LinkEstimate(self._receiver_delay_s)
             for peer in sorted(set(peers))
         }
         self.resume(self._last_rates)

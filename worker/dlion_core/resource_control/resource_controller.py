@@ -25,7 +25,7 @@ from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import TrainerRecord
 from dlion_api.spec import Job
 from dlion_core.resource_control.batching import BatchShares, GlobalBatchController
-from dlion_core.resource_control.budgets import MAX_RECEIVER_DELAY_S, LinkBudgets
+from dlion_core.resource_control.budgets import RECEIVER_DELAY_S, LinkBudgets
 from dlion_core.resource_control.capacity import CapacityEstimator
 from dlion_core.resource_control.capacity_table import CapacityTable
 from dlion_core.resource_control.directive_reasons import reason_for
@@ -56,10 +56,8 @@ PROBE_RETRY_S = 10.0
 class ResourceController:
     """One worker's sidecar without its sockets."""
 
-    def __init__(
-        self, job: Job, rank: Rank, *, max_receiver_delay_s: float = MAX_RECEIVER_DELAY_S
-    ) -> None:
-        """`max_receiver_delay_s` is that of `LinkBudgets`."""
+    def __init__(self, job: Job, rank: Rank, *, receiver_delay_s: float = RECEIVER_DELAY_S) -> None:
+        """`receiver_delay_s` is that of `LinkBudgets`."""
         self._job, self._rank = job, rank
         self._all_ranks = frozenset(worker.rank for worker in job.workers())
         self._groups = GroupingState(job, rank) if job.spec.exchange.topology == CLUSTERED else None
@@ -71,7 +69,7 @@ class ResourceController:
         self.links = LinkBudgets(
             shared_uplink={"sharedUplink": True, "perPeer": False}.get(network.link_shape),
             fraction=network.bandwidth_fraction,
-            max_receiver_delay_s=max_receiver_delay_s,
+            receiver_delay_s=receiver_delay_s,
         )
         # Only `dlion` limits CPU use: published systems send what they specify.
         is_limiting = exchange.policy == "dlion" and exchange.prioritization
