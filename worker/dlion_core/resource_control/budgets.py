@@ -102,7 +102,9 @@ class _LinkEstimate:
             self.carried = True
             self.short_bytes_per_s.clear()
         elif self._drained():
-            self._assume(GROWTH_FACTOR * self.acknowledged_bytes / own_s)
+            # A message of several iterations may exceed the budget of one: no sign of a fast link.
+            carried_bytes = min(self.acknowledged_bytes, self.budget_bytes or math.inf)
+            self._assume(GROWTH_FACTOR * carried_bytes / own_s)
         elif self.busy_s > 0:
             self._add_short(self.busy_bytes / self.busy_s)
         self._detect_backlog(wall_s)

@@ -389,3 +389,16 @@ def test_virtual_receivers_read_at_once() -> None:
         budgets.deliver(LinkDelivery(Rank(1), 4_000, 4_000, 0.1, 0))
         budgets.end_round(wall_s=0.5, own_s=0.5)
     assert budgets.bandwidths()[Rank(1)] == pytest.approx(40_000, rel=0.01)
+
+
+def test_a_message_of_several_iterations_is_no_sign_of_a_fast_link() -> None:
+    budgets = LinkBudgets(shared_uplink=True, fraction=0.3)
+    budgets.set_peers([Rank(1)])
+    budgets.probed(Rank(1), 50_000, 0.1)
+    for _ in range(20):
+        unacknowledged_bytes = 4 * budgets.budgets()[Rank(1)]
+        budgets.deliver(LinkDelivery(Rank(1), 0, 0, 0.0, unacknowledged_bytes))
+        budgets.end_round(wall_s=0.5, own_s=0.2)
+        budgets.deliver(LinkDelivery(Rank(1), unacknowledged_bytes, 1_000, 0.002, 0))
+        budgets.end_round(wall_s=0.5, own_s=0.2)
+    assert budgets.bandwidths()[Rank(1)] == pytest.approx(500_000)
