@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,9 @@ from dlion_worker.training.snapshot import TrainingState, unpack
 from dlion_worker.transport.peer_exchange import PeerExchange
 
 _LOG = logging.getLogger(__name__)
+
+MAX_PULLS = 8
+"""Replicas that a lead pulls at once."""
 
 SLICE_S = 0.1
 LEAVE_SLICE_S = 0.05
@@ -94,19 +98,24 @@ class Shutdown:
             self.exchange.send(peer, message)
 
     def _gather(self, own: CollectedReplica) -> list[CollectedReplica]:
-        replicas = [own]
-        for peer in sorted(self.inbox.linked):
-            try:
-                snapshot = self.exchange.pull_state(peer, StateRequest(weights_only=True))
-                state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
-            except (UnavailableError, ContractError) as error:
-                self.reporter.event(
-                    EventReason.REPLICA_MISSING, f"worker {peer}: {error}", warning=True
-                )
-                continue
-            replicas.append(CollectedReplica(peer, state, snapshot.samples, snapshot.iteration))
+        """Pull the replicas of all linked peers at once: their uplinks are narrower than this
+        worker's downlink."""
+        peers = sorted(self.inbox.linked)
+        with ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas") as threads:
+            pulled = list(threads.map(lambda peer: self._pull(peer, own), peers))
         self._report_unlinked()
+        replicas = [own, *(replica for replica in pulled if replica is not None)]
         return sorted(replicas, key=lambda replica: replica.rank)
+
+    def _pull(self, peer: Rank, own: CollectedReplica) -> CollectedReplica | None:
+        try:
+            snapshot = self.exchange.pull_state(peer, StateRequest(weights_only=True))
+            state = unpack(bytes(snapshot.payload), own.state, weights_only=True)
+        except (UnavailableError, ContractError) as error:
+            message = f"worker {peer}: {error}"
+            self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
+            return None
+        return CollectedReplica(peer, state, snapshot.samples, snapshot.iteration)
 
     def _report_unlinked(self) -> None:
         here = {*self.inbox.linked, self.rank}

@@ -27,6 +27,10 @@ class SignalHandler:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
+    def is_interrupted(self) -> bool:
+        """Whether a signal has come."""
+        return self.reason is not None
+
     def deferred(self) -> AbstractContextManager[None]:
         """Only record signals inside this context."""
         return self._deferring(True)

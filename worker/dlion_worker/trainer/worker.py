@@ -6,6 +6,7 @@ Owns the order: data and model, credentials, links, admission, training, shutdow
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_core.lifecycle.admission import Admission
-from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot, Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_core.links.link_budget import QueueRule
@@ -106,7 +107,7 @@ class Worker:
             self._job,
             self._coordination,
             is_restart=self._is_restart,
-            interrupted=self._is_interrupted,
+            interrupted=self._signals.is_interrupted,
         )
         self._saving.connect(self._job.key, self._identity, self._incarnation, credentials)
         self._closing.callback(self._saving.close)
@@ -117,7 +118,7 @@ class Worker:
         self._start_training()
         with self._signals.deferred():
             reason = self._train()
-            if self._is_interrupted():
+            if self._signals.is_interrupted():
                 self._saving.save_final()
                 if has_barrier(self._job.spec):
                     at = self._progress.iteration
@@ -267,8 +268,8 @@ class Worker:
     def _start_training(self) -> None:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
-            linked = f"linked with {len(self._inbox.linked)} workers"
-            self._report(EventReason.TRAINING_STARTED, linked)
+            text = f"linked with {len(self._inbox.linked)} workers"
+            self._report(EventReason.TRAINING_STARTED, text)
         if snapshot is None:
             measure_and_share_speed(
                 self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
@@ -306,7 +307,7 @@ class Worker:
             progress=self._progress,
             checkpointer=self._saving.checkpointer,
             external_stop=self._stopped,
-            interrupted=self._is_interrupted,
+            interrupted=self._signals.is_interrupted,
             after_step=self._after_step,
             training_set_samples=self._companions.training_set_samples,
         )
@@ -329,9 +330,6 @@ class Worker:
             snapshot = self._join_run(is_rejoin=True)
         if snapshot is None:
             self._machine.restore(before.state())
-
-    def _is_interrupted(self) -> bool:
-        return self._signals.reason is not None
 
     def _stopped(self) -> str | None:
         if (failure := self._coordination.failure()) is not None:
@@ -360,8 +358,7 @@ class Worker:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
 
     def _report(self, reason: EventReason, message: str, warning: bool = False) -> None:
-        iteration = self._progress.iteration
-        self._reporter.event(reason, message, iteration=iteration, warning=warning)
+        self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)
 
     def _evaluation_failed(self, error: Exception) -> None:
         self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
@@ -371,25 +368,31 @@ class Worker:
         self._peer_selection.connect_all(iteration_s=done.trained_s / max(1, done.iteration))
         self._companions.close()
         self._evaluator.close()
-        self._reporter.evaluation(self._evaluator.evaluate_all(self._tag()), final=True)
         self._loop.report_links(now=True)  # before peers close their links
-        shutdown = Shutdown(
-            job=self._job,
-            rank=self._rank,
-            exchange=self._exchange,
-            inbox=self._inbox,
-            reporter=self._reporter,
-            accuracy_of=self._accuracy_of,
-            save=self._replica.save,
-            interrupted=self._is_interrupted,
-            missing=self._peer_selection.missing,
-            on_saved=self._saving.upload_model_and_wait,
-        )
         own = CollectedReplica(self._rank, self._replica.state(), done.own_samples, done.iteration)
-        results_dir = Path(self._config.results_dir)
-        self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
+        snapshot, results_dir = self._replica.model.snapshot(), Path(self._config.results_dir)
+        with ThreadPoolExecutor(1, thread_name_prefix="final evaluation") as thread:
+            # Meanwhile the others' replicas are on their way.
+            evaluated = thread.submit(self._evaluator.evaluate_all, self._tag(), snapshot=snapshot)
+            shutdown = Shutdown(
+                job=self._job,
+                rank=self._rank,
+                exchange=self._exchange,
+                inbox=self._inbox,
+                reporter=self._reporter,
+                accuracy_of=partial(self._accuracy_of, evaluated),
+                save=self._replica.save,
+                interrupted=self._signals.is_interrupted,
+                missing=self._peer_selection.missing,
+                on_saved=self._saving.upload_model_and_wait,
+            )
+            try:
+                self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
+            finally:
+                self._reporter.evaluation(evaluated.result(), final=True)
         self._loop.report_links(now=True)  # slower peers have received everything by now
 
-    def _accuracy_of(self, state: TrainingState) -> float:
+    def _accuracy_of(self, own: Future[EvaluatedSnapshot], state: TrainingState) -> float:
+        wait([own])  # it may be of the same weights
         snapshot = self._replica.snapshot_of(state)
         return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy

@@ -6,8 +6,10 @@ average and the best replica.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_core.policies.interface import Flat
 from dlion_worker.training.snapshot import TrainingState
+
+MAX_EVALUATIONS = 4
+"""At once: each uses one core."""
 
 STILL_TRAINING = "still training"
 """The stop reason in `model.json` of a model published during training."""
@@ -67,14 +72,18 @@ def choose_model(
     accuracy_of: Callable[[TrainingState], float],
     stop_reason: str,
     candidates: list[CollectedReplica] | None = None,
+    parallel: int = MAX_EVALUATIONS,
 ) -> tuple[ModelSummary, TrainingState]:
     """Return the better of the average and the best replica, with its description.
 
     Only `candidates` are evaluated besides the average, and may be the best; None: all replicas.
+    `parallel` threads call `accuracy_of`.
     """
     averaged, candidates = average(replicas), candidates or replicas
-    accuracies = {replica.rank: accuracy_of(replica.state) for replica in candidates}
-    averaged_accuracy = accuracy_of(averaged)
+    states = [*(replica.state for replica in candidates), averaged]
+    with ThreadPoolExecutor(parallel, thread_name_prefix="candidates") as threads:
+        *own, averaged_accuracy = threads.map(accuracy_of, states)
+    accuracies = dict(zip((replica.rank for replica in candidates), own, strict=True))
     best = max(candidates, key=lambda replica: (accuracies[replica.rank], -replica.rank))
     is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]
     is_complete = len(accuracies) == len(replicas)
@@ -143,7 +152,10 @@ def average(replicas: list[CollectedReplica]) -> TrainingState:
 
 
 def _weighted(shares: list[float], vectors: list[Flat]) -> Flat:
-    total = np.zeros(vectors[0].shape, dtype=np.float64)
-    for share, vector in zip(shares, vectors, strict=True):
-        total += share * vector
-    return total.astype(np.float32)
+    # All in float64, and no zeros to begin with (-0.0 + 0.0 is 0.0): the mean of equal replicas is
+    # equal to them, bit for bit, and need not be evaluated again.
+    products = (
+        np.multiply(share, vector, dtype=np.float64)
+        for share, vector in zip(shares, vectors, strict=True)
+    )
+    return functools.reduce(np.add, products).astype(np.float32)

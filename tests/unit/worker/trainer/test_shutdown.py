@@ -40,6 +40,17 @@ def test_replicas_count_by_their_samples() -> None:
     assert averaged.model_state_S == pytest.approx([2.0])
 
 
+def test_the_mean_of_equal_replicas_is_equal_to_them_bit_for_bit() -> None:
+    vector = np.array([-0.0, 0.0, 1e-40, 0.1, -3e38, np.float32(np.pi)], np.float32)
+    state = TrainingState(vector, vector[:1], vector[:2])
+    equal = [
+        CollectedReplica(Rank(rank), state, samples, 5) for rank, samples in enumerate((3, 7, 9))
+    ]
+    averaged = average(equal)
+    assert averaged.weights_D.tobytes() == vector.tobytes()
+    assert averaged.model_state_S.tobytes() == vector[:1].tobytes()
+
+
 def test_without_samples_all_count_alike() -> None:
     assert average([replica(0, 1.0, 0), replica(1, 5.0, 0)]).weights_D[0] == pytest.approx(3.0)
 
