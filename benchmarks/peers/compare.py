@@ -175,21 +175,43 @@ def _outcome(folder: Path, target: float) -> Mirrored:
     )
 
 
-def dlion(
-    folder: Path, data: Path, *, seed: int, policy: str, rate: float
-) -> tuple[float, float | None]:
-    """Samples per second, and seconds to the target (mean over replicas)."""
+@dataclass(frozen=True)
+class Trained:
+    """What came of one run of DLion."""
+
+    samples_per_s: float
+    reached_s: float | None
+    """From the first step to the target (mean over replicas)."""
+    began_s: float
+    """From the command to the first step."""
+    noticed_s: float | None
+    """From the target to the stop."""
+    saved_s: float
+    """From the stop to the saved model."""
+
+
+def dlion(folder: Path, data: Path, *, seed: int, policy: str, rate: float) -> Trained:
+    """Train to the target."""
     stop = {"targetAccuracy": TARGET, "maxSeconds": MOST_DLION_S}
     job = document(data, seed=seed, stop=stop, policy=policy, rate=rate)
     with local_runs.started(job, environment(shaped=True), folder) as run:
         run.finish()
     summary = json.loads((folder / "summary.json").read_text())
-    began_s = min(r["time_s"] for r in run.of_kind("event") if r["reason"] == "TrainingStarted")
+    events = run.of_kind("event")
+    began_s = min(r["time_s"] for r in events if r["reason"] == "TrainingStarted")
+    stopped_s = max(r["time_s"] for r in events if r["reason"] == "TrainingStopped")
+    saved_s = max(r["time_s"] for r in events if r["reason"] == "ModelSaved")
     reached_s = summary["target"]["time_s"]
     steps = run.of_kind("step", 0)
     passed_s = steps[-1]["time_s"] - steps[FIRST_STEPS]["time_s"]
     samples = sum(step["global_batch_size"] for step in steps[FIRST_STEPS + 1 :])
-    return samples / passed_s, None if reached_s is None else reached_s - began_s
+    return Trained(
+        samples / passed_s,
+        None if reached_s is None else reached_s - began_s,
+        began_s,
+        None if reached_s is None else stopped_s - reached_s,
+        saved_s - stopped_s,
+    )
 
 
 def main() -> None:
@@ -210,13 +232,13 @@ def main() -> None:
     )
     data = arguments.data.resolve()
     step_s, reference_s = (None, None) if arguments.alone else _strategy(arguments, data)
-    outcomes: dict[str, list[tuple[float, float | None]]] = {}
+    outcomes: dict[str, list[Trained]] = {}
     for seed in range(1, arguments.runs + 1):
         for policy in arguments.policies:
             folder = arguments.out / f"{policy}-{seed}"
             rate = arguments.learning_rate
             outcome = dlion(folder, data, seed=seed, policy=policy, rate=rate)
-            _say(f"{policy}, seed {seed}", *outcome)
+            _say(f"{policy}, seed {seed}", outcome.samples_per_s, outcome.reached_s)
             outcomes.setdefault(policy, []).append(outcome)
     for policy, own in outcomes.items():
         _sum_up(policy, own, step_s, reference_s)
@@ -247,12 +269,12 @@ def _strategy(arguments: argparse.Namespace, data: Path) -> tuple[float, float |
 
 def _sum_up(
     policy: str,
-    outcomes: list[tuple[float, float | None]],
+    outcomes: list[Trained],
     step_s: float | None,
     reference_s: float | None,
 ) -> None:
-    rates = [rate for rate, _ in outcomes]
-    reached = [seconds for _, seconds in outcomes if seconds is not None]
+    rates = [one.samples_per_s for one in outcomes]
+    reached = [one.reached_s for one in outcomes if one.reached_s is not None]
     text = (
         f"{policy}: {statistics.median(rates):.0f} samples/s ({min(rates):.0f} to {max(rates):.0f})"
     )
@@ -268,6 +290,15 @@ def _sum_up(
             f": {reference_s / max(reached):.1f} to {reference_s / min(reached):.1f} times sooner"
         )
     print(text)
+    for what, seconds in (
+        ("the first step after the command", [one.began_s for one in outcomes]),
+        ("the stop after the target", [one.noticed_s for one in outcomes]),
+        ("the saved model after the stop", [one.saved_s for one in outcomes]),
+    ):
+        known = [one for one in seconds if one is not None]
+        if known:
+            middle = statistics.median(known)
+            print(f"  {what}: {middle:.1f} s ({min(known):.1f} to {max(known):.1f})")
 
 
 def _say(what: str, samples_per_s: float, seconds: float | None) -> None:
