@@ -110,38 +110,27 @@ def _bars(judged: Sequence[Verdict]) -> list[str]:
 
 
 def _tables(comparison: Comparison, document: Document, environment: str) -> list[str]:
-    """One table; of the systems two, as published and all with weighted batches."""
     rows = [row for row in document["rows"] if row["environment"] == environment]
-    if comparison.columns.keys().isdisjoint(FORMS[1:]):
-        held = [comparison.held]
-        return _table(comparison, document, rows, held=held, title=environment)
-    lines: list[str] = []
-    for title, ending in (("as published", ""), ("all with weighted batches", WEIGHTED)):
-        others = [f"{name}{ending}" for name in BASELINES]
-        names = {"ideal", *OURS, *others}
-        own = [row for row in rows if row["variant"] in names]
-        words = f"{environment}, {title}"
-        lines += _table(comparison, document, own, held=list(OURS), title=words)
-        lines += ["", _over_best(document, environment, others), ""]
-    return lines[:-1]
+    lines = _table(comparison, document, rows, title=environment)
+    if not comparison.columns.keys().isdisjoint(FORMS[1:]):
+        ours = (_over_best(document, environment, name) for name in OURS)
+        lines += ["", "Over the best of the published systems: " + "; ".join(ours) + "."]
+    return lines
 
 
-def _over_best(document: Document, environment: str, others: Sequence[str]) -> str:
-    """What either form is over whichever of the others is best, in time and in accuracy."""
+def _over_best(document: Document, environment: str, name: str) -> str:
+    """What one of ours is over whichever of the others is best, in time and in accuracy."""
+    others = [f"{other}{ending}" for other in BASELINES for ending in ("", WEIGHTED)]
     accuracies = {
         other: value
         for other in others
         if (value := median(row_of(document, environment, other), "accuracy")) is not None
     }
-    words = []
-    for form in OURS:
-        sooner = _ratio(speed_up(document, environment, form, others))
-        text = f"{form} over the best: {sooner} times as soon"
-        if accuracies:
-            best = max(accuracies, key=accuracies.__getitem__)
-            text += f", {_above(document, environment, form, best)} in accuracy"
-        words.append(text)
-    return ". ".join(words) + "."
+    text = f"{name} {_ratio(speed_up(document, environment, name, others))} times as soon"
+    if accuracies:
+        best = max(accuracies, key=accuracies.__getitem__)
+        text += f", {_above(document, environment, name, best)} in accuracy"
+    return text
 
 
 def _table(
@@ -149,7 +138,6 @@ def _table(
     document: Document,
     rows: Sequence[Document],
     *,
-    held: Sequence[str],
     title: str,
 ) -> list[str]:
     heads = ["rate", f"s to {document['targetAccuracy']:.0%}", "MB to it", "accuracy, %",
@@ -158,7 +146,7 @@ def _table(
         heads.append("MB into the server")
     if comparison.part == "selective":
         heads.append("MB of a worker in an iteration")
-    heads += [f"{name}: sooner, points (relative)" for name in held]
+    heads.append(f"{comparison.held}: sooner, points (relative)")
     lines = [f"| {title} | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for row in rows:
         cells = [f"{row['learningRate']:g}", *_cells(row)]
@@ -167,7 +155,7 @@ def _table(
         if comparison.part == "selective":
             value = bytes_per_worker(row, comparison)
             cells.append(NOT_KNOWN if value is None else f"{value / 1e6:.2f}")
-        cells += [_held(document, row, name) for name in held]
+        cells.append(_held(document, row, comparison.held))
         lines.append(f"| {row['variant']} | " + " | ".join(cells) + " |")
     return lines
 
@@ -175,12 +163,12 @@ def _table(
 def _cells(row: Document) -> list[str]:
     return [
         _spread(row["time_to_target_s"], 1, "{:.0f}"),
-        _spread(row["bytes_to_target"], 1e-6, "{:.0f}"),
+        _spread(row["bytes_to_target"], 1e-6, "{:.3g}"),
         _spread(row["accuracy"], 100, "{:.1f}"),
         _spread(row["averaged_model"], 100, "{:.1f}"),
         _spread(row["drift"], 1, "{:.3f}"),
         _spread(row["compute_share"], 100, "{:.0f} %"),
-        _spread(row["sent_bytes"], 1e-6, "{:.0f}"),
+        _spread(row["sent_bytes"], 1e-6, "{:.3g}"),
     ]
 
 
