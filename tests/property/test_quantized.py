@@ -1,5 +1,5 @@
-"""bfloat16, int8 and int4 stay within their bounds; stochastic rounding is right on the mean, the
-same for the same seed and values, and never overflows.
+"""bfloat16, int8, int4 and int2 stay within their bounds; stochastic rounding is right on the mean,
+the same for the same seed and values, and never overflows.
 
 Every compiled loop gives the bits of its plain NumPy form (tests/support/naive_codecs.py).
 
@@ -26,16 +26,18 @@ from dlion_core.codecs.quantized import (
     dequantize,
     from_bfloat16,
     pack_nibbles,
+    pack_pairs_of_bits,
     quantize,
     to_bfloat16,
     unpack_nibbles,
+    unpack_pairs_of_bits,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = float(np.finfo(np.float32).max)
-levels_ = st.sampled_from([7, 127])
+levels_ = st.sampled_from([1, 7, 127])
 seeds = st.integers(0, 2**64 - 1)
 finite_floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -63,6 +65,7 @@ def coded(
 @given(vectors(), levels_, seeds)
 @example(np.array([LARGEST, -LARGEST], np.float32), 127, 3)
 @example(np.array([LARGEST, -LARGEST], np.float32), 7, 3)
+@example(np.array([LARGEST, -LARGEST], np.float32), 1, 3)
 @example(np.array([2.0**-149, -(2.0**-149)], np.float32), 7, 3)
 def test_quantized_values_stay_within_their_bound(
     value_K: NDArray[np.float32], levels: int, seed: int
@@ -83,7 +86,7 @@ def test_quantized_values_stay_within_their_bound(
     assert not back_K[value_K == 0].any()
 
 
-@pytest.mark.parametrize("levels", [7, 127])
+@pytest.mark.parametrize("levels", [1, 7, 127])
 def test_rounding_is_right_on_the_mean(levels: int) -> None:
     """Over seeds, for each value; errors of neighbours have nothing to do with each other."""
     count, size = 400, 512
@@ -131,3 +134,10 @@ def test_nibbles_come_back(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 1) // 2, np.uint8)
     pack_nibbles(code_K, byte)
     np.testing.assert_array_equal(unpack_nibbles(byte, code_K.size), code_K)
+
+
+@given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.integers(-1, 1)))
+def test_pairs_of_bits_come_back(code_K: NDArray[np.int8]) -> None:
+    byte = np.empty((code_K.size + 3) // 4, np.uint8)
+    pack_pairs_of_bits(code_K, byte)
+    np.testing.assert_array_equal(unpack_pairs_of_bits(byte, code_K.size), code_K)

@@ -69,6 +69,11 @@ def encode_values(value_K: NDArray[np.float32], coding: Coding) -> tuple[int, in
             four_K = np.append(code_K, np.zeros(code_K.size % 2, np.int8)).view(np.uint8) & 15
             pairs = four_K[0::2] | four_K[1::2] << 4
             return 5, 0, scale_B.tobytes() + pairs.tobytes()
+        case ValueCodec.INT2:
+            scale_B, code_K = quantized(value_K, 1, coding.seed)
+            two_K = np.append(code_K, np.zeros(-code_K.size % 4, np.int8)).view(np.uint8) & 3
+            fours = two_K[0::4] | two_K[1::4] << 2 | two_K[2::4] << 4 | two_K[3::4] << 6
+            return 7, 0, scale_B.tobytes() + fours.tobytes()
         case ValueCodec.POLYLINE:
             line = polyline(value_K, coding.decimals)
             if 4 + len(line) < 4 * value_K.size:

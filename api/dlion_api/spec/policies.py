@@ -116,7 +116,7 @@ class Exchange:
     parameters: Mapping[str, Any] = setting(
         "parameters of that policy, each with a default (docs/policies.md).", default={}
     )
-    codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "polyline"] = setting(
+    codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "int2", "polyline"] = setting(
         "encoding of values on the wire; weights use at least float16, except with polyline.",
         default="float16",
     )

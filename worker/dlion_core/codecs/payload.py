@@ -50,6 +50,7 @@ _CODEC_NUMBER: Final = {
     ValueCodec.INT8: 4,
     ValueCodec.INT4: 5,
     ValueCodec.POLYLINE: 6,
+    ValueCodec.INT2: 7,
 }
 _NUMBER_CODEC: Final = {number: codec for codec, number in _CODEC_NUMBER.items()}
 _LOSS: Final = struct.Struct("<d")

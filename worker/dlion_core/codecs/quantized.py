@@ -1,6 +1,6 @@
-"""Values in 16, 8 and 4 bits: bfloat16 to nearest, int8 and int4 with stochastic rounding.
+"""Values in 16 to 2 bits: bfloat16 to nearest; int8, int4 and int2 with stochastic rounding.
 
-Called by `coded_values`. int8 and int4 use blocks of 256 values, each with its own scale (a
+Called by `coded_values`. The integers use blocks of 256 values, each with its own scale (a
 bfloat16, 0.06 bits per value). Gradients of different variables differ by orders of magnitude, and
 a single scale would erase the small ones. A value becomes one of the two adjacent multiples of its
 block's scale, with probabilities such that its mean is the value itself.
@@ -10,8 +10,9 @@ a digest of the caller's seed and the values, so there is no state to restore. T
 always has the same bytes; another message or seed has others.
 
 Source: Alistarh et al., QSGD, NeurIPS 2017 (blocks, unbiased rounding), with the block's largest
-magnitude for the norm; Steele, Lea and Flood, Fast splittable pseudorandom number generators,
-OOPSLA 2014. Scales and keys are ours. Legend: K values, B blocks of them.
+magnitude for the norm; Wen et al., TernGrad, NeurIPS 2017 (int2: -1, 0 or 1 times the scale);
+Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014. Scales and keys
+are ours. Legend: K values, B blocks of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BLOCK: Final = 256
 
 LEVELS_8: Final = 127
 LEVELS_4: Final = 7
+LEVELS_2: Final = 1
 
 _FLOATS, _BITS, _BYTES, _HALVES = (
     read_only(dtype) for dtype in (types.float32, types.uint32, types.uint8, types.uint16)
@@ -47,7 +49,9 @@ def _largest_scale(levels: int) -> int:
     return int(most.view(np.uint32)[0]) >> 16
 
 
-_LARGEST_SCALE: Final = {levels: _largest_scale(levels) for levels in (LEVELS_8, LEVELS_4)}
+_LARGEST_SCALE: Final = {
+    levels: _largest_scale(levels) for levels in (LEVELS_8, LEVELS_4, LEVELS_2)
+}
 
 
 def blocks_of(count: int) -> int:
@@ -83,7 +87,7 @@ def quantize(
     scale_B: NDArray[np.uint16],
     code_K: NDArray[np.int8],
 ) -> None:
-    """Write scales (bits of bfloat16) and integers within +-levels (127 or 7).
+    """Write scales (bits of bfloat16) and integers within +-levels (127, 7 or 1).
 
     `dequantize` restores values within one scale, which is at most (1 + 2^-7) max|v of the block| /
     levels + 2^-133. The mean error over seeds is zero, to 2^-32 of a scale. Values within 1 % of
@@ -127,6 +131,21 @@ def unpack_nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
         raise ContractError("coded values: bits set after the last int4; allowed: none")
     code_K = np.empty(count, np.int8)
     _unpack(byte, code_K)
+    return code_K
+
+
+def pack_pairs_of_bits(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
+    """Pack integers within +-1, four per byte, the first in the low bits; pad the last with 0."""
+    _pack_2(code_K.view(np.uint8), byte)
+
+
+def unpack_pairs_of_bits(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
+    """Unpack integers, -2 to 1, four per byte. Raises ContractError if padding of the last byte is
+    set."""
+    if count % 4 and int(byte[-1]) >> (2 * (count % 4)):
+        raise ContractError("coded values: bits set after the last int2; allowed: none")
+    code_K = np.empty(count, np.int8)
+    _unpack_2(byte, code_K)
     return code_K
 
 
@@ -227,3 +246,18 @@ def _unpack(byte: Any, code_K: Any) -> None:
     for i in range(code_K.size):
         four = np.int64(byte[i // 2] >> np.uint8(4 * (i % 2))) & 15
         code_K[i] = np.int8((four ^ 8) - 8)
+
+
+@compiled(types.void(_BYTES, types.uint8[::1]))
+def _pack_2(code_K: Any, byte: Any) -> None:
+    byte[:] = 0
+    for i in range(code_K.size):
+        two = np.uint8(code_K[i] & np.uint8(3))
+        byte[i // 4] |= np.uint8(two << np.uint8(2 * (i % 4)))
+
+
+@compiled(types.void(_BYTES, types.int8[::1]))
+def _unpack_2(byte: Any, code_K: Any) -> None:
+    for i in range(code_K.size):
+        two = np.int64(byte[i // 4] >> np.uint8(2 * (i % 4))) & 3
+        code_K[i] = np.int8((two ^ 2) - 2)
