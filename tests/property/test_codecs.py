@@ -217,7 +217,7 @@ MOST_LOST = {  # of whole numbers to 1000, which fit a float16
     ValueCodec.BFLOAT16: 1000 / 2**8,
     ValueCodec.INT8: 1000 / 127 * 1.01,
     ValueCodec.INT4: 1000 / 7 * 1.01,
-    ValueCodec.INT2: 1000 * 1.01,
+    ValueCodec.INT2: 1000 * 2 / 3 * 1.01,
     ValueCodec.POLYLINE: 0,
 }
 

@@ -54,6 +54,11 @@ class ValueCodec(StrEnum):
             return None
         return 2 if self in (ValueCodec.FLOAT16, ValueCodec.BFLOAT16) else 4
 
+    @property
+    def has_zero(self) -> bool:
+        """Whether zeros come back as zeros."""
+        return self is not ValueCodec.INT2
+
     def bytes_of(self, count: int) -> int:
         """Return the bytes of that many values; for polyline a maximum, since it falls back to
         float32.

@@ -194,7 +194,6 @@ def whole(codec: int, values: bytes, size: int, exponent: int = 0) -> bytes:
         (whole(5, b"\x80\x3f\x08", 1), 1, "-8 times the scale"),
         (whole(5, b"\x80\x3f\x11", 1), 1, "bits set after the last int4"),
         (whole(5, b"\x80\x3f\x81", 2), 2, "-8 times the scale"),
-        (whole(7, b"\x80\x3f\x02", 1), 1, "-2 times the scale"),
         (whole(7, b"\x80\x3f\x11", 2), 2, "bits set after the last int2"),
         (whole(7, b"\x80\x3f\x05\0", 4), 4, "its values alone take 3"),
         (whole(7, b"\x80\x7f\x01", 1), 1, "a block's scale"),
