@@ -15,7 +15,9 @@ from dlion_api.document import Rule, setting
 MAX_BATCH_SIZE = 10**6
 GROWING_DATA_FRACTION = 0.5
 """Default of `dataFraction` for a job that watches its data."""
-OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
+OPEN_POLICIES = frozenset(
+    {"ako", "demo", "dgc", "dlion", "dlion-published", "full", "none", "topk"}
+)
 """Exchange policies whose workers need not know all possible peers in advance."""
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import Flat, Instruction
-    from dlion_core.policies.parameters import AdaptiveParameters
+    from dlion_core.policies.round_parameters import AdaptiveParameters
 
 
 class AdaptiveLocalSteps(AnchoredRounds):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_core.policies.factory import PolicyContext
     from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import LocalsgdParameters
+    from dlion_core.policies.round_parameters import LocalsgdParameters
 
 
 class LocalSteps(LocalRounds[RoundResult]):
