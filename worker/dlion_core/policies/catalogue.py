@@ -177,6 +177,13 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         own_pace=True,
         lasting=("velocity_D",),
     ),
+    "sparseloco": Policy(
+        "Local steps, then the largest changes of each chunk in two bits.",
+        f"{_HERE}.weights.sparseloco:SparseLocalSteps",
+        round_parameters.SparselocoParameters,
+        topologies=("allToAll",),
+        own_pace=True,
+    ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),
     "dlion": Policy(

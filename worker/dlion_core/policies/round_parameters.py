@@ -61,3 +61,35 @@ class AdaptiveParameters:
         " have none.",
         default=None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparselocoParameters:
+    """Parameters of `sparseloco`."""
+
+    local_steps: Annotated[int, Limits(minimum=1, maximum=1000)] = setting(
+        "H, iterations of a round (default ours).", default=10
+    )
+    share: Share = setting(
+        "share of each chunk's entries that is sent, the largest, at least one (as recalled).",
+        default=0.03,
+    )
+    chunk: PositiveCount = setting(
+        "entries of a variable among which the largest are chosen (as recalled).", default=4096
+    )
+    codec: Literal["float32", "float16", "int8", "int4", "int2"] = setting(
+        "encoding of the values; replaces `exchange.codec`.", default="int2"
+    )
+    feedback: float = setting(
+        "beta, by which what was not sent decays until the next round (as recalled); 0: it is"
+        " lost.",
+        default=0.95,
+        minimum=0,
+        maximum=1,
+    )
+    outer_learning_rate: float = setting(
+        "alpha, learning rate of the outer step (default ours); 1: the plain mean.",
+        default=1.0,
+        above=0,
+        maximum=10,
+    )
