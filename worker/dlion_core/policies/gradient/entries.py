@@ -10,6 +10,7 @@ with memory, NeurIPS 2018.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from dlion_core.codecs import (
     decode_gradient,
     encode_range,
     encode_selected,
+    require_finite,
 )
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 
@@ -140,9 +142,12 @@ def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | sli
 
 
 def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
-    """Encode the nonzero entries, which must be finite.
+    """Encode the nonzero entries.
 
     Do not change the vector before the payload is written, which happens at once.
+
+    Raises:
+        NotFiniteError: an entry is not finite.
     """
     bits_D = magnitude_bits(some_D)
     kept = int(np.count_nonzero(bits_D))
@@ -150,6 +155,8 @@ def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
         return EncodedEntries(None, GradientPart(np.zeros(some_D.size, np.float32)))
     end_L, lowest_L = np.array([some_D.size], np.int64), np.array([1], np.uint32)
     peak = float(bits_D.max().view(np.float32))
+    if not math.isfinite(peak):
+        require_finite(some_D, "entries to send")
     payload = encode_selected(SelectedEntries(some_D, end_L, lowest_L, kept, peak), codec)
     return EncodedEntries(payload, decode_gradient(payload, some_D.size))
 
