@@ -44,7 +44,7 @@ from dlion_core.policies.interface import (
     UpdateApplied,
 )
 from dlion_core.policies.iteration_guard import IterationGuard
-from dlion_core.policies.parameters import AdaptiveParameters
+from dlion_core.policies.round_parameters import AdaptiveParameters
 from dlion_core.policies.weights.round_planner import RoundPlanner
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, Replica, linear_gradient, spec

@@ -217,6 +217,7 @@ MOST_LOST = {  # of whole numbers to 1000, which fit a float16
     ValueCodec.BFLOAT16: 1000 / 2**8,
     ValueCodec.INT8: 1000 / 127 * 1.01,
     ValueCodec.INT4: 1000 / 7 * 1.01,
+    ValueCodec.INT2: 1000 * 2 / 3 * 1.01,
     ValueCodec.POLYLINE: 0,
 }
 
@@ -235,7 +236,7 @@ def test_kept_entries_come_back_where_they_were(
     expected_D = np.zeros(size, np.float32)
     expected_D[index_K] = value_K
     np.testing.assert_allclose(dense_D, expected_D, rtol=0, atol=MOST_LOST[codec.values])
-    if codec.values in (ValueCodec.INT8, ValueCodec.INT4):
+    if codec.values in (ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2):
         assert not dense_D[expected_D == 0].any()
 
 

@@ -40,7 +40,7 @@ WHOLE = encode_whole(np.ones(20, np.float32), ValueCodec.FLOAT32)
 POLICIES = sorted(set(BUILT_IN) - {"dlion-published"})
 """That one is the machine of `dlion`."""
 
-OF_POLICY = {"dgc": {"momentum": 0}, "twostep": {"momentum": 0}}
+OF_POLICY = {"demo": {"momentum": 0}, "dgc": {"momentum": 0}, "twostep": {"momentum": 0}}
 """What goes with the manifest's own momentum."""
 
 

@@ -47,6 +47,8 @@ OTHER_POLICIES: Mapping[str, dict[str, Any]] = {
     "gaia": {"exchange.policy": "gaia"},
     "hop": {"exchange.policy": "hop"},
     "localsgd": {"exchange.policy": "localsgd"},
+    "sparseloco": {"exchange.policy": "sparseloco"},
+    "demo": {"exchange.policy": "demo", "trainer.optimizer.momentum": 0},
     "hierarchical": {"exchange.policy": "hierarchical"},
     "server": {"exchange.policy": "async", "exchange.parameters": {"server": 2}},
 }

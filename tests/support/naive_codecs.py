@@ -33,7 +33,8 @@ def encode_sparse(
         taken = positions_bytes(scheme, index_K.size, size)
     else:
         taken = positions.size
-    if taken >= room:
+    must_stay_zero = coding.values is ValueCodec.INT2 and index_K.size < size
+    if taken >= room and not must_stay_zero:
         whole_D = np.zeros(size, np.float32)
         whole_D[index_K] = value_K
         return bytes(encode_whole(whole_D, coding))
@@ -69,6 +70,11 @@ def encode_values(value_K: NDArray[np.float32], coding: Coding) -> tuple[int, in
             four_K = np.append(code_K, np.zeros(code_K.size % 2, np.int8)).view(np.uint8) & 15
             pairs = four_K[0::2] | four_K[1::2] << 4
             return 5, 0, scale_B.tobytes() + pairs.tobytes()
+        case ValueCodec.INT2:
+            scale_B, code_K = quantized(value_K, 3, coding.seed)
+            two_K = np.append((code_K + 3) // 2, np.zeros(-code_K.size % 4, np.int8)).view(np.uint8)
+            fours = two_K[0::4] | two_K[1::4] << 2 | two_K[2::4] << 4 | two_K[3::4] << 6
+            return 7, 0, scale_B.tobytes() + fours.tobytes()
         case ValueCodec.POLYLINE:
             line = polyline(value_K, coding.decimals)
             if 4 + len(line) < 4 * value_K.size:
@@ -107,7 +113,11 @@ def quantized(
         scales.append(top)
         scale = reach[top] / levels
         ratio = np.clip(part / scale, -levels, levels) if top else np.zeros_like(part)
-        codes.append(np.floor(ratio + chance_K[start : start + 256]) if top else ratio)
+        chance = chance_K[start : start + 256]
+        if levels == 3:  # odd multiples
+            codes.append(2 * np.floor((ratio + 3) / 2 + chance) - 3 if top else ratio + 1)
+        else:
+            codes.append(np.floor(ratio + chance) if top else ratio)
     return np.array(scales, np.uint16), np.concatenate(codes).astype(np.int8)
 
 

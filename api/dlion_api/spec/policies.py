@@ -17,7 +17,9 @@ GROWING_DATA_FRACTION = 0.5
 """Default of `dataFraction` for a job that watches its data."""
 GROWING_BATCH_POLICIES = frozenset({"dlion", "dlion-published"})
 """Exchange policies whose global batch grows by default."""
-OPEN_POLICIES = frozenset({"ako", "dgc", "dlion", "dlion-published", "full", "none", "topk"})
+OPEN_POLICIES = frozenset(
+    {"ako", "demo", "dgc", "dlion", "dlion-published", "full", "none", "topk"}
+)
 """Exchange policies whose workers need not know all possible peers in advance."""
 
 
@@ -122,7 +124,7 @@ class Exchange:
     parameters: Mapping[str, Any] = setting(
         "parameters of that policy, each with a default (docs/policies.md).", default={}
     )
-    codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "polyline"] = setting(
+    codec: Literal["float32", "float16", "bfloat16", "int8", "int4", "int2", "polyline"] = setting(
         "encoding of values on the wire; weights use at least float16, except with polyline.",
         default="float16",
     )

@@ -6,6 +6,7 @@ functions over NumPy arrays; no I/O, no clock, no thread. Importing this package
 loops or loads them from a cache (`compiling`).
 """
 
+from dlion_core.codecs.cosines import CosineTransform
 from dlion_core.codecs.payload import (
     HEADER_BYTES,
     GradientPart,
@@ -38,6 +39,7 @@ __all__ = [
     "HEADER_BYTES",
     "AnyCoding",
     "Coding",
+    "CosineTransform",
     "GradientPart",
     "IndexCodec",
     "NotFiniteError",

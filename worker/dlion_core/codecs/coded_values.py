@@ -1,8 +1,8 @@
 """Encode values with any codec, check received ones, and decode them when they are added.
 
 Called by `payload`, which writes `exponent` into its header. Layout: float32, float16, bfloat16:
-the values; int8, int4: the scales of the blocks, then the values; polyline: its length as uint32,
-then its bytes.
+the values; int8, int4, int2: the scales of the blocks, then the values; polyline: its length as
+uint32, then its bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError
 from dlion_core.codecs import quantized
 from dlion_core.codecs.polyline import MAX_DECIMALS, decode_polyline, encode_polyline
-from dlion_core.codecs.quantized import LEVELS_4, LEVELS_8, blocks_of
+from dlion_core.codecs.quantized import LEVELS_2, LEVELS_4, LEVELS_8, blocks_of
 from dlion_core.codecs.values import (
     Coding,
     ValueCodec,
@@ -28,7 +28,11 @@ from dlion_core.codecs.values import (
 )
 
 _LENGTH_BYTES: Final = 4
-_LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4}
+_LEVELS: Final = {
+    ValueCodec.INT8: LEVELS_8,
+    ValueCodec.INT4: LEVELS_4,
+    ValueCodec.INT2: LEVELS_2,
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class CodedValues:
                 return from_float16(self.coded.view(np.uint16), self.exponent)
             case ValueCodec.BFLOAT16:
                 return quantized.from_bfloat16(self.coded.view(np.uint16))
-            case ValueCodec.INT8 | ValueCodec.INT4:
+            case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:
                 return quantized.dequantize(*_quantized(self.codec, self.coded, self.size))
 
 
@@ -78,7 +82,7 @@ class PreparedValues:
                 to_float16(self._value_K, self.exponent, coded.view(np.uint16))
             case ValueCodec.BFLOAT16:
                 quantized.to_bfloat16(self._value_K, coded.view(np.uint16))
-            case ValueCodec.INT8 | ValueCodec.INT4:
+            case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:
                 self._write_quantized(coded)
             case ValueCodec.POLYLINE:
                 coded[:_LENGTH_BYTES].view(np.uint32)[0] = len(self._line)
@@ -90,8 +94,10 @@ class PreparedValues:
         whole = self.codec is ValueCodec.INT8
         code_K = codes.view(np.int8) if whole else np.empty(self._value_K.size, np.int8)
         quantized.quantize(self._value_K, _LEVELS[self.codec], self._seed, scale_B, code_K)
-        if not whole:
+        if self.codec is ValueCodec.INT4:
             quantized.pack_nibbles(code_K, codes)
+        elif not whole:
+            quantized.pack_pairs_of_bits(code_K, codes)
 
 
 def prepare_values(value_K: NDArray[np.float32], peak: float, coding: Coding) -> PreparedValues:
@@ -149,7 +155,7 @@ def check_values(
             check_float16(coded.view(np.uint16), exponent)
         case ValueCodec.BFLOAT16:
             quantized.check_bfloat16(coded.view(np.uint16))
-        case ValueCodec.INT8 | ValueCodec.INT4:
+        case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:
             scale_B, code_K = _quantized(codec, coded, kept)
             quantized.check_scales(scale_B, _LEVELS[codec])
             quantized.check_codes(code_K, _LEVELS[codec])
@@ -168,4 +174,6 @@ def _quantized(
     scale_B, codes = coded[:scales_end].view(np.uint16), coded[scales_end:]
     if codec is ValueCodec.INT8:
         return scale_B, codes.view(np.int8)
-    return scale_B, quantized.unpack_nibbles(codes, kept)
+    if codec is ValueCodec.INT4:
+        return scale_B, quantized.unpack_nibbles(codes, kept)
+    return scale_B, quantized.unpack_pairs_of_bits(codes, kept)

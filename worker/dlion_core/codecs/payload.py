@@ -50,6 +50,7 @@ _CODEC_NUMBER: Final = {
     ValueCodec.INT8: 4,
     ValueCodec.INT4: 5,
     ValueCodec.POLYLINE: 6,
+    ValueCodec.INT2: 7,
 }
 _NUMBER_CODEC: Final = {number: codec for codec, number in _CODEC_NUMBER.items()}
 _LOSS: Final = struct.Struct("<d")
@@ -116,7 +117,7 @@ def coded_bytes(kept: int, size: int, coding: AnyCoding) -> int:
         return HEADER_BYTES + whole
     scheme = cheapest_positions(kept, size, coding.indices)
     sparse = coding.values.bytes_of(kept) + positions_bytes(scheme, kept, size)
-    return HEADER_BYTES + min(sparse, whole)
+    return HEADER_BYTES + (min(sparse, whole) if coding.values.has_zero else sparse)
 
 
 def max_coded_bytes(size: int) -> int:
@@ -209,6 +210,8 @@ def encode_selected(selected: SelectedEntries, coding: AnyCoding) -> Payload:
     """
     kept, size, coding = selected.kept, selected.value_D.size, coding_of(coding)
     room = coding.values.bytes_of(size) - coding.values.bytes_of(kept)
+    if not coding.values.has_zero and kept < size:  # the others must stay zero
+        room = max_coded_bytes(size)
     if coding.indices is IndexCodec.FAST:
         scheme = cheapest_positions(kept, size)
         encoded = selected.gathered(scheme) if positions_bytes(scheme, kept, size) < room else None

@@ -1,9 +1,10 @@
-"""Values in 16, 8 and 4 bits: bfloat16 to nearest, int8 and int4 with stochastic rounding.
+"""Values in 16 to 2 bits: bfloat16 to nearest; int8, int4 and int2 with stochastic rounding.
 
-Called by `coded_values`. int8 and int4 use blocks of 256 values, each with its own scale (a
+Called by `coded_values`. The integers use blocks of 256 values, each with its own scale (a
 bfloat16, 0.06 bits per value). Gradients of different variables differ by orders of magnitude, and
 a single scale would erase the small ones. A value becomes one of the two adjacent multiples of its
-block's scale, with probabilities such that its mean is the value itself.
+block's scale, with probabilities such that its mean is the value itself. int2 has odd multiples
+only, -3 to 3: for entries that are worth sending zero is no good guess. So zeros do not stay zeros.
 
 Random numbers come from a counter-based generator (SplitMix64's finaliser over key + n). The key is
 a digest of the caller's seed and the values, so there is no state to restore. The same message
@@ -11,7 +12,7 @@ always has the same bytes; another message or seed has others.
 
 Source: Alistarh et al., QSGD, NeurIPS 2017 (blocks, unbiased rounding), with the block's largest
 magnitude for the norm; Steele, Lea and Flood, Fast splittable pseudorandom number generators,
-OOPSLA 2014. Scales and keys are ours. Legend: K values, B blocks of them.
+OOPSLA 2014. Scales, keys and int2's odd multiples are ours. Legend: K values, B blocks of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ BLOCK: Final = 256
 
 LEVELS_8: Final = 127
 LEVELS_4: Final = 7
+LEVELS_2: Final = 3
+"""Of odd multiples."""
 
 _FLOATS, _BITS, _BYTES, _HALVES = (
     read_only(dtype) for dtype in (types.float32, types.uint32, types.uint8, types.uint16)
@@ -47,7 +50,9 @@ def _largest_scale(levels: int) -> int:
     return int(most.view(np.uint32)[0]) >> 16
 
 
-_LARGEST_SCALE: Final = {levels: _largest_scale(levels) for levels in (LEVELS_8, LEVELS_4)}
+_LARGEST_SCALE: Final = {
+    levels: _largest_scale(levels) for levels in (LEVELS_8, LEVELS_4, LEVELS_2)
+}
 
 
 def blocks_of(count: int) -> int:
@@ -83,11 +88,11 @@ def quantize(
     scale_B: NDArray[np.uint16],
     code_K: NDArray[np.int8],
 ) -> None:
-    """Write scales (bits of bfloat16) and integers within +-levels (127 or 7).
+    """Write scales (bits of bfloat16) and integers within +-levels (127, 7 or 3).
 
-    `dequantize` restores values within one scale, which is at most (1 + 2^-7) max|v of the block| /
-    levels + 2^-133. The mean error over seeds is zero, to 2^-32 of a scale. Values within 1 % of
-    float32's maximum may be rounded towards zero.
+    `dequantize` restores values within one scale (int2: two). A scale is at most (1 + 2^-7) max|v
+    of the block| / levels + 2^-133. The mean error over seeds is zero, to 2^-32 of a scale. Values
+    within 1 % of float32's maximum may be rounded towards zero.
     """
     bits_K = value_K.view(np.uint32)
     key = _digest(bits_K, np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF))
@@ -127,6 +132,21 @@ def unpack_nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
         raise ContractError("coded values: bits set after the last int4; allowed: none")
     code_K = np.empty(count, np.int8)
     _unpack(byte, code_K)
+    return code_K
+
+
+def pack_pairs_of_bits(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
+    """Pack odd integers within +-3, four per byte, the first in the low bits; pad with 0."""
+    _pack_2(code_K.view(np.uint8), byte)
+
+
+def unpack_pairs_of_bits(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
+    """Unpack odd integers, -3 to 3, four per byte. Raises ContractError if the padding of the last
+    byte is set."""
+    if count % 4 and int(byte[-1]) >> (2 * (count % 4)):
+        raise ContractError("coded values: bits set after the last int2; allowed: none")
+    code_K = np.empty(count, np.int8)
+    _unpack_2(byte, code_K)
     return code_K
 
 
@@ -188,7 +208,7 @@ def _quantize(value_K: Any, key: Any, levels: int, largest: int, scale_B: Any, c
             peak = max(peak, abs(part[i]))
         if peak == 0:
             scale_B[block] = 0
-            code[:] = 0
+            code[:] = 1 if levels == LEVELS_2 else 0
             continue
         scale_B[block] = _scale_of(peak, levels, largest)
         scale = np.float64(_float_of(scale_B[block]))
@@ -199,7 +219,10 @@ def _quantize(value_K: Any, key: Any, levels: int, largest: int, scale_B: Any, c
             chance = np.float64(word & np.uint64(0xFFFFFFFF)) * _TO_UNIT
             word >>= np.uint64(32)
             ratio = min(max(np.float64(part[i]) / scale, -levels), levels)
-            code[i] = np.int8(np.floor(ratio + chance))
+            if levels == LEVELS_2:
+                code[i] = np.int8(2 * np.floor((ratio + levels) / 2 + chance) - levels)
+            else:
+                code[i] = np.int8(np.floor(ratio + chance))
 
 
 @compiled(types.void(_HALVES, _BYTES, types.float32[::1]))
@@ -227,3 +250,18 @@ def _unpack(byte: Any, code_K: Any) -> None:
     for i in range(code_K.size):
         four = np.int64(byte[i // 2] >> np.uint8(4 * (i % 2))) & 15
         code_K[i] = np.int8((four ^ 8) - 8)
+
+
+@compiled(types.void(_BYTES, types.uint8[::1]))
+def _pack_2(code_K: Any, byte: Any) -> None:
+    byte[:] = 0
+    for i in range(code_K.size):
+        two = np.uint8(np.uint8(code_K[i] + np.uint8(3)) >> np.uint8(1))
+        byte[i // 4] |= np.uint8(two << np.uint8(2 * (i % 4)))
+
+
+@compiled(types.void(_BYTES, types.int8[::1]))
+def _unpack_2(byte: Any, code_K: Any) -> None:
+    for i in range(code_K.size):
+        two = np.int64(byte[i // 4] >> np.uint8(2 * (i % 4))) & 3
+        code_K[i] = np.int8(2 * two - 3)

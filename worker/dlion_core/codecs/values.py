@@ -45,20 +45,26 @@ class ValueCodec(StrEnum):
     INT8 = "int8"
     INT4 = "int4"
     POLYLINE = "polyline"
+    INT2 = "int2"
 
     @property
     def bytes_each(self) -> int | None:
         """Bytes per value if constant (a maximum for polyline); None: variable."""
-        if self in (ValueCodec.INT8, ValueCodec.INT4):
+        if self in (ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2):
             return None
         return 2 if self in (ValueCodec.FLOAT16, ValueCodec.BFLOAT16) else 4
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether zeros come back as zeros."""
+        return self is not ValueCodec.INT2
 
     def bytes_of(self, count: int) -> int:
         """Return the bytes of that many values; for polyline a maximum, since it falls back to
         float32.
 
         >>> [codec.bytes_of(257) for codec in ValueCodec]
-        [1028, 514, 514, 261, 133, 1028]
+        [1028, 514, 514, 261, 133, 1028, 69]
         """
         match self:
             case ValueCodec.FLOAT32 | ValueCodec.POLYLINE:
@@ -69,6 +75,8 @@ class ValueCodec(StrEnum):
                 return count + 2 * blocks_of(count)
             case ValueCodec.INT4:
                 return (count + 1) // 2 + 2 * blocks_of(count)
+            case ValueCodec.INT2:
+                return (count + 3) // 4 + 2 * blocks_of(count)
 
 
 class IndexCodec(StrEnum):
@@ -82,8 +90,8 @@ class IndexCodec(StrEnum):
 
 @dataclass(frozen=True)
 class Coding:
-    """How to encode payloads. `decimals` is for polyline. `seed` is for int8 and int4; it differs
-    between workers, so that their rounding errors are independent."""
+    """How to encode payloads. `decimals` is for polyline. `seed` is for int8, int4 and int2; it
+    differs between workers, so that their rounding errors are independent."""
 
     values: ValueCodec
     indices: IndexCodec = IndexCodec.FAST
@@ -97,7 +105,7 @@ class Coding:
         Rounding of gradients averages out over steps; rounding of weights would discard small
         steps.
         """
-        coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4)
+        coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2)
         return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
 from dlion_api.spec.sites import workers_of
-from dlion_core.policies import manifest_checks
+from dlion_core.policies import manifest_checks, round_parameters
 from dlion_core.policies import parameters as declared
 from dlion_core.policies.plugins import PolicyPlugin
 
@@ -81,7 +81,7 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "adaptive": Policy(
         "Local steps, then the largest changes in few bits, as links and machines allow.",
         f"{_HERE}.weights.adaptive:AdaptiveLocalSteps",
-        declared.AdaptiveParameters,
+        round_parameters.AdaptiveParameters,
         topologies=("allToAll",),
         own_pace=True,
         takes_momentum=True,
@@ -99,6 +99,14 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
         must_arrive=True,
         own_pace=True,
         check=manifest_checks.delayed,
+    ),
+    "demo": Policy(
+        "The fast components of the momentum; the rest stays with each worker.",
+        f"{_HERE}.gradient.demo:demo",
+        declared.DemoParameters,
+        must_arrive=True,
+        topologies=("allToAll",),
+        check=manifest_checks.demo,
     ),
     "dgc": Policy(
         "The largest of the gathered velocity, a tiny share.",
@@ -165,9 +173,16 @@ BUILT_IN: Final[Mapping[str, Policy]] = {
     "localsgd": Policy(
         "Local steps, then an average with outer momentum.",
         f"{_HERE}.weights.localsgd:LocalSteps",
-        declared.LocalsgdParameters,
+        round_parameters.LocalsgdParameters,
         own_pace=True,
         lasting=("velocity_D",),
+    ),
+    "sparseloco": Policy(
+        "Local steps, then the largest changes of each chunk in two bits.",
+        f"{_HERE}.weights.sparseloco:SparseLocalSteps",
+        round_parameters.SparselocoParameters,
+        topologies=("allToAll",),
+        own_pace=True,
     ),
     "none": Policy("Each worker for itself: nothing travels.", f"{_GRADIENTS}:none"),
     "full": Policy("Whole gradients to every peer.", f"{_GRADIENTS}:full"),

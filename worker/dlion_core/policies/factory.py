@@ -21,7 +21,7 @@ from dlion_core.policies.plugin_guards import build_guarded, guard_selector
 from dlion_core.topology.topology import CLUSTERED, graph_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from dlion_api.names import Rank
     from dlion_api.spec import Job, Spec
@@ -130,13 +130,17 @@ def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> IterationGuard:
     )
 
 
-def gradient_machine(context: PolicyContext, selector: GradientSelector) -> PolicyMachine:
+def gradient_machine(
+    context: PolicyContext,
+    selector: GradientSelector,
+    build_machine: Callable[[PolicyContext, GradientSelector], GradientMachine] = GradientMachine,
+) -> PolicyMachine:
     """Return a machine that exchanges the gradient parts that `selector` selects.
 
     If all workers exchange with all and gradients are combined, it merges partitions.
     """
     selector = guard_selector(plugin_of(context.spec.exchange.policy), selector)
-    machine = GradientMachine(context, selector)
+    machine = build_machine(context, selector)
     others = frozenset(context.ranks) - {context.rank}
     if not selector.combines or context.replica is None or context.neighbours != others:
         return machine

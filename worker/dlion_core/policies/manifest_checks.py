@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dlion_core.policies.parameters import (
         AdacompParameters,
         AsyncParameters,
+        DemoParameters,
         DgcParameters,
         FedatParameters,
         GaiaParameters,
@@ -104,7 +105,7 @@ def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[P
 
 def single_momentum(
     spec: Spec,
-    parameters: DgcParameters | TwostepParameters,
+    parameters: DemoParameters | DgcParameters | TwostepParameters,
     ranks: Collection[int],  # noqa: ARG001 - as all checks
 ) -> list[Problem]:
     """Check that not both the policy and the optimizer apply momentum."""
@@ -122,6 +123,21 @@ def single_momentum(
             "Set spec.trainer.optimizer to sgd with momentum: 0.",
         )
     ]
+
+
+def demo(spec: Spec, parameters: DemoParameters, ranks: Collection[int]) -> list[Problem]:
+    """Check the momentum, and that all workers make each update together."""
+    problems = single_momentum(spec, parameters, ranks)
+    if spec.synchronization.mode != "synchronous":
+        problems.append(
+            Problem(
+                path="spec.synchronization.mode",
+                message="policy demo averages the components of all workers in each iteration",
+                value=spec.synchronization.mode,
+                allowed="synchronous",
+            )
+        )
+    return problems
 
 
 def twostep(spec: Spec, parameters: TwostepParameters, ranks: Collection[int]) -> list[Problem]:

@@ -132,6 +132,27 @@ class DgcParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DemoParameters:
+    """Parameters of `demo`."""
+
+    momentum: Momentum = setting(
+        "beta, by which the momentum decays; the optimizer must have none (as recalled).",
+        default=0.999,
+    )
+    chunk: Annotated[int, Limits(minimum=1, maximum=1024)] = setting(
+        "entries of a variable that are transformed together (as recalled).", default=64
+    )
+    coefficients: PositiveCount = setting(
+        "k, number of coefficients of a chunk that are sent, the largest (default ours).",
+        default=2,
+    )
+    step: Literal["plain", "sign"] = setting(
+        "the optimizer gets the mean, or its sign, which needs a much lower learning rate.",
+        default="plain",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TwostepParameters:
     """Parameters of `twostep`."""
 
@@ -309,58 +330,4 @@ class HopParameters:
         minimum=0,
         maximum=1000,
         unit="iterations",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalsgdParameters:
-    """Parameters of `localsgd`."""
-
-    local_steps: PositiveCount = setting(
-        "H, iterations between two averages (default ours).", default=10
-    )
-    outer_learning_rate: float = setting(
-        "learning rate of the outer step; 1 without momentum: the plain mean (DiLoCo's, as"
-        " recalled).",
-        default=0.7,
-        above=0,
-        maximum=10,
-    )
-    outer_momentum: Momentum = setting(
-        "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
-    )
-    nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptiveParameters:
-    """Parameters of `adaptive`."""
-
-    local_steps: Annotated[int, Limits(minimum=1, maximum=64)] | None = setting(
-        "H, iterations of a round; by default, chosen by capacity and links.", default=None
-    )
-    density: Share | None = setting(
-        "part of the entries that is sent, the largest; by default, as the narrowest link allows.",
-        default=None,
-    )
-    min_density: Share = setting("minimum of that part, however narrow the link.", default=0.005)
-    transfer_share: Share = setting(
-        "time of a transfer, relative to the time of the round's local steps.", default=0.15
-    )
-    codec: Literal["float32", "float16", "int8", "int4"] = setting(
-        "encoding of the values; replaces `exchange.codec`.", default="int4"
-    )
-    error_feedback: bool = setting(
-        "whether entries that are not sent are added to the next round's.", default=True
-    )
-    outer_learning_rate: float = setting(
-        "learning rate of the outer step; 1 without momentum: the plain mean.",
-        default=1.0,
-        above=0,
-        maximum=10,
-    )
-    outer_momentum: Momentum | None = setting(
-        "Nesterov momentum of the outer step; by default that of optimizer sgd, and local steps"
-        " have none.",
-        default=None,
     )

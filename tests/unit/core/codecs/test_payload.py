@@ -194,6 +194,9 @@ def whole(codec: int, values: bytes, size: int, exponent: int = 0) -> bytes:
         (whole(5, b"\x80\x3f\x08", 1), 1, "-8 times the scale"),
         (whole(5, b"\x80\x3f\x11", 1), 1, "bits set after the last int4"),
         (whole(5, b"\x80\x3f\x81", 2), 2, "-8 times the scale"),
+        (whole(7, b"\x80\x3f\x11", 2), 2, "bits set after the last int2"),
+        (whole(7, b"\x80\x3f\x05\0", 4), 4, "its values alone take 3"),
+        (whole(7, b"\x80\x7f\x01", 1), 1, "a block's scale"),
         (whole(6, b"\x01\0\0\0\0", 1), 1, "its 1 values take 5"),  # float32 would be shorter
         (whole(6, b"\x01\0\0\0\0\0", 2), 2, "its values alone take 5"),
         (whole(6, b"\x03\0\0\0\0\0", 2), 2, "its 2 values take 7"),

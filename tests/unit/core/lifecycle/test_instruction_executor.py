@@ -47,10 +47,14 @@ class Descent:
         self.weights_D[:] = weights_D
 
 
-@pytest.mark.parametrize("policy", ["d2", "eventgrad", "fedat", "gaia", "hop", "localsgd"])
+@pytest.mark.parametrize(
+    "policy", ["adaptive", "d2", "eventgrad", "fedat", "gaia", "hop", "localsgd", "sparseloco"]
+)
 def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
     replica = Descent()
-    parameters = {"localSteps": 1} if policy in {"fedat", "localsgd"} else {}
+    parameters = (
+        {"localSteps": 1} if policy in {"adaptive", "fedat", "localsgd", "sparseloco"} else {}
+    )
     job_spec = spec(exchange={"policy": policy, "parameters": parameters})
     view = View(replica.weights_D)
     machine = build(job_spec, Rank(1), LAYOUT, [Rank(0), Rank(1)], replica=view)

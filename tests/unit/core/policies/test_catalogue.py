@@ -95,6 +95,8 @@ def test_what_keeps_account_of_what_it_sent_may_not_give_way(
         ("adpsgd", {"topology": "randomRegular", "degree": 2}, "allToAll, bipartite, ring"),
         ("d2", {"topology": "clustered"}, "allToAll, bipartite, randomRegular, ring"),
         ("async", {"topology": "ring", "parameters": {"server": 0}}, "allToAll"),
+        ("demo", {"topology": "ring"}, "allToAll"),
+        ("sparseloco", {"topology": "bipartite"}, "allToAll"),
     ],
 )
 def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
@@ -123,6 +125,7 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
             "2",
             "0 to 1",
         ),
+        ("demo", {"parameters": {"momentum": 0.999}}, "momentum", "0.999", "one place only"),
         ("dgc", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
         ("twostep", {"parameters": {"momentum": 0.9}}, "momentum", "0.9", "one place only"),
         (
@@ -209,6 +212,8 @@ def test_a_policy_has_its_own_pace_where_its_page_gives_synchronization_no_effec
         ("full", {"mode": "backup", "backupWorkers": 1}, True, False),
         ("full", {"mode": "bounded"}, False, False),
         ("gaia", {"mode": "synchronous"}, False, False),
+        ("demo", {"mode": "synchronous"}, True, True),
+        ("sparseloco", {"mode": "synchronous"}, False, False),
         ("hierarchical", {"mode": "synchronous"}, True, True),
         ("hierarchical", {"mode": "backup", "backupWorkers": 1}, True, True),
         ("hierarchical", {"mode": "bounded"}, True, True),

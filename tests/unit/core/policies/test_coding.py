@@ -20,9 +20,10 @@ from weighing_cluster import WeighingCluster
 
 LAYOUT = Layout(("a", "b"), (300, 500))
 NUMBER = {codec: number for number, codec in enumerate(ValueCodec, start=1)}
-OWN_FORM = {"adaptive", "fedat"}  # code what they send by a parameter of their own
+OWN_FORM = {"adaptive", "fedat", "sparseloco"}  # code what they send by a parameter of their own
 UPDATES = {"gaia"}  # its weights' messages are differences, and what is rounded off stays
 PARAMETERS = {
+    "demo": {"momentum": 0},
     "dgc": {"momentum": 0},
     "localsgd": {"localSteps": 1},
     "topk": {"share": 0.1},
@@ -73,7 +74,7 @@ def test_a_policy_codes_as_the_manifest_says(policy: str, codec: ValueCodec) -> 
         assert message.payload[1] in expected
 
 
-@pytest.mark.parametrize("policy", ["adacomp", "dgc", "full", "topk"])
+@pytest.mark.parametrize("policy", ["adacomp", "demo", "dgc", "full", "topk"])
 def test_the_same_run_sends_the_same_bytes(policy: str) -> None:
     for codec in (ValueCodec.INT8, ValueCodec.INT4):
         first, second = (sent(policy, codec, "smallest") for _ in range(2))

@@ -347,6 +347,7 @@ def test_a_checkpoint_taken_while_held_is_the_one_before_the_step() -> None:
 @pytest.mark.parametrize("policy", sorted(OPEN_POLICIES))
 def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> None:
     more: dict[str, object] = {
+        "demo": {"parameters": {"momentum": 0}},
         "dgc": {"parameters": {"momentum": 0}}, "dlion-published": {"weighting": "dlion_ratio"}
     }.get(policy, {})  # fmt: skip
     job = spec(exchange={"policy": policy, "codec": "float32", **more})

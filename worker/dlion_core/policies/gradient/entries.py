@@ -1,7 +1,6 @@
 """Sparse entries of a gradient: selection of the largest, encoding, and error feedback.
 
-Called by the policies that send some entries and keep the others (`adacomp`, `ako`, `dgc`, `gaia`,
-`hierarchical`, `max_n_feedback`, `site_means`, `topk`, `twostep`). A `Residual` implements error
+Called by the policies that send some entries and keep the others. A `Residual` implements error
 feedback: entries that were not sent, and codec rounding errors, are added to the next gradient. So
 sent + residual = sum of gradients.
 
@@ -11,6 +10,7 @@ with memory, NeurIPS 2018.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,16 +23,17 @@ from dlion_core.codecs import (
     decode_gradient,
     encode_range,
     encode_selected,
+    require_finite,
 )
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from dlion_api.names import Rank
     from dlion_core.codecs import AnyCoding
     from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import Flat
+    from dlion_core.policies.interface import Flat, Layout
 
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 
@@ -92,6 +93,47 @@ def nth_largest(bits_D: NDArray[np.uint32], count: int) -> np.uint32:
     return np.uint32(np.partition(bits_D, place)[place])
 
 
+def chunks_of(layout: Layout, length: int) -> tuple[tuple[slice, int], ...]:
+    """Cut each variable into chunks of that length and a shorter rest.
+
+    Return the runs of chunks of one length, with that length.
+
+    >>> from dlion_core.policies.interface import Layout
+    >>> chunks_of(Layout(("a", "b"), (9, 3)), 4)
+    ((slice(0, 8, None), 4), (slice(8, 9, None), 1), (slice(9, 12, None), 3))
+    """
+    runs = []
+    for where in layout.slices():
+        middle = where.stop - (where.stop - where.start) % length
+        runs += [(slice(where.start, middle), length), (slice(middle, where.stop), 0)]
+    return tuple(
+        (run, chunk or run.stop - run.start) for run, chunk in runs if run.stop > run.start
+    )
+
+
+def largest_of_chunks(
+    value_D: Flat, chunks: Iterable[tuple[slice, int]], count_of: Callable[[int], int]
+) -> NDArray[np.bool_]:
+    """Mark the largest magnitudes of each chunk, without zeros; ties: lower index.
+
+    `count_of` returns how many to mark of a chunk of that length, at least one.
+
+    >>> value_D = np.array([1, -3, 0, 2, 2, 0], np.float32)
+    >>> largest_of_chunks(value_D, [(slice(0, 6), 3)], lambda length: 1).nonzero()[0]
+    array([1, 3])
+    """
+    bits_D, is_kept_D = magnitude_bits(value_D), np.zeros(value_D.size, np.bool_)
+    for where, length in chunks:
+        rows = bits_D[where].reshape(-1, length)
+        count = min(count_of(length), length)
+        lowest = np.partition(rows, length - count, axis=1)[:, length - count, np.newaxis]
+        is_above, is_tie = rows > lowest, rows == lowest
+        room = count - is_above.sum(axis=1, keepdims=True)
+        is_kept = is_above | (is_tie & (np.cumsum(is_tie, axis=1) <= room))
+        is_kept_D[where] = (is_kept & (rows > 0)).ravel()
+    return is_kept_D
+
+
 def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Flat:
     """Return a copy with all entries zero except those at `where`."""
     some_D = np.zeros_like(value_D)
@@ -100,9 +142,12 @@ def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | sli
 
 
 def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
-    """Encode the nonzero entries, which must be finite.
+    """Encode the nonzero entries.
 
     Do not change the vector before the payload is written, which happens at once.
+
+    Raises:
+        NotFiniteError: an entry is not finite.
     """
     bits_D = magnitude_bits(some_D)
     kept = int(np.count_nonzero(bits_D))
@@ -110,6 +155,8 @@ def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
         return EncodedEntries(None, GradientPart(np.zeros(some_D.size, np.float32)))
     end_L, lowest_L = np.array([some_D.size], np.int64), np.array([1], np.uint32)
     peak = float(bits_D.max().view(np.float32))
+    if not math.isfinite(peak):
+        require_finite(some_D, "entries to send")
     payload = encode_selected(SelectedEntries(some_D, end_L, lowest_L, kept, peak), codec)
     return EncodedEntries(payload, decode_gradient(payload, some_D.size))
 

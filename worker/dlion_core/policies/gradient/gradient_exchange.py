@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dlion_api.names import Rank
+    from dlion_core.codecs import GradientPart
     from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+    from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
     from dlion_core.policies.interface import Event, Instruction, LocalStepDone, Message, Value
 
 
@@ -79,7 +80,7 @@ class GradientMachine(PeerMachine):
             self._rounds[step.iteration][self.rank] = own
             self._is_open = True
             return instructions
-        return [*instructions, self._update([own], self.batch_sizes())]
+        return [*instructions, self.combined_update([own], self.batch_sizes())]
 
     def left(self, rank: Rank) -> None:
         """Stop waiting for the peer. Its earlier contributions still count."""
@@ -131,9 +132,13 @@ class GradientMachine(PeerMachine):
             return Contribution(size, None) if is_new and size else None
         if iteration <= self._gradient_of.get(sender, 0):
             return None
-        part = decode_gradient(message.payload, self.size)
+        part = self.decoded(message.payload)
         self._gradient_of[sender] = iteration
         return Contribution(size, part if self._selector.combines else None)
+
+    def decoded(self, payload: Payload) -> GradientPart:
+        """Decode a peer's `GRADIENT`. Raises ContractError if it is invalid."""
+        return decode_gradient(payload, self.size)
 
     def _keep(self, sender: Rank, iteration: int, contribution: Contribution) -> None:
         """Store the contribution for its barrier if it is in time, else for the next update."""
@@ -166,11 +171,12 @@ class GradientMachine(PeerMachine):
                 self._arrived.add(contribution)
         if not contributions:  # this worker skips it, and all contributors have left
             return instructions
-        return [*instructions, self._update(contributions.values(), sizes)]
+        return [*instructions, self.combined_update(contributions.values(), sizes)]
 
-    def _update(
+    def combined_update(
         self, contributions: Iterable[Contribution], sizes: Mapping[Rank, int]
     ) -> ApplyGradient:
+        """Return the update of these contributions, with the batch sizes of all that count."""
         if not self._selector.combines:
             sizes = {self.rank: self.local_batch_size}
         self._updates += 1

@@ -22,7 +22,7 @@ from dlion_core.codecs import coded_bytes, max_kept_entries
 if TYPE_CHECKING:
     from dlion_core.codecs import Coding
     from dlion_core.policies.interface import BudgetsChanged
-    from dlion_core.policies.parameters import AdaptiveParameters
+    from dlion_core.policies.round_parameters import AdaptiveParameters
 
 MAX_LOCAL_STEPS = 64
 

@@ -1,0 +1,95 @@
+"""Parameters of the policies with rounds of local steps, as in `parameters`. Without NumPy, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from dlion_api.document import Limits, setting
+from dlion_core.policies.parameters import Momentum, PositiveCount, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalsgdParameters:
+    """Parameters of `localsgd`."""
+
+    local_steps: PositiveCount = setting(
+        "H, iterations between two averages (default ours).", default=10
+    )
+    outer_learning_rate: float = setting(
+        "learning rate of the outer step; 1 without momentum: the plain mean (DiLoCo's, as"
+        " recalled).",
+        default=0.7,
+        above=0,
+        maximum=10,
+    )
+    outer_momentum: Momentum = setting(
+        "momentum of the outer step (default ours; 0.9 in DiLoCo, as recalled).", default=0.5
+    )
+    nesterov: bool = setting("whether the outer momentum is Nesterov's.", default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveParameters:
+    """Parameters of `adaptive`."""
+
+    local_steps: Annotated[int, Limits(minimum=1, maximum=64)] | None = setting(
+        "H, iterations of a round; by default, chosen by capacity and links.", default=None
+    )
+    density: Share | None = setting(
+        "part of the entries that is sent, the largest; by default, as the narrowest link allows.",
+        default=None,
+    )
+    min_density: Share = setting("minimum of that part, however narrow the link.", default=0.005)
+    transfer_share: Share = setting(
+        "time of a transfer, relative to the time of the round's local steps.", default=0.15
+    )
+    codec: Literal["float32", "float16", "int8", "int4"] = setting(
+        "encoding of the values; replaces `exchange.codec`.", default="int4"
+    )
+    error_feedback: bool = setting(
+        "whether entries that are not sent are added to the next round's.", default=True
+    )
+    outer_learning_rate: float = setting(
+        "learning rate of the outer step; 1 without momentum: the plain mean.",
+        default=1.0,
+        above=0,
+        maximum=10,
+    )
+    outer_momentum: Momentum | None = setting(
+        "Nesterov momentum of the outer step; by default that of optimizer sgd, and local steps"
+        " have none.",
+        default=None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparselocoParameters:
+    """Parameters of `sparseloco`."""
+
+    local_steps: Annotated[int, Limits(minimum=1, maximum=1000)] = setting(
+        "H, iterations of a round (default ours).", default=10
+    )
+    share: Share = setting(
+        "share of each chunk's entries that is sent, the largest, at least one (as recalled).",
+        default=0.03,
+    )
+    chunk: PositiveCount = setting(
+        "entries of a variable among which the largest are chosen (as recalled).", default=4096
+    )
+    codec: Literal["float32", "float16", "int8", "int4", "int2"] = setting(
+        "encoding of the values; replaces `exchange.codec`.", default="int2"
+    )
+    feedback: float = setting(
+        "beta, by which what was not sent decays until the next round (as recalled); 0: it is"
+        " lost.",
+        default=0.95,
+        minimum=0,
+        maximum=1,
+    )
+    outer_learning_rate: float = setting(
+        "alpha, learning rate of the outer step (default ours); 1: the plain mean.",
+        default=1.0,
+        above=0,
+        maximum=10,
+    )
