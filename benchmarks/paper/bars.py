@@ -41,7 +41,8 @@ class Verdict:
 def verdicts(results: Results) -> list[Verdict]:
     """Of all parts that were run, in the order of the page."""
     judges = {
-        "systems": _systems, "slides": _adaptive, "techniques": _techniques, "adacomp": _adacomp,
+        "systems": _systems, "slides": _adaptive, "recent": _adaptive, "recent-slides": _adaptive,
+        "techniques": _techniques, "adacomp": _adacomp,
         "fedat": _fedat, "delays": _delays, "selective": _selective, "wrong-labels": _wrong_labels,
     }  # fmt: skip
     found: list[Verdict] = []

@@ -140,8 +140,8 @@ def environment(name: str) -> str:
 def comparisons() -> list[Comparison]:
     """Everything, in the order of the page."""
     return [
-        _systems(), _slides(), *_techniques(), *_adacomp(), _fedat(), *_delays(), *_selective(),
-        _wrong_labels(), _gpu(),
+        _systems(), _slides(), *_recent(), *_techniques(), *_adacomp(), _fedat(), *_delays(),
+        *_selective(), _wrong_labels(), _gpu(),
     ]  # fmt: skip
 
 
@@ -159,6 +159,33 @@ def _slides() -> Comparison:
         environments=SLIDES_ENVIRONMENTS, target=0.6, seconds=1800, grids=_system_grids(),
         held=ADAPTIVE, with_ideal=True, workers=4, batch=128,
     )  # fmt: skip
+
+
+def _recent() -> list[Comparison]:
+    """`adaptive` beside the systems of 2023 to 2025, in the places of both."""
+    names = (("recent", _systems()), ("recent-slides", _slides()))
+    return [
+        replace(
+            place, part=name, name=name, columns=_recent_columns(), with_ideal=False,
+            grids=dict.fromkeys(_recent_columns(), RATES),
+        )
+        for name, place in names
+    ]  # fmt: skip
+
+
+def _recent_columns() -> dict[str, str]:
+    """Whole weights over these links need long rounds, so DiLoCo has two lengths."""
+    bare = "knowledgeTransfer.policy=none;batching.globalBatchSize.growth=false"
+    diloco = (
+        f"exchange.policy=localsgd;{bare};exchange.parameters={{outerMomentum: 0.9, localSteps: "
+    )
+    return {
+        ADAPTIVE: f"exchange.policy=adaptive;{bare}",
+        "demo": f"exchange.policy=demo;{bare};{_NO_MOMENTUM}",  # its momentum is its own
+        "sparseloco": f"exchange.policy=sparseloco;{bare}",
+        "diloco, 50 steps": f"{diloco}50}}",
+        "diloco, 200 steps": f"{diloco}200}}",
+    }
 
 
 def _gpu() -> Comparison:
