@@ -7,16 +7,15 @@ on lost workers. Latecomers get answers, and the policy gets the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeGuard
 
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.departure_agreement import DepartureAgreement
-from dlion_core.lifecycle.inbox import EventInbox
+from dlion_core.lifecycle.inbox import EventInbox, JoinQuestion
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.lifecycle.join_barrier import JoinRole
 from dlion_core.lifecycle.quorum_gate import QuorumGate
 from dlion_core.policies.catalogue import has_barrier
-from dlion_core.policies.interface import Event, MessageArrived, MessageKind
+from dlion_core.policies.interface import Event, MessageArrived
 from dlion_core.policies.iteration_guard import IterationGuard
 
 
@@ -51,7 +50,7 @@ class EventDispatcher:
         """Process events and their consequences."""
         for event in events:
             is_withheld = self.quorum_gate.take(event)
-            if is_withheld and self.quorum_gate.is_closed and _is_question(event):
+            if is_withheld and self.quorum_gate.is_closed and isinstance(event, JoinQuestion):
                 self._answer(event, JoinRole.NO_QUORUM)  # it gets another answer afterwards
             for earlier in self.quorum_gate.released():
                 self.departures.handle(earlier)
@@ -60,7 +59,7 @@ class EventDispatcher:
         self.quorum_gate.update()
 
     def _process(self, event: Event) -> None:
-        if not _is_question(event):
+        if not isinstance(event, JoinQuestion):
             self.instructions.handle(event)
             return
         # Count on the latecomer from now on.
@@ -69,10 +68,6 @@ class EventDispatcher:
             self.instructions.handle(MessageArrived(event.sender, progress))
         self._answer(event, JoinRole.IN if self.is_training else JoinRole.OUT)
 
-    def _answer(self, question: MessageArrived, role: JoinRole) -> None:
+    def _answer(self, question: JoinQuestion, role: JoinRole) -> None:
         """Answer a latecomer with this worker's progress."""
         self._inbox.answer(question, role, done=self.progress.iteration)
-
-
-def _is_question(event: Event) -> TypeGuard[MessageArrived]:
-    return isinstance(event, MessageArrived) and event.message.kind is MessageKind.MEET

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from dlion_api.errors import ContractError
@@ -55,6 +56,13 @@ def stop_message(reason: str, iteration: int, meaning: StopKind = StopKind.STOPP
         weights_version=meaning,
         payload=reason.encode()[:_MAX_REASON_BYTES],
     )
+
+
+@dataclass(frozen=True)
+class JoinQuestion(MessageArrived):
+    """A latecomer's `MEET`, and the epoch of the link that it came on."""
+
+    epoch: int
 
 
 class EventInbox:
@@ -215,16 +223,15 @@ class EventInbox:
             # Sent before any answer on this link: a peer with our answer also has our question.
             self._send(peer, join_barrier.join_request(), epoch)
 
-    def answer(self, question: MessageArrived, role: JoinRole, *, done: int) -> None:
-        """Answer a latecomer's question.
+    def answer(self, question: JoinQuestion, role: JoinRole, *, done: int) -> None:
+        """Answer a latecomer's question, on the link that it came on.
 
-        An answer is a promise, so it must not reach a peer that came back after its predecessor had
-        asked: `drain` has not returned that link's events yet, and this worker does not wait for
-        it. The link drops such an answer.
+        An answer is a promise. It must not reach a peer that came back after its predecessor had
+        asked: this worker does not wait for that peer. Once the link has been reopened, it drops
+        the answer.
         """
-        peer, asked = question.sender, question.message.iteration
-        if (epoch := self.link_epochs.get(peer)) is not None:
-            self._send(peer, join_barrier.join_answer(asked, done=done, role=role), epoch)
+        answer = join_barrier.join_answer(question.message.iteration, done=done, role=role)
+        self._send(question.sender, answer, question.epoch)
 
     def _link_down(self, peer: Rank) -> list[Event]:
         self.link_epochs.pop(peer, None)
@@ -291,9 +298,11 @@ class EventInbox:
         if isinstance(parsed, JoinAnswer):
             self.answers[arrival.sender] = parsed
             return []
+        epoch = self.link_epochs.get(arrival.sender, 0)
+        question = JoinQuestion(arrival.sender, arrival.message, epoch)
         if self._started:
-            return [arrival]
+            return [question]
         if (progress := join_barrier.as_progress(parsed)) is not None:
             self.early_messages.append(MessageArrived(arrival.sender, progress))
-        self.answer(arrival, JoinRole.OUT, done=self.iteration)
+        self.answer(question, JoinRole.OUT, done=self.iteration)
         return []

@@ -37,8 +37,9 @@ RECEIVER_DELAY_S = 0.05
 """How late a busy receiver reads. Transfers that should take less time are judged together."""
 
 SHORT_COUNT = 8
-"""If this many short transfers in a row, but for the fastest one, are slow, the link is. Only a
-receiver that reads late, and then all at once, makes a transfer look faster."""
+"""If this many short transfers in a row, but for the fastest one, are slow, the link is. If all but
+the two slowest are fast, it has become faster: receivers that read late, and then all at once, make
+single transfers look fast."""
 
 STUCK_S = 1.0
 """Longer than any round trip: a link with bytes in flight for this long is full or dead."""
@@ -101,7 +102,7 @@ class _LinkEstimate:
             self.rate.add(self.busy_bytes, self.busy_s)
             self.carried = True
             self.short_bytes_per_s.clear()
-        elif self._drained():
+        elif self._drained() and self.busy_bytes < MIN_TIMED_BYTES:
             # A message of several iterations may exceed the budget of one: no sign of a fast link.
             carried_bytes = min(self.acknowledged_bytes, self.budget_bytes or math.inf)
             self._assume(GROWTH_FACTOR * carried_bytes / own_s)
@@ -128,13 +129,15 @@ class _LinkEstimate:
         return is_long or (has_backlog and self.busy_s >= MIN_CHANGE_S)
 
     def _add_short(self, bytes_per_s: float) -> None:
-        """Lower the rate if enough short transfers agree."""
+        """Change the rate if enough short transfers agree."""
         self.short_bytes_per_s.append(bytes_per_s)
         if len(self.short_bytes_per_s) < SHORT_COUNT:
             return
-        second = sorted(self.short_bytes_per_s)[-2]
-        if second < (1 - CHANGE_FRACTION) * (self.rate.rate() or 0.0):
-            self._replace(second)
+        known, ordered = self.rate.rate() or 0.0, sorted(self.short_bytes_per_s)
+        if ordered[-2] < (1 - CHANGE_FRACTION) * known:
+            self._replace(ordered[-2])
+        elif ordered[2] > (1 + CHANGE_FRACTION) * known:
+            self._replace(ordered[2])
 
     def _drained(self) -> bool:
         """Whether the budget was used and everything arrived, too little of it back to back to be

@@ -64,12 +64,13 @@ def take_snapshots(folder: Path) -> Iterator[ReplicaSnapshot]:
     """
     taken: set[str] = set()
     while True:
-        names = (path.stem.partition("-") for path in folder.glob("*.npz"))
-        waiting = [(iteration, rank) for rank, _, iteration in names if rank not in taken]
+        names = ((path, *path.stem.partition("-")) for path in folder.glob("*.npz"))
+        waiting = [
+            (iteration, rank, path) for path, rank, _, iteration in names if rank not in taken
+        ]
         if not waiting:
             return
-        iteration, rank = min(waiting)
-        path = folder / f"{rank}-{iteration}.npz"
+        _, rank, path = min(waiting)
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 *numbers, time_s = archive["about"].tolist()

@@ -37,7 +37,7 @@ from dlion_worker.transport.peer_exchange import PeerExchange
 
 _LOG = logging.getLogger(__name__)
 
-MAX_PULLS = 8
+MAX_PULLS = 4
 """Replicas that a lead pulls at once."""
 
 SLICE_S = 0.1
@@ -101,8 +101,11 @@ class Shutdown:
         """Pull the replicas of all linked peers at once: their uplinks are narrower than this
         worker's downlink."""
         peers = sorted(self.inbox.linked)
-        with ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas") as threads:
+        threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas")
+        try:
             pulled = list(threads.map(lambda peer: self._pull(peer, own), peers))
+        finally:  # a signal does not wait for slow peers: closing the exchange ends their pulls
+            threads.shutdown(wait=False, cancel_futures=True)
         self._report_unlinked()
         replicas = [own, *(replica for replica in pulled if replica is not None)]
         return sorted(replicas, key=lambda replica: replica.rank)

@@ -31,6 +31,11 @@ class SignalHandler:
         """Whether a signal has come."""
         return self.reason is not None
 
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come. For threads, which signals do not interrupt."""
+        if self.reason is not None:
+            raise Interrupted(self.reason)
+
     def deferred(self) -> AbstractContextManager[None]:
         """Only record signals inside this context."""
         return self._deferring(True)

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dlion_api.endings import EndReport
 from dlion_api.names import Rank
@@ -48,7 +49,7 @@ from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
-from dlion_worker.training.model import FlatModel
+from dlion_worker.training.model import FlatModel, Snapshot
 from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import CollectedReplica
@@ -60,15 +61,12 @@ class Worker:
     """Holds the parts of one incarnation. `run` trains to the end; `close` releases them."""
 
     def __init__(self, config: WorkerConfig, job: Job, signals: SignalHandler) -> None:
-        self._config = config
-        self._job = job
+        self._config, self._job, self._signals = config, job, signals
         self._rank = Rank(config.rank)
-        self._signals = signals
         self._identity = job.worker(self._rank)
-        self._progress = JobProgress()
+        self._progress, self._closing = JobProgress(), ExitStack()
         self._saved_ranks: tuple[Rank, ...] = ()
         self._incarnation = next_incarnation(config.state_dir)
-        self._closing = ExitStack()
         self._sidecar = SidecarClient(config.socket_path)
         self._coordination = CoordinationClient(
             config,
@@ -92,9 +90,8 @@ class Worker:
         self._refusals = PeerRefusalReporter(
             self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
         )
-        self._reporter.event(
-            EventReason.TRAINER_IMPORTED, f"incarnation {self._incarnation} has imported TensorFlow"
-        )
+        text = f"incarnation {self._incarnation} has imported TensorFlow"
+        self._reporter.event(EventReason.TRAINER_IMPORTED, text)
 
     def run(self) -> str:
         """Load, train and save; return the stop reason.
@@ -121,8 +118,9 @@ class Worker:
             if self._signals.is_interrupted():
                 self._saving.save_final()
                 if has_barrier(self._job.spec):
-                    at = self._progress.iteration
-                    announce_departure(self._exchange, self._inbox, reason, at)
+                    announce_departure(
+                        self._exchange, self._inbox, reason, self._progress.iteration
+                    )
                 self._saving.wait_for_upload()
                 return reason
             self._report(EventReason.TRAINING_STOPPED, reason)
@@ -257,9 +255,8 @@ class Worker:
         )
         self._closing.callback(renewing.close)
         renewing.start()
-        self._reporter.event(
-            EventReason.WORKER_READY, f"incarnation {self._incarnation} is ready to train"
-        )
+        text = f"incarnation {self._incarnation} is ready to train"
+        self._reporter.event(EventReason.WORKER_READY, text)
 
     def _members_changed(self, _: Membership) -> None:
         self._peer_selection.update()
@@ -268,8 +265,9 @@ class Worker:
     def _start_training(self) -> None:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
-            text = f"linked with {len(self._inbox.linked)} workers"
-            self._report(EventReason.TRAINING_STARTED, text)
+            self._report(
+                EventReason.TRAINING_STARTED, f"linked with {len(self._inbox.linked)} workers"
+            )
         if snapshot is None:
             measure_and_share_speed(
                 self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
@@ -372,8 +370,7 @@ class Worker:
         own = CollectedReplica(self._rank, self._replica.state(), done.own_samples, done.iteration)
         snapshot, results_dir = self._replica.model.snapshot(), Path(self._config.results_dir)
         with ThreadPoolExecutor(1, thread_name_prefix="final evaluation") as thread:
-            # Meanwhile the others' replicas are on their way.
-            evaluated = thread.submit(self._evaluator.evaluate_all, self._tag(), snapshot=snapshot)
+            evaluated = thread.submit(self._report_own, self._tag(), snapshot)
             shutdown = Shutdown(
                 job=self._job,
                 rank=self._rank,
@@ -386,13 +383,18 @@ class Worker:
                 missing=self._peer_selection.missing,
                 on_saved=self._saving.upload_model_and_wait,
             )
-            try:
-                self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
-            finally:
-                self._reporter.evaluation(evaluated.result(), final=True)
+            self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
+            evaluated.result()  # raises what it raised
         self._loop.report_links(now=True)  # slower peers have received everything by now
 
-    def _accuracy_of(self, own: Future[EvaluatedSnapshot], state: TrainingState) -> float:
+    def _report_own(self, tag: tuple[int, int, float], snapshot: Snapshot) -> None:
+        """Evaluate the own replica at the end, while those of peers are on their way."""
+        self._reporter.evaluation(self._evaluated(tag, snapshot), final=True)
+
+    def _evaluated(self, tag: Any, snapshot: Snapshot) -> EvaluatedSnapshot:
+        check = self._signals.check
+        return self._evaluator.evaluate_all(tag, snapshot=snapshot, between_batches=check)
+
+    def _accuracy_of(self, own: Future[Any], state: TrainingState) -> float:
         wait([own])  # it may be of the same weights
-        snapshot = self._replica.snapshot_of(state)
-        return self._evaluator.evaluate_all(None, snapshot=snapshot).evaluation.accuracy
+        return self._evaluated(None, self._replica.snapshot_of(state)).evaluation.accuracy

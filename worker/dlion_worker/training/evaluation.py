@@ -70,9 +70,19 @@ class Evaluator:
                 self._busy = True
                 self._thread.submit(self._drain)
 
-    def evaluate_all(self, tag: Any, *, snapshot: Snapshot | None = None) -> EvaluatedSnapshot:
-        """Evaluate the whole held-out split in the caller's thread: the final evaluation."""
-        return self._evaluated(tag, snapshot or self._model.snapshot(), is_whole=True)
+    def evaluate_all(
+        self,
+        tag: Any,
+        *,
+        snapshot: Snapshot | None = None,
+        between_batches: Callable[[], None] = lambda: None,
+    ) -> EvaluatedSnapshot:
+        """Evaluate the whole held-out split in the caller's thread: the final evaluation.
+
+        `between_batches` may raise to end it.
+        """
+        snapshot = snapshot or self._model.snapshot()
+        return self._evaluated(tag, snapshot, is_whole=True, between_batches=between_batches)
 
     def evaluate_subset(self, tag: Any, *, snapshot: Snapshot) -> EvaluatedSnapshot:
         """Evaluate as many samples as between steps, in the caller's thread."""
@@ -177,5 +187,5 @@ def snapshot_hash(snapshot: Snapshot) -> str:
 def _hash(arrays: Iterable[NDArray[Any]]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)  # bfloat16 has none
     return digest.hexdigest()

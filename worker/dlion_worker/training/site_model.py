@@ -81,8 +81,11 @@ def choose_model(
     """
     averaged, candidates = average(replicas), candidates or replicas
     states = [*(replica.state for replica in candidates), averaged]
-    with ThreadPoolExecutor(parallel, thread_name_prefix="candidates") as threads:
+    threads = ThreadPoolExecutor(parallel, thread_name_prefix="candidates")
+    try:
         *own, averaged_accuracy = threads.map(accuracy_of, states)
+    finally:  # a signal does not wait for them
+        threads.shutdown(wait=False, cancel_futures=True)
     accuracies = dict(zip((replica.rank for replica in candidates), own, strict=True))
     best = max(candidates, key=lambda replica: (accuracies[replica.rank], -replica.rank))
     is_averaged = len(replicas) > 1 and averaged_accuracy >= accuracies[best.rank]

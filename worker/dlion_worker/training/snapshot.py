@@ -58,7 +58,7 @@ def unpack(payload: bytes, like: TrainingState, *, weights_only: bool) -> Traini
         raise ContractError("a peer's state has values that are not finite; it is not adopted")
     weights_D, model_state_S, optimizer_M = np.split(values, np.cumsum(sizes)[:2])
     return TrainingState(
-        weights_D, model_state_S, like.optimizer_M.copy() if weights_only else optimizer_M
+        weights_D, model_state_S, like.optimizer_M if weights_only else optimizer_M
     )
 
 

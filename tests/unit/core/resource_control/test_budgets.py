@@ -364,6 +364,7 @@ def test_all_reports_of_a_round_count() -> None:
         ([0.004, 0.04, 0.1, 0.02, 0.004, 0.03, 0.5], 0, 2e6),  # sometimes the receiver is busy
         ([0.001, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 0, 80_000),  # one is read late, at once
         ([0.4], 8_000, 20_000),  # others wait behind it
+        ([0.001, 0.001, 0.04, 0.001, 0.002], 0, 4e6),  # the link is faster now
     ],
 )
 def test_short_transfers_lower_a_rate_together(

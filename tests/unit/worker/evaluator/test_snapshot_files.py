@@ -56,3 +56,9 @@ def test_what_is_no_snapshot_is_named(tmp_path: Path) -> None:
     (tmp_path / "000000-000000000001.npz").write_bytes(b"half a file")
     with pytest.raises(DataError, match=r"000000-000000000001\.npz"):
         list(take_snapshots(tmp_path))
+
+
+def test_a_foreign_file_is_named_and_holds_up_nothing(tmp_path: Path) -> None:
+    (tmp_path / "foreign.npz").write_bytes(b"anything")
+    with pytest.raises(DataError, match=r"foreign\.npz"):
+        next(take_snapshots(tmp_path))

@@ -41,3 +41,11 @@ def test_what_is_done_promptly_is(signals: SignalHandler) -> None:
         told(signal.SIGTERM)  # it saves now
     with pytest.raises(Interrupted, match="SIGTERM"):
         told(signal.SIGTERM)
+
+
+def test_a_thread_learns_of_a_signal_when_it_looks(signals: SignalHandler) -> None:
+    signals.check()
+    with signals.deferred():
+        told(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="SIGTERM received"):
+        signals.check()

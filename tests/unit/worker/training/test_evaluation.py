@@ -163,3 +163,17 @@ def test_equal_weights_are_evaluated_once(model: FlatModel, samples, monkeypatch
     assert len(calls) == 3
     assert other.sketch != own.sketch
     runs.evaluator.close()
+
+
+def test_the_final_evaluation_can_be_ended_between_batches(model: FlatModel, samples) -> None:
+    runs, batches = _Evaluations(model, samples), []
+
+    def end_at_the_second() -> None:
+        batches.append(1)
+        if len(batches) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        runs.evaluator.evaluate_all("end", between_batches=end_at_the_second)
+    assert runs.evaluator.evaluate_all("end").evaluation.samples == 120
+    runs.evaluator.close()

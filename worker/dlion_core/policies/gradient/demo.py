@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import CosineTransform, require_finite
+from dlion_core.codecs import CosineTransform, NotFiniteError, require_finite
 from dlion_core.policies.factory import PolicyContext, gradient_machine
 from dlion_core.policies.gradient.entries import (
     Residual,
@@ -64,6 +64,12 @@ def demo(context: PolicyContext, parameters: DemoParameters) -> PolicyMachine:
     return gradient_machine(context, momentum, build_machine)
 
 
+def largest_coefficient(parameters: DemoParameters) -> float:
+    """Return the largest magnitude with which the entries of a chunk are finite, whatever the signs
+    of its coefficients."""
+    return float(np.finfo(np.float32).max) / (2 * parameters.chunk)
+
+
 class DecoupledMomentum(GradientSelector):
     """One worker's momentum, as coefficients. What it selects are coefficients, too."""
 
@@ -87,6 +93,8 @@ class DecoupledMomentum(GradientSelector):
         momentum_D = np.float32(self._parameters.momentum) * self._momentum.value_D
         momentum_D += self.transform.coefficients(gradient_D)
         require_finite(momentum_D, "momentum")
+        if (largest := float(np.abs(momentum_D).max())) > largest_coefficient(self._parameters):
+            raise NotFiniteError(f"momentum: a coefficient of {largest:.3g} is too large to send")
         self._momentum.value_D = momentum_D
         is_sent_D = largest_of_chunks(
             momentum_D, self._chunks, lambda _: self._parameters.coefficients
@@ -116,8 +124,7 @@ class CoefficientMachine(GradientMachine):
     ) -> None:
         super().__init__(context, selector)
         self._transform, self._parameters = transform, parameters
-        # So the entries of a chunk are finite, whatever the signs of its coefficients.
-        self._largest = float(np.finfo(np.float32).max) / (2 * parameters.chunk)
+        self._largest = largest_coefficient(parameters)
 
     def decoded(self, payload: Payload) -> GradientPart:
         """Decode a peer's coefficients. Raises ContractError if they are invalid."""
