@@ -48,7 +48,7 @@ from dlion_core.policies.round_parameters import AdaptiveParameters
 from dlion_core.policies.weights.round_planner import RoundPlanner
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, Replica, linear_gradient, spec
-from weighing_cluster import WeighingCluster, own_step, run_at_random
+from weighing_cluster import WeighingCluster, lose_for_a_while, own_step, run_at_random
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -178,21 +178,7 @@ def test_a_worker_that_returns_is_equal_again(seed: int, away: int, momentum: fl
     found = job(localSteps=4, density=0.3, outerMomentum=momentum)
     cluster = WeighingCluster(found, [2, 3, 2], seed=seed % 99)
     run_at_random(cluster, seed, steps=5)
-    gone = cluster.replicas[TWO]
-    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
-    cluster.leave(TWO)
-    for _ in range(away):
-        for rank in (ME, ONE):
-            if cluster.may_step(rank):
-                cluster.step(rank)
-        for link in ((ME, ONE), (ONE, ME)):
-            while cluster.deliver(*link):
-                pass
-    for link in cluster.links:
-        if TWO in link:
-            cluster.links[link].clear()
-    cluster.come_back(TWO, kept, weights_D)
-    cluster.deliver_all()
+    lose_for_a_while(cluster, TWO, steps=away)
     run_at_random(cluster, seed, steps=40)
     assert_equal(cluster)
 

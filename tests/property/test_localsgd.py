@@ -33,7 +33,7 @@ from dlion_core.policies.interface import (
 )
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
-from weighing_cluster import WeighingCluster, own_step, run_at_random, spoken
+from weighing_cluster import WeighingCluster, lose_for_a_while, own_step, run_at_random, spoken
 
 if TYPE_CHECKING:
     from dlion_api.spec import Spec
@@ -163,21 +163,7 @@ def test_who_comes_back_with_an_old_anchor_is_in_line_again(
     exchange = {"policy": "localsgd", "codec": codec, "parameters": {"localSteps": 3, **PLAIN}}
     cluster = WeighingCluster(spec(exchange=exchange), [2, 3, 2], seed=seed % 99)
     run_at_random(cluster, seed, steps=4)
-    gone = cluster.replicas[TWO]
-    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
-    cluster.leave(TWO)
-    for _ in range(away):
-        for rank in (ME, ONE):
-            if cluster.may_step(rank):
-                cluster.step(rank)
-        for link in ((ME, ONE), (ONE, ME)):
-            while cluster.deliver(*link):
-                pass
-    for link in cluster.links:
-        if TWO in link:
-            cluster.links[link].clear()
-    cluster.come_back(TWO, kept, weights_D)
-    cluster.deliver_all()
+    lose_for_a_while(cluster, TWO, steps=away)
     run_at_random(cluster, seed, steps=24)
     first, *others = cluster.replicas.values()
     if len({replica.iteration for replica in cluster.replicas.values()}) == 1:

@@ -39,7 +39,7 @@ from dlion_core.policies.interface import (
 from dlion_core.policies.iteration_guard import IterationGuard
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, linear_gradient, spec
-from weighing_cluster import WeighingCluster, own_step, run_at_random
+from weighing_cluster import WeighingCluster, lose_for_a_while, own_step, run_at_random
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,21 +185,7 @@ def test_a_worker_that_returns_is_equal_again(seed: int, away: int) -> None:
     """After the round in which it takes over the others' anchor."""
     cluster = cluster_of(job(localSteps=4, share=0.3), [2, 3, 2], seed)
     run_at_random(cluster, seed, steps=5)
-    gone = cluster.replicas[TWO]
-    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
-    cluster.leave(TWO)
-    for _ in range(away):
-        for rank in (ME, ONE):
-            if cluster.may_step(rank):
-                cluster.step(rank)
-        for link in ((ME, ONE), (ONE, ME)):
-            while cluster.deliver(*link):
-                pass
-    for link in cluster.links:
-        if TWO in link:
-            cluster.links[link].clear()
-    cluster.come_back(TWO, kept, weights_D)
-    cluster.deliver_all()
+    lose_for_a_while(cluster, TWO, steps=away)
     run_at_random(cluster, seed, steps=40)
     assert_equal(cluster)
 

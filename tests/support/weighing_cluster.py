@@ -163,3 +163,22 @@ def _plain(part: object) -> object:
     if isinstance(part, Message):
         return (part.kind, part.iteration, part.local_batch_size, bytes(part.payload))
     return part
+
+
+def lose_for_a_while(cluster: WeighingCluster, lost: Rank, *, steps: int) -> None:
+    """The others make at most so many steps without it; it returns with the state that it had."""
+    gone = cluster.replicas[lost]
+    kept, weights_D = gone.machine.state(), gone.weights_D.copy()
+    cluster.leave(lost)
+    for _ in range(steps):
+        for rank in cluster.ranks:
+            if rank != lost and cluster.may_step(rank):
+                cluster.step(rank)
+        for link in cluster.links:
+            while lost not in link and cluster.deliver(*link):
+                pass
+    for link in cluster.links:
+        if lost in link:
+            cluster.links[link].clear()
+    cluster.come_back(lost, kept, weights_D)
+    cluster.deliver_all()

@@ -106,7 +106,7 @@ class _LinkEstimate:
             # A message of several iterations may exceed the budget of one: no sign of a fast link.
             carried_bytes = min(self.acknowledged_bytes, self.budget_bytes or math.inf)
             self._assume(GROWTH_FACTOR * carried_bytes / own_s)
-        elif self.busy_s > 0:
+        elif self.busy_bytes > 0 and self.busy_s > 0:
             self._add_short(self.busy_bytes / self.busy_s)
         self._detect_backlog(wall_s)
         in_flight_bytes = self.unacknowledged_bytes - self.initial_unacknowledged_bytes
@@ -249,6 +249,7 @@ class LinkBudgets:
             link.carried = False
             link.rate.clear()
             link.rate.add(busy_bytes, receiver_busy_s)
+            link.short_bytes_per_s.clear()
             self._divide()
 
     def end_round(self, *, wall_s: float, own_s: float, max_bytes: float | None = None) -> None:

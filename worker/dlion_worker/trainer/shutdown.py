@@ -98,7 +98,7 @@ class Shutdown:
             self.exchange.send(peer, message)
 
     def _gather(self, own: CollectedReplica) -> list[CollectedReplica]:
-        """Pull the replicas of all linked peers at once: their uplinks are narrower than this
+        """Pull the replicas of linked peers, several at once: one peer's uplink seldom fills this
         worker's downlink."""
         peers = sorted(self.inbox.linked)
         threads = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="replicas")

@@ -403,3 +403,15 @@ def test_a_message_of_several_iterations_is_no_sign_of_a_fast_link() -> None:
         budgets.deliver(LinkDelivery(Rank(1), unacknowledged_bytes, 1_000, 0.002, 0))
         budgets.end_round(wall_s=0.5, own_s=0.2)
     assert budgets.bandwidths()[Rank(1)] == pytest.approx(500_000)
+
+
+def test_a_probe_begins_the_judgement_of_short_transfers_again() -> None:
+    budgets = LinkBudgets(shared_uplink=True)
+    budgets.set_peers([Rank(1)])
+    budgets.probed(Rank(1), 200_000, 0.1)
+    for turn in range(8):
+        if turn == 7:  # seven slow ones do not count against what the probe found
+            budgets.probed(Rank(1), 200_000, 0.1)
+        budgets.deliver(LinkDelivery(Rank(1), 8_000, 8_000, 0.1, 0))
+        budgets.end_round(wall_s=0.5, own_s=0.5)
+    assert budgets.bandwidths()[Rank(1)] == pytest.approx(2e6)
