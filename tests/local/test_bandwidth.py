@@ -153,7 +153,8 @@ async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
                 link_bandwidth, "MAX_MEASUREMENT_BYTES", 2**40
             )  # the sender knows no bound
             patch.setattr(link_bandwidth.ChunkTimer, "take", strict)
-            with pytest.raises(ContractError, match="INVALID_ARGUMENT"):
+            # Its status may be INTERNAL: this caller goes on sending (grpc/grpc#36066).
+            with pytest.raises(ContractError):
                 await here.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.MALFORMED: 1}
         assert there.service.measured_bytes <= most + link_bandwidth.CHUNK_BYTES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -26,6 +26,8 @@ MAX_MEASUREMENT_BYTES = 32 * 2**20
 SEND_DURATION_S = 3.0
 MEASUREMENT_TIMEOUT_S = 30.0
 """Includes bytes in flight on a slow link, and the answer."""
+ACCEPTED_KEY = "dlion-accepted"
+"""In the initial metadata of a call whose first chunk is accepted."""
 MIN_MEASUREMENT_INTERVAL_S = 10.0
 """A request sooner than this gets the last result, so that links are rarely saturated."""
 
@@ -106,23 +108,30 @@ class BandwidthMeter:
         try:
             async with asyncio.timeout(MEASUREMENT_TIMEOUT_S), made as channel:
                 stub = federation_pb2_grpc.FederationStub(channel)  # type: ignore[no-untyped-call]
-                sent = list[int]()
-                result: wire.LinkTiming = await stub.Measure(self._chunks(site, sent))
+                result, sent_bytes = await self._send(site, stub.Measure())
         except grpc.aio.AioRpcError as error:
             raise _refusal(site, error) from error
         except TimeoutError as error:
             raise UnavailableError(f"site {site} has not answered in time") from error
-        return _checked(site, result, sum(sent))
+        return _checked(site, result, sent_bytes)
 
-    async def _chunks(self, site: SiteName, sent: list[int]) -> AsyncIterator[wire.LinkChunk]:
-        """Yield one measurement's chunks and append their bytes to `sent`."""
+    async def _send(
+        self, site: SiteName, call: grpc.aio.StreamUnaryCall[wire.LinkChunk, wire.LinkTiming]
+    ) -> tuple[wire.LinkTiming, int]:
+        """Send one measurement's chunks; return the answer and the bytes sent."""
         # Random, so that nothing on the path compresses it.
-        payload, began_s = os.urandom(CHUNK_BYTES), time.monotonic()
-        chunk = wire.LinkChunk(site=self._own, to_site=site, payload=payload)
-        while sum(sent) < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
-            sent.append(CHUNK_BYTES)
-            yield chunk
-            chunk = wire.LinkChunk(payload=payload)
+        payload = os.urandom(CHUNK_BYTES)
+        await call.write(wire.LinkChunk(site=self._own, to_site=site, payload=payload))
+        sent_bytes = CHUNK_BYTES
+        # No chunk may follow a refusal: where a write fails, grpc.aio replaces the status that the
+        # site sent with INTERNAL (grpc/grpc#36066).
+        if ACCEPTED_KEY in (await call.initial_metadata() or ()):
+            began_s, chunk = time.monotonic(), wire.LinkChunk(payload=payload)
+            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
+                await call.write(chunk)
+                sent_bytes += CHUNK_BYTES
+            await call.done_writing()
+        return await call, sent_bytes
 
 
 def _checked(site: SiteName, result: wire.LinkTiming, sent_bytes: int) -> LinkBandwidth:

@@ -22,7 +22,7 @@ from dlion_api.names import JobKey, SiteName
 from dlion_api.protocol.refusals import REASON_KEY
 from dlion_api.wire import federation_pb2 as wire
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.link_bandwidth import MEASUREMENT_TIMEOUT_S, ChunkTimer
+from dlion_operator.federation.link_bandwidth import ACCEPTED_KEY, MEASUREMENT_TIMEOUT_S, ChunkTimer
 from dlion_operator.federation.messages import MAX_STATEMENT_BYTES, sites_of, statement_of
 from dlion_operator.federation.refusals import FederationRefusalReason, StreamRefusedError
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState
@@ -210,19 +210,20 @@ class FederationService:
 
     async def _timed(self, context: Context) -> wire.LinkTiming:
         self._caller(context)
+        chunk = await _next_chunk(context)  # Before anything is refused: see `BandwidthMeter`.
         if self.measuring.locked():
             text = "another site is measuring now; retry later"
             raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, text)
+        if chunk is None:
+            raise ContractError("a measurement without a chunk")
         arrivals = ChunkTimer()
         async with self.measuring:
-            chunk = await _next_chunk(context)
-            if chunk is None:
-                raise ContractError("a measurement without a chunk")
             site, to_site = sites_of(chunk)
             self._check(site, context)
             if to_site != self._own:
                 text = f"this is the operator of site {self._own}, not of {to_site}"
                 raise StreamRefusedError(FederationRefusalReason.WRONG_SITE, text)
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             while chunk is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
                 self.measured_bytes += len(chunk.payload)
