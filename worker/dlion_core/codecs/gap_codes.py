@@ -40,8 +40,11 @@ def rice_parameter(kept: int, size: int) -> int:
     [13, 6, 1, 0]
     """
     left_out = size - kept
-    most = min(left_out.bit_length(), MAX_RICE_PARAMETER)
-    return min(range(most + 1), key=lambda r: kept * (1 + r) + (left_out >> r))
+    # The upper bits are worth one more low bit while they shrink by `kept` or more.
+    r = 0
+    while r < MAX_RICE_PARAMETER and left_out - (left_out >> 1) > kept:
+        r, left_out = r + 1, left_out >> 1
+    return r
 
 
 def rice_bytes(kept: int, size: int) -> int:

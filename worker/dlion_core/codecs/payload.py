@@ -14,7 +14,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -149,6 +149,11 @@ def max_kept_entries(budget_bytes: int, size: int, coding: AnyCoding) -> int:
     coding = coding_of(coding)
     if coding.indices is IndexCodec.FAST and (each := coding.values.bytes_each):
         return _fast_that_fit(budget_bytes - HEADER_BYTES, size, each)
+    return _searched_that_fit(budget_bytes, size, coding)
+
+
+@lru_cache(maxsize=4096)  # Planning a round asks for the same budgets again.
+def _searched_that_fit(budget_bytes: int, size: int, coding: Coding) -> int:
     return _max_that_fit(budget_bytes, size, lambda kept: coded_bytes(kept, size, coding))
 
 
