@@ -140,8 +140,9 @@ def _table(
     *,
     title: str,
 ) -> list[str]:
-    heads = ["rate", f"s to {document['targetAccuracy']:.0%}", "MB to it", "accuracy, %",
-             "averaged model, %", "drift", "computing", "MB sent in all"]  # fmt: skip
+    heads = ["rate", f"s to {document['targetAccuracy']:.0%}", "1000 samples to it", "MB to it",
+             "accuracy, %", "averaged model, %", "drift", "computing",
+             "MB sent in all"]  # fmt: skip
     if comparison.part == "adacomp":
         heads.append("MB into the server")
     if comparison.part == "selective":
@@ -163,6 +164,7 @@ def _table(
 def _cells(row: Document) -> list[str]:
     return [
         _spread(row["time_to_target_s"], 1, "{:.0f}"),
+        _spread(row["samples_to_target"], 1e-3, "{:.0f}"),
         _spread(row["bytes_to_target"], 1e-6, "{:.3g}"),
         _spread(row["accuracy"], 100, "{:.1f}"),
         _spread(row["averaged_model"], 100, "{:.1f}"),

@@ -48,7 +48,8 @@ def records(published: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def row(environment: str, variant: str, **medians: float | None) -> dict[str, Any]:
-    names = ("time_to_target_s", "bytes_to_target", "accuracy", "sent_bytes", "samples")
+    names = ("time_to_target_s", "samples_to_target", "bytes_to_target", "accuracy", "sent_bytes",
+             "samples")  # fmt: skip
     spreads = {name: {"median": medians.get(name)} for name in names}
     run = {"samples": medians.get("samples"), "received_bytes": [medians.get("into", 0.0)]}
     return {"environment": environment, "variant": variant, "runs": [run], **spreads}

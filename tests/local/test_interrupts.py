@@ -269,7 +269,9 @@ def test_the_writing_of_the_report_is_broken_off(tmp_path: Path) -> None:
     assert run.summary()["ending"]["succeeded"]
     # The page may have been complete when the signal came.
     for page in run.folder.glob("*report*"):
-        assert page.read_text(encoding="utf-8").rstrip().endswith("</html>"), f"{page} is incomplete"
+        assert page.read_text(encoding="utf-8").rstrip().endswith("</html>"), (
+            f"{page} is incomplete"
+        )
     assert took_s <= WITHIN_S
     report = [sys.executable, "-m", "dlion_cli", "report", str(run.folder)]
     assert subprocess.run(report, check=False, capture_output=True).returncode == 0

@@ -19,19 +19,19 @@ import numpy as np
 from dlion_results.report.runs import LoadedRun
 from dlion_results.summary.curves import at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
-from dlion_results.summary.summary import sent_bytes_at
+from dlion_results.summary.summary import samples_at, sent_bytes_at
 
 CURVE_POINTS: Final = 61
 _SINGLE = (
-    "time_to_target_s", "bytes_to_target", "accuracy", "best_replica", "averaged_model", "drift",
-    "sent_bytes", "compute_share", "samples",
+    "time_to_target_s", "samples_to_target", "bytes_to_target", "accuracy", "best_replica",
+    "averaged_model", "drift", "sent_bytes", "compute_share", "samples",
 )  # fmt: skip
 """Figures with a median and a range."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is compared: time and bytes to an accuracy, and accuracy at a time."""
+    """What is compared: time, samples and bytes to an accuracy, and accuracy at a time."""
 
     target_accuracy: float
     at_s: float
@@ -64,6 +64,7 @@ class VariantRun:
     diverged: bool = False
     partial: bool = False
     """Whether the environment removed a worker whose replica the model lacks."""
+    samples_to_target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
     mean = run.mean_accuracy()
     replicas = [worker.accuracy_curve.points() for worker in run.workers]
     time_s = time_to_accuracy(replicas, goal.target_accuracy)
-    sent = None if time_s is None else float(sent_bytes_at(run.workers, [time_s])[0])
+    reached_s = [] if time_s is None else [time_s]
+    (sent,) = sent_bytes_at(run.workers, reached_s).tolist() or [None]
+    (trained_on,) = samples_at(run.workers, reached_s).tolist() or [None]
     accuracy = run.summary["accuracy"]
     wall_s = sum(worker.compute_s + worker.waited_s for worker in run.workers)
     return VariantRun(
@@ -152,6 +155,7 @@ def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
         sent_bytes=float(run.summary["sent_bytes"]),
         compute_share=sum(w.compute_s for w in run.workers) / wall_s if wall_s else None,
         samples=sum(worker.samples for worker in run.workers),
+        samples_to_target=trained_on,
         received_bytes=tuple(
             float(sum(w.links[to.rank].sent_bytes for w in run.workers if to.rank in w.links))
             for to in run.workers

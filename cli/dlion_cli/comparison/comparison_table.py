@@ -18,8 +18,8 @@ def comparison_table(
     """One row for each column of the comparison, in the order of the options."""
     title = f"{environment}: {len(matrix.seeds)} seeds, {matrix.seconds:g} virtual seconds"
     table = Table(show_lines=True, title=Text(title, style="bold"), title_justify="left")
-    for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "bytes\nto it",
-                 "accuracy\nat the end", "drift", "rate"):  # fmt: skip
+    for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "samples\nto it",
+                 "bytes\nto it", "accuracy\nat the end", "drift", "rate"):  # fmt: skip
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     best = next((row for row in rows if row.variant == ideal), None)
     ideal_s = None if best is None else best.spread("time_to_target_s").median
@@ -30,6 +30,7 @@ def comparison_table(
             row.variant,
             format_spread(time_s, lambda value: f"{value:.0f}"),
             of_ideal,
+            format_spread(row.spread("samples_to_target"), lambda value: f"{value:,.0f}"),
             format_spread(row.spread("bytes_to_target"), format_bytes),
             format_spread(row.spread("accuracy"), lambda value: f"{value * 100:.1f}"),
             format_spread(row.spread("drift"), lambda value: f"{value:.3f}"),

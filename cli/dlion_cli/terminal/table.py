@@ -126,9 +126,9 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
         if target["time_s"] is None:
             lines.append(f"Target of {goal} (mean over replicas): not reached")
         else:
-            sent = format_bytes(target["sent_bytes"])
             lines.append(
-                f"Target of {goal}: reached after {format_duration(target['time_s'])}, {sent} sent"
+                f"Target of {goal}: reached after {format_duration(target['time_s'])},"
+                f" {target['samples']:,} samples, {format_bytes(target['sent_bytes'])} sent"
             )
     drift = summary["drift"]
     if drift["last"] is not None:

@@ -151,10 +151,12 @@ def test_the_time_to_a_level_is_when_the_mean_first_reaches_it(given, summary, l
     reached = [t for t in times if t >= first and mean_accuracy(given, t) >= level]
     if not reached:
         assert entry["time_s"] is None
-        assert entry["sent_bytes"] is None
+        assert entry["samples"] is entry["sent_bytes"] is None
         return
     assert mean_accuracy(given, entry["time_s"]) == pytest.approx(level)
     assert entry["time_s"] <= reached[0]
+    steps = [r for r in given if isinstance(r, StepRecord) and r.time_s <= entry["time_s"]]
+    assert entry["samples"] == pytest.approx(sum(s.local_batch_size for s in steps), rel=0.05)
     sent = [r for r in given if isinstance(r, LinkRecord) and r.time_s <= entry["time_s"]]
     assert entry["sent_bytes"] == pytest.approx(sum(r.sent_bytes for r in sent), rel=0.05)
 

@@ -172,8 +172,9 @@ def _accuracy(workers: Sequence[WorkerTally], models: Sequence[SiteModel]) -> Js
 
 
 def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
-    """When the mean over replicas reached that accuracy, and the bytes sent by then."""
+    """When the mean over replicas reached that accuracy; the samples and bytes sent by then."""
     time_s = time_to_accuracy([worker.accuracy_curve.points() for worker in workers], accuracy)
+    samples = None if time_s is None else round(samples_at(workers, [time_s])[0])
     sent = None if time_s is None else round(sent_bytes_at(workers, [time_s])[0])
     began_s = first_step_s(workers)
     trained_s = None if time_s is None or began_s is None else max(0.0, time_s - began_s)
@@ -181,15 +182,24 @@ def level_reached(workers: Sequence[WorkerTally], accuracy: float) -> Json:
         "accuracy": accuracy,
         "time_s": time_s,
         "training_time_s": trained_s,
+        "samples": samples,
         "sent_bytes": sent,
     }
 
 
 def sent_bytes_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
     """Bytes that all workers had sent by those times; 0 at time 0."""
+    return _total_at([worker.sent_curve.points() for worker in workers], times_s)
+
+
+def samples_at(workers: Sequence[WorkerTally], times_s: Sequence[float] | Points) -> Points:
+    """Samples that all workers had trained on by those times; 0 at time 0."""
+    return _total_at([worker.samples_curve.points() for worker in workers], times_s)
+
+
+def _total_at(curves: Sequence[Points], times_s: Sequence[float] | Points) -> Points:
     total = np.zeros(len(times_s))
-    for worker in workers:
-        points = worker.sent_curve.points()
+    for points in curves:
         if len(points):
             begin = np.zeros((1, points.shape[1]))
             total += at_times(np.concatenate((begin, points)), times_s)

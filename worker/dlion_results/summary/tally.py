@@ -105,6 +105,8 @@ class WorkerTally:
     """Accuracy on the held-out split."""
     sent_curve: Curve = field(default_factory=lambda: Curve(1))
     """Bytes sent so far on all links."""
+    samples_curve: Curve = field(default_factory=lambda: Curve(1))
+    """Samples trained on so far."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
     """Relative compute power in samples/s, reported by this worker's sidecar."""
 
@@ -136,6 +138,7 @@ class WorkerTally:
             self.loss_count += 1
             self.loss_curve.append(record.time_s, record.loss)
         self.batch_curve.append(record.time_s, batch)
+        self.samples_curve.append(record.time_s, self.samples)
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         """Add one evaluation of this replica. A final one, over the whole split, takes
