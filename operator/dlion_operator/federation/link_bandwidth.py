@@ -127,7 +127,9 @@ class BandwidthMeter:
         # site sent with INTERNAL (grpc/grpc#36066).
         if ACCEPTED_KEY in (await call.initial_metadata() or ()):
             began_s, chunk = time.monotonic(), wire.LinkChunk(payload=payload)
-            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
+            while (
+                sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S
+            ):
                 await call.write(chunk)
                 sent_bytes += CHUNK_BYTES
             await call.done_writing()
