@@ -182,8 +182,11 @@ class LocalRunner:
             delete_credentials(self._state_dir(worker.rank))
         self._drain_records()
         self._record_exits(codes)
-        if self._has_folder():
-            self.on_environment(figures, self._environment.notes)
+        try:
+            self.check_folder()
+        except DLionError:  # the folder is gone
+            return
+        self.on_environment(figures, self._environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -289,13 +292,6 @@ class LocalRunner:
             if (code := codes.get(f"worker-{rank}")) is not None:
                 self._on_worker_exit(rank, code)
                 self._running.discard(rank)
-
-    def _has_folder(self) -> bool:
-        try:
-            self.check_folder()
-        except DLionError:
-            return False
-        return True
 
     def _check_limits(self) -> None:
         """Restart auxiliary processes, and end the run at its deadline."""

@@ -1,7 +1,7 @@
 """Enforces CPU quotas without root, by stopping and continuing processes.
 
-Run as `python -m dlion_local.emulation.compute.duty_cycle` by `emulation.compute.duty_cycled_cpu`,
-once for all workers. Requests are JSON lines on standard input: first a pid file of each worker's
+Run as `python -m dlion_local.emulation.compute.duty_cycle` by `emulation.compute.quotas`, once for
+all workers. Requests are JSON lines on standard input: first a pid file of each worker's
 supervisor, written by `emulation.network.enter`, then quotas. The supervisor's descendants are
 throttled, so that a restarted trainer is included. At the end of input, or on SIGTERM, all stopped
 processes are continued.
