@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import grpc
+import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -144,6 +145,13 @@ class WorkerCredentials:
             changed,  # type: ignore[arg-type]  # gRPC takes None for "unchanged"
             require_client_authentication=True,
         )
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Open the server's port with them; return its number. Raises: RuntimeError (not free)."""
+        secure = self.server()
+        if secure is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, secure)
 
     def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
         """Credentials of a channel to a worker of that site, trusting no other; None: insecure.

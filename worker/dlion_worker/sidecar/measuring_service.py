@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024
+_OPTIONS = [
+    # Somewhat above the protocol's limit, so that our own check reports such a message.
+    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+]
 
 MeasuringCallContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,6 +52,29 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
         self._proofs: dict[Rank, PeerCertificate] = {}
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
+        measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
+            self, self._server
+        )
+
+    async def start(self, host: str, *, preferred_port: int) -> int:
+        """Listen on the preferred port, or on any if it is 0 or taken; return the port.
+
+        Raises: OSError if the address is unavailable.
+        """
+        try:
+            port = self._credentials.add_port(self._server, join_host_port(host, preferred_port))
+        except RuntimeError as error:
+            if not preferred_port:
+                where = f"{host}: {error}"
+                raise OSError(f"cannot listen for other sidecars at {where}") from error
+            return await self.start(host, preferred_port=0)
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """Stop the service; current calls have 0.2 s to finish."""
+        await self._server.stop(grace=0.2)
 
     async def Share(  # noqa: N802 - gRPC's name
         self, request: measuring_pb2.CapacityShare, context: MeasuringCallContext
@@ -119,43 +147,3 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         metadata = ((REASON_KEY, str(kind)),)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), metadata)
         raise error  # abort does not return, but its type does not declare it
-
-
-class MeasuringServer:
-    def __init__(self, service: MeasuringService, credentials: WorkerCredentials) -> None:
-        options = [
-            # Somewhat above the protocol's limit, so that our own check reports such a message.
-            ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),
-        ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=256)
-        measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
-            service, self._server
-        )
-        self._credentials = credentials
-
-    async def start(self, host: str, *, preferred_port: int) -> int:
-        """Listen on the preferred port, or on any if it is 0 or taken; return the port.
-
-        Raises: OSError if the address is unavailable.
-        """
-        try:
-            port = self._bind(host, preferred_port)
-        except RuntimeError as error:
-            if not preferred_port:
-                where = f"{host}: {error}"
-                raise OSError(f"cannot listen for other sidecars at {where}") from error
-            return await self.start(host, preferred_port=0)
-        await self._server.start()
-        return port
-
-    async def stop(self) -> None:
-        """Stop the service; current calls have 0.2 s to finish."""
-        await self._server.stop(grace=0.2)
-
-    def _bind(self, host: str, port: int) -> int:
-        address = join_host_port(host, port)
-        secure = self._credentials.server()
-        if secure is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, secure)

@@ -98,9 +98,12 @@ class SupervisorProcess:
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case StartChild():
-                self._start()
+                self._child = self._start_child()
+                self._carry_out(self._supervision.child_started(self._child))
             case SendSignal(number):
-                self._send(number)
+                # Not reaped yet, so the pid is still the child's.
+                if self._child is not None:
+                    os.kill(self._child, number)
             case LogEvent(event, details):
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 line = json.dumps({"time": now, "supervisor": event, **details})
@@ -110,15 +113,6 @@ class SupervisorProcess:
                     self._log.flush()
             case ExitSupervisor(code):
                 self._code = code
-
-    def _start(self) -> None:
-        self._child = self._start_child()
-        self._carry_out(self._supervision.child_started(self._child))
-
-    def _send(self, number: int) -> None:
-        # Not reaped yet, so the pid is still the child's.
-        if self._child is not None:
-            os.kill(self._child, number)
 
     def _reap(self) -> None:
         """Reap every child that has ended, including adopted ones."""

@@ -29,7 +29,7 @@ from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.trainer.admission import join_run
+from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
 from dlion_worker.trainer.background.certificate_renewal import (
     CertificateRenewer,
@@ -39,7 +39,6 @@ from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
 from dlion_worker.trainer.background.speed_probing import compile_functions, measure_and_share_speed
 from dlion_worker.trainer.end_report import end_report
-from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
 from dlion_worker.trainer.saving import StateSaver
@@ -137,10 +136,7 @@ class Worker:
     def close(self, *, finished: bool) -> None:
         """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
         self._closing.close()
-        if finished:
-            self._coordination.finish()
-        else:
-            self._coordination.close()
+        self._coordination.close(finished=finished)
         self._sidecar.close()
 
     def _load(self) -> None:

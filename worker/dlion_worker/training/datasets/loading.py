@@ -99,8 +99,10 @@ def _shared(
     index_N = np.arange(len(source.labels))
     if held_out is None:
         held_out_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
-        read = partial(_read, source, held_out_N)
-        held_out = cache.get(("split", source.name), read)
+        held_out = cache.get(
+            ("split", source.name),
+            lambda: (source.read(held_out_N), source.labels[held_out_N]),
+        )
     class_count = open_sources.class_count_of(names, source.name, source.labels, held_out[1])
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
     own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
@@ -141,10 +143,6 @@ def _held_out_split(
         )
     order = np.random.default_rng([seed, 3]).permutation(count)
     return np.sort(order[:held_out_count]), np.sort(order[held_out_count:])
-
-
-def _read(source: SampleSource, index_K: NDArray[np.int64]) -> Samples:
-    return source.read(index_K), source.labels[index_K]
 
 
 def _own_share(
