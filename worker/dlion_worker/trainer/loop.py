@@ -141,7 +141,8 @@ class TrainingLoop:
             parts,
             progress,
             send=parts.exchange.send,
-            refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
+            # The exchange then reports it (`PeerRefusalReporter.filtered`).
+            refuse=lambda peer, reason, _: parts.exchange.record_violation(peer, reason),
             cpu_s=time.thread_time,
         )
         self._cycle = StepCycle(

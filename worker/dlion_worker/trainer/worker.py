@@ -87,7 +87,7 @@ class Worker:
             clock_s=time.monotonic,
         )
         self._refusals = PeerRefusalReporter(
-            self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
+            self._reporter, self._sidecar, lambda: self._progress.iteration
         )
         text = f"incarnation {self._incarnation} has imported TensorFlow"
         self._reporter.event(EventReason.TRAINER_IMPORTED, text)
