@@ -19,7 +19,7 @@ from dlion_api.protocol.trust import JOINING
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
-from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.security.credential_store import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0

@@ -53,6 +53,7 @@ class SidecarProcess:
         self._identity = job.worker(config.rank)
         self._metrics_address = (metrics_host, metrics_port)
         self._controller = ResourceController(job, config.rank)
+        self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
@@ -84,14 +85,6 @@ class SidecarProcess:
             await self._local.close()
 
     # ---- for the measuring service and client ----------------------------------------------------
-
-    def own(self) -> Capacity:
-        """The capacity to share: with link rates and grouping if the topology is clustered."""
-        return self._controller.own()
-
-    def incarnation(self) -> int:
-        """This worker's incarnation."""
-        return self._controller.incarnation()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""

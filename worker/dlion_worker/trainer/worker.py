@@ -351,7 +351,7 @@ class Worker:
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
 
-    def _report(self, reason: EventReason, message: str, warning: bool = False) -> None:
+    def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)
 
     def _evaluation_failed(self, error: Exception) -> None:

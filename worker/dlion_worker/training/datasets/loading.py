@@ -18,10 +18,9 @@ from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
-from dlion_worker.training.datasets.dataset_cache import DatasetCache
 from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
-from dlion_worker.training.datasets.sources import ArraySource, SampleSource
+from dlion_worker.training.datasets.sources import ArraySource, DatasetCache, SampleSource
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 _LOG = logging.getLogger(__name__)
