@@ -114,7 +114,6 @@ class ProcessGroup:
         return child.pid
 
     def log_path(self, name: str) -> Path:
-        """Path of that child's output."""
         return self._logs / f"{name}.log"
 
     def poll(self) -> dict[str, int | None]:
@@ -122,7 +121,6 @@ class ProcessGroup:
         return {name: child.poll() for name, child in self._children.items()}
 
     def running(self) -> tuple[str, ...]:
-        """Names of the running children."""
         return tuple(name for name, code in self.poll().items() if code is None)
 
     def terminate(self, grace_s: float = 5.0) -> tuple[str, ...]:

@@ -40,7 +40,6 @@ _DASHES = ("solid", (0, (4, 4)), (0, (2, 6)), (3, (1, 7)))
 
 
 def batch_sizes(run: LoadedRun) -> Chart:
-    """Local batch sizes over time."""
     curves = [(worker, worker.batch_curve) for worker in run.workers]
     draw = partial(_over_time, run, curves, "local batch size [samples]", "no step was done")
     return chart("Batch sizes", "Each worker's part of the global batch.", draw)

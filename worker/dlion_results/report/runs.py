@@ -50,7 +50,6 @@ class LoadedRun:
         return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
 
     def worker_name(self, rank: Rank) -> str:
-        """Short name of that worker."""
         return worker_name(self.job, rank)
 
     def mean_accuracy(self) -> Points:

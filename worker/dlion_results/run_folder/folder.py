@@ -171,7 +171,6 @@ class ResultFolder:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any worker has finished a step."""
         return any(worker.steps for worker in self._tally.workers.values())
 
     def append(self, record: ProgressRecord) -> None:

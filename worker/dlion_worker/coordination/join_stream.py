@@ -28,8 +28,6 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a worker announces when it joins."""
-
     caller: Caller
     incarnation: int
     spec_hash: str

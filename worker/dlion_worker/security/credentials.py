@@ -50,7 +50,6 @@ class WorkerKey:
         return cls(key)
 
     def matches(self, certificate: x509.Certificate) -> bool:
-        """Whether the certificate is for this key."""
         return certificate.public_key() == self._key.public_key()
 
     def csr_pem(self) -> bytes:

@@ -83,8 +83,6 @@ def _pull(exchange: PeerExchange, pull: PullState) -> StateSnapshot | None:
 
 @dataclass
 class JoinWaitReporter:
-    """Reports one worker's wait."""
-
     rank: Rank
     exchange: PeerExchange
     reporter: Reporter

@@ -77,8 +77,6 @@ STOPPED_PEER_WAIT_S = 2.0
 
 @dataclass
 class TrainerComponents:
-    """The parts of one worker."""
-
     job: Job
     rank: Rank
     replica: LocalReplica

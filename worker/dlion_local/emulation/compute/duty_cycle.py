@@ -61,8 +61,6 @@ class CpuBudget:
 
 @dataclass
 class ProcessThrottle:
-    """Throttles the processes of one worker."""
-
     find_processes: Callable[[], list[int]]
     """Finds the processes to throttle; called every `SEARCH_S`."""
     budget: CpuBudget | None = None
@@ -163,7 +161,6 @@ def _send(pid: int, number: signal.Signals) -> bool:
 
 
 def throttle_until_eof(throttles: dict[int, ProcessThrottle]) -> None:
-    """Enforce all quotas until standard input ends."""
     processors = len(os.sched_getaffinity(0))
     # Read unbuffered: select() does not see lines in a Python buffer.
     pending = b""

@@ -26,7 +26,6 @@ class ResourceOwner:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """This process."""
         return cls(os.getpid(), start_ticks(os.getpid()) or 0)
 
     @classmethod
@@ -45,7 +44,6 @@ class ResourceOwner:
         return f"dlion-{self.pid}-{self.start_ticks}-{next(_counter)}"
 
     def alive(self) -> bool:
-        """Whether that process still runs."""
         return start_ticks(self.pid) == self.start_ticks
 
 

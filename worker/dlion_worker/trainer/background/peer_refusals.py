@@ -26,8 +26,6 @@ MAX_SIDECAR_MESSAGES = 1000
 
 @dataclass
 class PeerRefusalReporter:
-    """Reports one worker's refusals."""
-
     reporter: Reporter
     sidecar: SidecarClient
     iteration: Callable[[], int]

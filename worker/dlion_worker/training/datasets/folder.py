@@ -30,7 +30,6 @@ class ImageSource:
         self.labels = np.array([label for _, label in files], np.int32)
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """Decode the chosen images."""
         chosen = [self._files[i] for i in index_K]
         paths = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen])
         encoded = paths.map(tf.io.read_file).batch(_BATCH)

@@ -24,8 +24,6 @@ _T = TypeVar("_T")
 
 
 class SampleSource(Protocol):
-    """Samples that can be read."""
-
     name: str
     labels: Labels
 

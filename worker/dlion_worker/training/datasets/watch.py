@@ -74,7 +74,6 @@ class FolderWatch:
 
     @property
     def samples(self) -> int:
-        """This worker's current samples."""
         return self._stream.samples
 
     @property
