@@ -90,7 +90,9 @@ class JoinStream:
             if not failure.passing and not self._ended.is_set():
                 self.on_failure(failure)
                 return
-            self._log_failure(failure)
+            if not self._ended.is_set() and failure.message != self._last_message:
+                _LOG.warning("no membership from the coordinator, retrying: %s", failure.message)
+                self._last_message = failure.message
             self._ended.wait(backoff.next_s())
 
     def _read_updates(self, backoff: Backoff) -> CallFailure:
@@ -110,8 +112,3 @@ class JoinStream:
         except (grpc.RpcError, OSError) as error:
             return failure_of(error)
         return CallFailure(None, "the coordinator ended the stream")
-
-    def _log_failure(self, failure: CallFailure) -> None:
-        if not self._ended.is_set() and failure.message != self._last_message:
-            _LOG.warning("no membership from the coordinator, retrying: %s", failure.message)
-            self._last_message = failure.message

@@ -61,14 +61,7 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     root = Path(config.data_root)
     program = programs.load(trainer.program, directory=config.program_dir)
     data = datasets.load(job, job.worker(config.rank), program=program, data_root=root)
-    model = FlatModel(
-        program,
-        input_shape=data.input_shape,
-        class_count=data.class_count,
-        seed=trainer.seed,
-        freeze=trainer.freeze,
-        input_dtype=data.input_dtype,
-    )
+    model = FlatModel.of_data(program, data, trainer)
     evaluator = Evaluator(
         model,
         data.held_out_x,

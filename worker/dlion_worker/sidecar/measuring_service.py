@@ -15,7 +15,7 @@ import grpc.aio
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.names import Rank
 from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
@@ -116,7 +116,10 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         )
 
     def _check_caller(self, run: str, rank: int, context: MeasuringCallContext) -> None:
-        identity = self._peer(rank)
+        try:
+            identity = None if rank == self._rank else self._job.worker(Rank(rank))
+        except LookupError:
+            identity = None
         text = f"caller: run {run[:80]!r} worker {rank} is not a peer of {self._key}"
         if run != str(self._key):
             raise CallerError(PeerRefusal.WRONG_RUN, text)
@@ -133,12 +136,6 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
             )
         else:
             proof.check()
-
-    def _peer(self, rank: int) -> WorkerIdentity | None:
-        try:
-            return None if rank == self._rank else self._job.worker(Rank(rank))
-        except LookupError:
-            return None
 
     async def _refuse(self, context: MeasuringCallContext, error: ContractError) -> NoReturn:
         kind = refusal_kind(error)

@@ -145,15 +145,7 @@ class Worker:
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
-        model = FlatModel(
-            program,
-            input_shape=self._data.input_shape,
-            class_count=self._data.class_count,
-            seed=trainer.seed,
-            rank=self._rank,
-            freeze=trainer.freeze,
-            input_dtype=self._data.input_dtype,
-        )
+        model = FlatModel.of_data(program, self._data, trainer, rank=self._rank)
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)

@@ -22,10 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError, ProgramError
+from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_core.policies.interface import Flat
 from dlion_worker.training.building import build_model
+from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 from dlion_worker.training.variables import ModelVariables
@@ -87,6 +89,21 @@ class FlatModel:
         self._compiled: dict[tuple[Any, ...], Any] = {}
         self._compile_lock = threading.Lock()
         self._keras_lock = threading.Lock()
+
+    @classmethod
+    def of_data(
+        cls, program: TrainingProgram, data: DataSet, trainer: Trainer, *, rank: int = 0
+    ) -> FlatModel:
+        """The manifest's model, for samples as in the data set. Raises: ProgramError."""
+        return cls(
+            program,
+            input_shape=data.input_shape,
+            class_count=data.class_count,
+            seed=trainer.seed,
+            rank=rank,
+            freeze=trainer.freeze,
+            input_dtype=data.input_dtype,
+        )
 
     def sibling(self, *, seed: int, rank: int) -> FlatModel:
         """Another replica of the same program that shares the compiled functions.
