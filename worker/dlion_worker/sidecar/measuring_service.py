@@ -19,8 +19,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
-from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate, WorkerCredentials
 from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, from_wire, to_wire
 
 if TYPE_CHECKING:
