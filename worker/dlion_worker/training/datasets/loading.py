@@ -50,14 +50,7 @@ def load(
     if spec.name is not None:
         named_source = cache.get(("name", spec.name), partial(_named, spec.name))
         return _shared(job, identity, *named_source, None, cache)
-    assert spec.path is not None
-    path = open_sources.resolve_path(spec.path, identity, data_root)
-    evaluation = (
-        open_sources.resolve_path(spec.evaluation_path, identity, data_root)
-        if spec.evaluation_path
-        else None
-    )
-    names = open_sources.class_names(path, spec, evaluation)
+    path, evaluation, names = open_sources.locate(spec, identity, data_root)
     held_out: Samples | None = None
     if evaluation:
         open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)
