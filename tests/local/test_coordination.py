@@ -214,7 +214,7 @@ def test_a_worker_far_away_is_signed_and_joins(site: Site) -> None:
         assert client.sign(csr_pem=csr_pem(), wait_s=LONG_S).chain_pem
         client.join("127.0.0.1:1", "", lambda _: None)
         wait_until(client.connected, "connected")
-        assert client.finish(flush_s=LONG_S)
+        assert client.close(finished=True, flush_s=LONG_S)
 
 
 def test_a_worker_with_its_token_gets_a_certificate_in_its_own_name(site: Site) -> None:
@@ -264,7 +264,7 @@ def test_workers_hear_of_each_other_and_of_one_that_is_lost(site: Site) -> None:
     second.close()
     wait_until(lambda: len(seen[-1].ready()) == 1, "one lost")
     assert site.state(1) is MemberState.LOST
-    assert first.finish()
+    assert first.close(finished=True)
     assert site.state(0) is MemberState.FINISHED
 
 
@@ -292,7 +292,7 @@ def test_records_arrive_in_order_and_the_end_flushes_them(site: Site) -> None:
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
     client.report(event(0, str(number)) for number in range(1000))
-    assert client.finish()
+    assert client.close(finished=True)
     assert messages(site) == [str(number) for number in range(1000)]
 
 
@@ -314,7 +314,7 @@ def test_records_have_the_runs_time_whoever_makes_them_and_when(tmp_path: Path) 
     again = site.client(0)  # it knows from its state folder
     again.join("127.0.0.1:1", "", lambda _: None)
     again.report([event(0, "after a restart")])
-    assert again.finish()
+    assert again.close(finished=True)
     site.coordinator.close()
     assert told() == [("before joining", 1000), ("after it", 1000), ("after a restart", 0)]
 
@@ -333,7 +333,7 @@ def test_what_the_runner_says_of_the_runs_begin_counts(tmp_path: Path) -> None:
     client.join("127.0.0.1:1", "", lambda _: None)
     wait_until(client.connected, "connected")
     client.report([event(0, "told")])
-    assert client.finish()
+    assert client.close(finished=True)
     site.coordinator.close()
     assert [record.time_s for record in site.records] == [1.0]
 
@@ -370,7 +370,7 @@ def test_a_restarted_coordinator_is_found_and_nobody_is_forgotten(site: Site) ->
     latest = first.membership()
     assert latest is not None
     assert [m.state for m in latest.members] == [MemberState.READY, MemberState.READY]
-    assert first.finish()
+    assert first.close(finished=True)
 
 
 def test_a_restarted_worker_starts_from_the_kept_membership(site: Site) -> None:
@@ -394,7 +394,7 @@ def test_the_end_is_bounded_when_the_coordinator_is_gone(site: Site) -> None:
     site.coordinator.close()
     client.report([event(0, "lost")])
     began_s = time.monotonic()
-    assert not client.finish(flush_s=0.5)
+    assert not client.close(finished=True, flush_s=0.5)
     assert time.monotonic() - began_s < 2
 
 
@@ -409,7 +409,7 @@ def test_a_coordinator_that_answers_nothing_does_not_hold_a_worker_up(tmp_path: 
         with pytest.raises(UnavailableError):
             client.sign(csr_pem=csr_pem(), wait_s=0.5)
         began_s = time.monotonic()
-        assert not client.finish(flush_s=0.5)
+        assert not client.close(finished=True, flush_s=0.5)
         assert time.monotonic() - began_s < 2
 
 
@@ -435,7 +435,7 @@ def test_without_tls_a_worker_joins_and_nothing_is_signed(tmp_path: Path) -> Non
     wait_until(client.connected, "connected")
     with pytest.raises(ContractError, match="Disabled"):
         client.sign(csr_pem=csr_pem())
-    assert client.finish()
+    assert client.close(finished=True)
     site.coordinator.close()
 
 
@@ -535,5 +535,5 @@ def test_a_bad_record_costs_its_report_and_nothing_else(site: Site) -> None:
         coordination_stub(channel).Report(request)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     client.report([event(0, "still here")])
-    assert client.finish()
+    assert client.close(finished=True)
     assert messages(site) == ["still here"]

@@ -28,7 +28,7 @@ from dlion_operator.children import worker_routes
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.measuring_service import MeasuringService
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from haproxy import PROGRAM, gateways, leads
 from linked_workers import PLANT_A, PLANT_B, Worker, credentials
@@ -147,12 +147,12 @@ def test_sidecars_measure_each_other_through_the_same_port(
     job: Job, proofs: list[WorkerCredentials], tmp_path: Path
 ) -> None:
     async def measure() -> None:
-        ports, beside, servers, known = ports_of_sites(), [], [], {}
+        ports, beside, services, known = ports_of_sites(), [], [], {}
         for who, proof in zip(job.workers(), proofs, strict=True):
             beside.append(Measured(who.rank))
             service = MeasuringService(job=job, rank=who.rank, worker=beside[-1], credentials=proof)
-            servers.append(MeasuringServer(service, proof))
-            port = await servers[-1].start("127.0.0.1", preferred_port=0)
+            services.append(service)
+            port = await service.start("127.0.0.1", preferred_port=0)
             known[ports[who.site]] = told(job, who, measuring=f"127.0.0.1:{port}")
         with gateways(tmp_path, known):
             await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=True)
@@ -161,8 +161,8 @@ def test_sidecars_measure_each_other_through_the_same_port(
             assert beside[1].refusals == 0
             with pytest.raises(UnavailableError):
                 await call(job, proofs[0], beside[0], membership(job, ports), by_gateway=False)
-        for server in servers:
-            await server.stop()
+        for service in services:
+            await service.stop()
 
     asyncio.run(measure())
 
@@ -204,8 +204,7 @@ def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
     async def measure() -> None:
         ports, peer = ports_of_sites(), Measured(Rank(1))
         service = MeasuringService(job=job, rank=Rank(1), worker=peer, credentials=proofs[1])
-        server = MeasuringServer(service, proofs[1])
-        port = await server.start("127.0.0.1", preferred_port=0)
+        port = await service.start("127.0.0.1", preferred_port=0)
         address, other_job = f"127.0.0.1:{port}", job_named("other")
         other = {ports[PLANT_B]: told(other_job, other_job.worker(Rank(1)), measuring=address)}
         known = membership(job, ports)
@@ -213,7 +212,7 @@ def test_a_name_that_the_gateway_was_not_told_of_leads_nowhere(
             with gateways(tmp_path, other), pytest.raises(UnavailableError, match="UNAVAILABLE"):
                 await call(job, proofs[0], Measured(Rank(0)), known, by_gateway=True)
         finally:
-            await server.stop()
+            await service.stop()
         assert peer.peers == {}
 
     asyncio.run(measure())

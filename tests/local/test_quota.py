@@ -19,9 +19,9 @@ import pytest
 
 from attempts import first_that_holds
 from dlion_api.names import Rank
-from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
 from dlion_local.emulation.compute.quotas import (
     ControlGroupCpu,
+    DutyCycledCpu,
     control_groups_unavailable,
     process_cpu_s,
 )
@@ -114,10 +114,10 @@ def test_half_a_core_is_half_a_core_and_changes_while_it_runs(
 
     cpu.set_quota(RANK, 0.5)
     time.sleep(0.3)
-    used_before_s = cpu.used_s(RANK)
+    used_before_s = cpu.usage_s(RANK)[0]
     assert 0.45 <= first_that_holds(used, lambda cores: cores >= 0.45) <= 0.55
-    assert cpu.used_s(RANK) - used_before_s >= 0.6
-    assert cpu.throttled_s(RANK) > 0
+    assert cpu.usage_s(RANK)[0] - used_before_s >= 0.6
+    assert cpu.usage_s(RANK)[1] > 0
     cpu.set_quota(RANK, 0.2)
     time.sleep(0.2)
     assert 0.18 <= first_that_holds(used, lambda cores: cores >= 0.18) <= 0.22
@@ -135,14 +135,14 @@ def test_a_restarted_child_is_held_too(cpu: CpuLimiter, supervisor: Supervisor) 
 def test_before_and_after_its_quota_a_worker_runs_free(
     cpu: CpuLimiter, supervisor: Supervisor
 ) -> None:
-    assert cpu.throttled_s(RANK) == 0
+    assert cpu.usage_s(RANK)[1] == 0
     cpu.set_quota(RANK, 0.1)
     time.sleep(0.3)
     cpu.set_quota(RANK, None)
     time.sleep(0.2)
-    throttled_s = cpu.throttled_s(RANK)
+    throttled_s = cpu.usage_s(RANK)[1]
     first_that_holds(lambda: cores_used(supervisor.child, 0.5), lambda cores: cores > 0.2)
-    assert cpu.throttled_s(RANK) == throttled_s
+    assert cpu.usage_s(RANK)[1] == throttled_s
 
 
 def test_closing_lets_go(cpu: CpuLimiter, supervisor: Supervisor) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dlion_api.protocol.progress import EventRecord
-from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description
@@ -51,7 +51,7 @@ def test_everything_appended_before_a_sigkill_is_read_back(tmp_path, request):
         assert writer.stdout is not None
         told = [int(writer.stdout.readline()) for _ in range(20)]
         writer.send_signal(signal.SIGKILL)
-    bad: list[BadLine] = []
+    bad: list[str] = []
     found = list(read_events(run / "events.jsonl", bad.append))
     assert not bad
     assert len(found) >= told[-1]

@@ -19,7 +19,7 @@ from dlion_api.protocol.progress import EventRecord, LinkRecord, ProgressRecord
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.trainer.join_wait import JoinWaitReporter
+from dlion_worker.trainer.admission import JoinWaitReporter
 from linked_workers import JOB, PLANT_A, PLANT_B, Worker, credentials, identity, introduce, until
 from operator_process import free_ports
 

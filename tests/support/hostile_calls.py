@@ -26,7 +26,7 @@ from dlion_core.links.framing import PROTOCOL
 from dlion_operator.federation.messages import greeting
 from dlion_worker.artifact_client.paths import checkpoint_path
 from dlion_worker.artifact_server.service import SERVICE as KEEPING
-from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.security.credential_store import make_pod_proof
 from dlion_worker.security.credentials import WorkerKey
 from hostile_proofs import (
     MADE_UP_POD,

@@ -366,9 +366,7 @@ class Node:
             rank=self.rank,
             incarnation=self.incarnation,
         )
-        refusals = PeerRefusalReporter(
-            reporter, sidecar, lambda: exchange, lambda: self.progress.iteration
-        )
+        refusals = PeerRefusalReporter(reporter, sidecar, lambda: self.progress.iteration)
         self.loop = TrainingLoop(
             TrainerComponents(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,

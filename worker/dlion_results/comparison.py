@@ -135,7 +135,6 @@ def diverged(seed: int) -> VariantRun:
 
 
 def variant_run(run: LoadedRun, goal: Goal, *, seed: int) -> VariantRun:
-    """The figures of one run."""
     mean = run.mean_accuracy()
     replicas = [worker.accuracy_curve.points() for worker in run.workers]
     time_s = time_to_accuracy(replicas, goal.target_accuracy)

@@ -174,14 +174,7 @@ class Simulation:
         self._program = programs.load(trainer.program, directory=self._program_root)
         first = self._job.workers()[0]
         data = self._loaded[first.rank] = self._data(first)
-        self._template_model = FlatModel(
-            self._program,
-            input_shape=data.input_shape,
-            class_count=data.class_count,
-            seed=trainer.seed,
-            freeze=trainer.freeze,
-            input_dtype=data.input_dtype,
-        )
+        self._template_model = FlatModel.of_data(self._program, data, trainer)
         if trainer.start_from:
             self._template_model.load_keras(self._data_root / trainer.start_from)
         self._evaluator = Evaluator(
@@ -190,8 +183,6 @@ class Simulation:
             data.held_out_y,
             seed=trainer.seed,
             max_samples=trainer.evaluation.max_samples,
-            on_result=lambda _result: None,
-            on_error=lambda _error: None,
         )
         self._churn = ChurnController(
             self._job,

@@ -13,8 +13,6 @@ MAX_PER_KEY = 10
 
 
 class OncePerKey:
-    """Remembers which messages were emitted."""
-
     def __init__(self, max_messages: int = MAX_PER_KEY) -> None:
         """`max_messages`: different messages per key."""
         self._max_messages = max_messages

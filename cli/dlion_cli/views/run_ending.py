@@ -12,7 +12,7 @@ from dlion_api.errors import DLionError
 from dlion_cli.terminal.failures import exit_code_of
 from dlion_cli.terminal.interruption import Interruption, OutOfTimeError
 from dlion_local.runner.deferred_signals import DeferredSignals
-from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.folder import REPORT, ResultFolder
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending, Json
 
@@ -57,7 +57,7 @@ def write_report_in_time(
                 return None  # nothing to show
             from dlion_results.report.page import write_report
 
-            return write_report([folder.path], folder.report_path)
+            return write_report([folder.path], folder.path / REPORT)
     except OutOfTimeError:
         click.echo(
             f"dlion: no time was left for the report; `dlion report {folder.path}` creates it",

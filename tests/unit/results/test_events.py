@@ -13,15 +13,15 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_to_json
-from dlion_results.run_folder.events import MAX_LINE_BYTES, BadLine, read_events
+from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
 
 EVENTS = [EventRecord(float(i), Rank(0), i, "Reason", f"number {i}") for i in range(4)]
 LINES = [record_to_json(event).encode() + b"\n" for event in EVENTS]
 
 
-def read(path: Path, content: bytes) -> tuple[list[EventRecord], list[BadLine]]:
+def read(path: Path, content: bytes) -> tuple[list[EventRecord], list[str]]:
     path.write_bytes(content)
-    bad: list[BadLine] = []
+    bad: list[str] = []
     return list(read_events(path, bad.append)), bad
 
 
@@ -41,15 +41,15 @@ def test_a_last_line_that_only_lacks_its_newline_counts(tmp_path):
 def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path, bad):
     records, named = read(tmp_path / "e", LINES[0] + bad + LINES[1])
     assert records == EVENTS[:2]
-    assert [line.number for line in named] == [2]
-    assert named[0].reason
+    assert [line.partition(": ")[0] for line in named] == ["line 2"]
+    assert named[0].partition(": ")[2]
 
 
 def test_a_line_without_end_costs_no_more_than_itself(tmp_path):
     flood = b"x" * (3 * MAX_LINE_BYTES) + b"\n"
     records, named = read(tmp_path / "e", LINES[0] + flood + LINES[1])
     assert records == EVENTS[:2]
-    assert [line.number for line in named] == [2]
+    assert [line.partition(": ")[0] for line in named] == ["line 2"]
 
 
 def test_an_empty_file_is_a_run_that_has_not_begun(tmp_path):

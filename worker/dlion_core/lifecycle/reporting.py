@@ -46,6 +46,23 @@ class EvaluatedSnapshot:
     sketch: tuple[float, ...]
     weights_norm: float
 
+    def record(self, rank: Rank, *, final: bool) -> EvaluationRecord:
+        """As a record of that worker; the tag must be (iteration, own samples, time)."""
+        iteration, samples, time_s = self.tag
+        return EvaluationRecord(
+            time_s=time_s,
+            rank=rank,
+            iteration=iteration,
+            samples=samples,
+            accuracy=self.evaluation.accuracy,
+            loss=self.evaluation.loss,
+            evaluated_samples=self.evaluation.samples,
+            class_accuracy=self.evaluation.class_accuracy,
+            sketch=self.sketch,
+            weights_norm=self.weights_norm,
+            final=final,
+        )
+
 
 class Reporter:
     """Makes the records of one worker and passes them to `send`."""
@@ -102,21 +119,7 @@ class Reporter:
 
     def evaluation(self, result: EvaluatedSnapshot, *, final: bool) -> EvaluationRecord:
         """Report one replica's evaluation; its tag is (iteration, own samples, time)."""
-        iteration, samples, time_s = result.tag
-        evaluation = result.evaluation
-        record = EvaluationRecord(
-            time_s=time_s,
-            rank=self.rank,
-            iteration=iteration,
-            samples=samples,
-            accuracy=evaluation.accuracy,
-            loss=evaluation.loss,
-            evaluated_samples=evaluation.samples,
-            class_accuracy=evaluation.class_accuracy,
-            sketch=result.sketch,
-            weights_norm=result.weights_norm,
-            final=final,
-        )
+        record = result.record(self.rank, final=final)
         self._send([record])
         return record
 

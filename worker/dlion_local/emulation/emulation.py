@@ -18,13 +18,12 @@ from pathlib import Path
 from dlion_api.errors import DLionError
 from dlion_api.names import Rank
 from dlion_environments.plan import Conditions, ConditionsChange, Plan
-from dlion_local.emulation.compute.duty_cycled_cpu import DutyCycledCpu
-from dlion_local.emulation.compute.quotas import ControlGroupCpu, control_groups_unavailable
-from dlion_local.emulation.measurement import (
-    QuotaUsage,
-    compare_links,
-    unsupported_latencies,
+from dlion_local.emulation.compute.quotas import (
+    ControlGroupCpu,
+    DutyCycledCpu,
+    control_groups_unavailable,
 )
+from dlion_local.emulation.measurement import QuotaUsage, compare_links, unsupported_latencies
 from dlion_local.emulation.network.namespaces import NamespaceNetwork, namespaces_unavailable
 from dlion_local.emulation.network.relay_network import RelayNetwork, UnshapedNetwork
 from dlion_results.run_folder.environment import EnvironmentFigure
@@ -166,10 +165,8 @@ class EmulatedEnvironment:
         if self._cpu is None or self._ended.is_set():
             return
         try:
-            used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
-            self._quota_usage[rank].begin_quota(
-                cores, time.monotonic(), used_s, throttled_s, begins_s=self._conditions_since_s
-            )
+            usage_s, began_s = self._cpu.usage_s(rank), self._conditions_since_s
+            self._quota_usage[rank].begin_quota(cores, time.monotonic(), *usage_s, begins_s=began_s)
             self._cpu.set_quota(rank, cores)
         except (DLionError, OSError) as error:
             # The caller may be ending the run: it has to end the workers in any case.
@@ -247,8 +244,8 @@ class EmulatedEnvironment:
         with self._lock:
             for rank, usage in self._quota_usage.items():
                 if self._cpu is not None:
-                    used_s, throttled_s = self._cpu.used_s(rank), self._cpu.throttled_s(rank)
-                    usage.update(time.monotonic(), used_s, throttled_s)
+                    usage_s = self._cpu.usage_s(rank)
+                    usage.update(time.monotonic(), *usage_s)
                     figures += usage.figures(rank)
         if self.link_backend is not LinkBackend.RELAY:
             figures += unsupported_latencies(self.plan)

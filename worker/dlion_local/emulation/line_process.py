@@ -45,7 +45,6 @@ class LineProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process."""
         self._errors_path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors_path.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -65,7 +64,6 @@ class LineProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._running.pid
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:

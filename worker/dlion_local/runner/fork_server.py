@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dlion_api.errors import UnavailableError
+from dlion_local.emulation.compute.resource_owner import start_ticks
 from dlion_local.emulation.line_process import LineProcess
 from dlion_local.emulation.network.enter import enter
 from dlion_worker.supervisor.parent_death import request_parent_death_signal
@@ -87,7 +88,7 @@ class ForkedProcess:
             try:
                 self._code = self._server.call({"poll": self.pid})["code"]
             except UnavailableError:  # the server has ended, and its children got SIGTERM
-                if _has_ended(self.pid):
+                if start_ticks(self.pid) is None:
                     self._code = -signal.SIGTERM
         return self._code
 
@@ -96,14 +97,6 @@ class ForkedProcess:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 # ---- the server ----------------------------------------------------------------------------------

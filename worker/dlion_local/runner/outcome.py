@@ -24,8 +24,6 @@ class WorkerFailure:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a local run."""
-
     exit_code: ExitCode
     """OK: it ended in order; `summary.judgement` decides whether it succeeded."""
     failed: dict[Rank, WorkerFailure]

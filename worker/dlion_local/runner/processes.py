@@ -38,6 +38,9 @@ class ProcessGroup:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
         self._fork_server = ForkServer(self._logs, fork_environment or {})
+        self.failure = self._fork_server.failure
+        self.preload = self._fork_server.start
+        """Starts importing what the children of `fork` need; does not wait."""
         self._is_closed = False
         # A tethered child dies with the *thread* that started it, so this one lives until `close`.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dlion-start")
@@ -67,10 +70,6 @@ class ProcessGroup:
                 self._spawn, name, bound_to_parent([*prefix, *command]), environment, log
             ).result()
 
-    def preload(self) -> None:
-        """Start importing what the children of `fork` need; does not wait."""
-        self._fork_server.start()
-
     def fork(
         self, name: str, module: str, arguments: Sequence[str], *, enter: Sequence[str] = ()
     ) -> int:
@@ -98,10 +97,6 @@ class ProcessGroup:
         self._children[name] = child
         return child.pid
 
-    def failure(self) -> str:
-        """That the fork server has ended; empty if it has not."""
-        return self._fork_server.failure()
-
     def _spawn(
         self, name: str, command: Sequence[str], environment: dict[str, str], log: IO[bytes]
     ) -> int:
@@ -119,7 +114,6 @@ class ProcessGroup:
         return child.pid
 
     def log_path(self, name: str) -> Path:
-        """Path of that child's output."""
         return self._logs / f"{name}.log"
 
     def poll(self) -> dict[str, int | None]:
@@ -127,7 +121,6 @@ class ProcessGroup:
         return {name: child.poll() for name, child in self._children.items()}
 
     def running(self) -> tuple[str, ...]:
-        """Names of the running children."""
         return tuple(name for name, code in self.poll().items() if code is None)
 
     def terminate(self, grace_s: float = 5.0) -> tuple[str, ...]:
@@ -140,7 +133,9 @@ class ProcessGroup:
         self._wait(grace_s)
         late = self.running()
         for name in late:
-            self._kill(self._children[name])
+            # A child is a session leader and not yet reaped, so the group id is not reused.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._children[name].pid, signal.SIGKILL)
         self._wait(KILL_TIMEOUT_S)
         return late
 
@@ -160,8 +155,3 @@ class ProcessGroup:
         deadline_s = time.monotonic() + at_most_s
         while self.running() and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-
-    def _kill(self, child: subprocess.Popen[bytes] | ForkedProcess) -> None:
-        # The child is a session leader and not yet reaped, so the group id is not reused.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)

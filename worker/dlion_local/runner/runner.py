@@ -59,27 +59,21 @@ class RunCoordinator(Protocol):
 
     def start(self, host: str) -> str:
         """Serve on that host at any port. Return the address."""
-        ...
 
     def token(self, worker: WorkerIdentity) -> str:
         """The token with which that worker authenticates."""
-        ...
 
     def authority_pem(self) -> bytes | None:
         """The CA for its certificate; None: plain text."""
-        ...
 
     def request_stop(self, reason: str) -> None:
         """Ask every worker to finish its iteration and end the run."""
-        ...
 
     def lost(self, rank: Rank) -> None:
         """Mark a worker as permanently lost."""
-        ...
 
     def take(self, record: ProgressRecord) -> None:
         """Accept a record that did not come in a worker's report."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -182,8 +176,11 @@ class LocalRunner:
             delete_credentials(self._state_dir(worker.rank))
         self._drain_records()
         self._record_exits(codes)
-        if self._has_folder():
-            self.on_environment(figures, self._environment.notes)
+        try:
+            self.check_folder()
+        except DLionError:  # the folder is gone
+            return
+        self.on_environment(figures, self._environment.notes)
 
     # ---- starting ------------------------------------------------------------------------------
 
@@ -289,13 +286,6 @@ class LocalRunner:
             if (code := codes.get(f"worker-{rank}")) is not None:
                 self._on_worker_exit(rank, code)
                 self._running.discard(rank)
-
-    def _has_folder(self) -> bool:
-        try:
-            self.check_folder()
-        except DLionError:
-            return False
-        return True
 
     def _check_limits(self) -> None:
         """Restart auxiliary processes, and end the run at its deadline."""

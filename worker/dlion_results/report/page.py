@@ -120,7 +120,7 @@ def _section(run: LoadedRun) -> dict[str, Any]:
         "events": _events(run),
         "environment": _environment(run),
         "job_text": run.job_text,
-        "bad_lines": [str(line) for line in run.bad_lines[:10]],
+        "bad_lines": run.bad_lines[:10],
         "bad_line_count": len(run.bad_lines),
     }
 

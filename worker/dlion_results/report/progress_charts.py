@@ -100,7 +100,6 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
 
 
 def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
-    """Distance between replicas."""
 
     def draw(axes: Axes) -> None:
         curves = [subsampled(run.tally.drift_curve.points(), len(runs)) for run in runs]

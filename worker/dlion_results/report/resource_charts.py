@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from dlion_results.report.drawing import (
     to_svg,
 )
 from dlion_results.report.runs import LoadedRun
-from dlion_results.summary.curves import Points, at_times
+from dlion_results.summary.curves import Curve, Points, at_times
 from dlion_results.summary.tally import LinkTally, WorkerTally
 
 _MEGA = 1e6
@@ -39,36 +40,15 @@ _DASHES = ("solid", (0, (4, 4)), (0, (2, 6)), (3, (1, 7)))
 
 
 def batch_sizes(run: LoadedRun) -> Chart:
-    """Local batch sizes over time."""
-
-    def draw(axes: Axes) -> None:
-        workers = [worker for worker in run.workers if worker.steps]
-        if not workers:
-            draw_message(axes, "no step was done")
-            return
-        curves = [subsampled(worker.batch_curve.points(), len(workers)) for worker in workers]
-        marks = [_colour(run, worker) for worker in workers]
-        _step_lines(axes, list(zip(curves, marks, strict=True)))
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("local batch size [samples]")
-        time_axis(axes, run.tally.end_s)
-
+    curves = [(worker, worker.batch_curve) for worker in run.workers]
+    draw = partial(_over_time, run, curves, "local batch size [samples]", "no step was done")
     return chart("Batch sizes", "Each worker's part of the global batch.", draw)
 
 
 def capacities(run: LoadedRun) -> Chart:
     """Relative compute power as measured by the sidecars."""
-
-    def draw(axes: Axes) -> None:
-        known = [(w, w.capacity_curve.points()) for w in run.workers if len(w.capacity_curve)]
-        if not known:
-            draw_message(axes, "no sidecar reported a capacity")
-            return
-        _step_lines(axes, [(subsampled(p, len(known)), _colour(run, w)) for w, p in known])
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("compute power [samples/s]")
-        time_axis(axes, run.tally.end_s)
-
+    curves, none = [(w, w.capacity_curve) for w in run.workers], "no sidecar reported a capacity"
+    draw = partial(_over_time, run, curves, "compute power [samples/s]", none)
     return chart("Capacities", "Relative compute power that batches follow.", draw)
 
 
@@ -201,8 +181,19 @@ def timeline(run: LoadedRun) -> Chart:
     )
 
 
-def _step_lines(axes: Axes, lines: Sequence[tuple[Points, str]]) -> None:
-    """Step lines in their colours; overlapping lines are dashed to stay visible."""
+def _over_time(
+    run: LoadedRun,
+    curves: Sequence[tuple[WorkerTally, Curve]],
+    label: str,
+    if_none: str,
+    axes: Axes,
+) -> None:
+    """Step lines in the workers' colours; overlapping lines are dashed to stay visible."""
+    known = [(worker, curve.points()) for worker, curve in curves if len(curve)]
+    if not known:
+        draw_message(axes, if_none)
+        return
+    lines = [(subsampled(points, len(known)), _colour(run, worker)) for worker, points in known]
     drawn: list[Points] = []
     top = max((points[:, 1].max() for points, _ in lines), default=0.0)
     for points, mark in lines:
@@ -218,6 +209,9 @@ def _step_lines(axes: Axes, lines: Sequence[tuple[Points, str]]) -> None:
             dash_capstyle="butt",
         )
         drawn.append(points)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+    time_axis(axes, run.tally.end_s)
 
 
 def _uplink(axes: Axes, run: LoadedRun, worker: WorkerTally) -> None:

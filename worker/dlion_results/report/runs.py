@@ -21,7 +21,7 @@ from dlion_results.report.stored_files import (
 )
 from dlion_results.run_folder.description import read_job, worker_name
 from dlion_results.run_folder.environment import EnvironmentReport
-from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import EVENTS, JOB
 from dlion_results.run_folder.models import read_models
 from dlion_results.summary.curves import Points, mean_over_replicas
@@ -40,7 +40,7 @@ class LoadedRun:
     environment: EnvironmentReport | None
     job_text: str
     """The manifest with its defaults, as in `job.yaml`."""
-    bad_lines: tuple[BadLine, ...] = ()
+    bad_lines: tuple[str, ...] = ()
     reference: str | None = None
     """Label of the reference run for its speed-up."""
 
@@ -50,7 +50,6 @@ class LoadedRun:
         return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
 
     def worker_name(self, rank: Rank) -> str:
-        """Short name of that worker."""
         return worker_name(self.job, rank)
 
     def mean_accuracy(self) -> Points:
@@ -95,7 +94,7 @@ def load_run(folder: Path, label: str) -> LoadedRun:
     """Load one run. Raises DataError if the folder holds none."""
     job = read_job(folder)
     tally = RunTally(worker.rank for worker in job.workers())
-    bad_lines: list[BadLine] = []
+    bad_lines: list[str] = []
     for record in read_events(folder / EVENTS, bad_lines.append):
         tally.add(record)
     stored = read_summary(folder)

@@ -56,13 +56,14 @@ def stored_ending(summary: Json) -> Ending:
         succeeded=ending.get("succeeded") is True,
         started_at=_text(ending.get("started_at")),
         reason=_text(ending.get("reason")),
-        missing=tuple(_ranks(ending.get("missing"))),
+        missing=tuple(rank for rank in _list(ending, "missing") if type(rank) is int and rank >= 0),
     )
 
 
-def _ranks(value: object) -> list[int]:
-    given = value if isinstance(value, list) else []
-    return [rank for rank in given if type(rank) is int and rank >= 0]
+def _list(stored: Mapping[str, Any], name: str) -> list[Any]:
+    """The list of that name; empty where there is none."""
+    value = stored.get(name)
+    return value if isinstance(value, list) else []
 
 
 def stored_scalability(summary: Json) -> Json | None:
@@ -84,12 +85,11 @@ def read_environment(folder: Path) -> EnvironmentReport | None:
     stored = _mapping(folder / ENVIRONMENT, _yaml)
     if not stored:
         return None
-    figures, notes, document = (stored.get(name) for name in ("figures", "notes", "document"))
-    parsed = [_figure(each) for each in figures] if isinstance(figures, list) else []
+    document = stored.get("document")
     return EnvironmentReport(
         _text(stored.get("name")),
-        tuple(figure for figure in parsed if figure is not None),
-        tuple(_text(note) for note in notes) if isinstance(notes, list) else (),
+        tuple(filter(None, map(_figure, _list(stored, "figures")))),
+        tuple(map(_text, _list(stored, "notes"))),
         document if isinstance(document, dict) else {},
     )
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from dlion_api.errors import ContractError, DataError
@@ -17,24 +16,13 @@ MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
 """Maximum length of a record with its newline."""
 
 
-@dataclass(frozen=True)
-class BadLine:
-    """A line that is not a record; `number` counts from 1."""
-
-    number: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"line {self.number}: {self.reason}"
-
-
 def read_events(
-    path: Path, on_bad_line: Callable[[BadLine], None] | None = None
+    path: Path, on_bad_line: Callable[[str], None] | None = None
 ) -> Iterator[ProgressRecord]:
     """Iterate over the records of the file, in order.
 
     A last line without newline that is not a record is ignored: the writer was killed or is still
-    writing. Other bad lines are passed to `on_bad_line`, and reading continues.
+    writing. `on_bad_line` gets the number (from 1) and the fault of others; reading continues.
 
     Raises DataError if the file does not exist or cannot be read.
     """
@@ -61,7 +49,7 @@ def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _record(
-    line: bytes, number: int, on_bad_line: Callable[[BadLine], None] | None
+    line: bytes, number: int, on_bad_line: Callable[[str], None] | None
 ) -> ProgressRecord | None:
     if not line.strip():
         return None
@@ -69,5 +57,5 @@ def _record(
         return record_from_json(line)
     except ContractError as error:
         if line.endswith(b"\n") and on_bad_line is not None:
-            on_bad_line(BadLine(number, str(error)))
+            on_bad_line(f"line {number}: {error}")
         return None

@@ -35,7 +35,7 @@ from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.spec import Job
 from dlion_results.run_folder.environment import EnvironmentReport, environment_document
-from dlion_results.run_folder.events import MAX_LINE_BYTES, BadLine, read_events
+from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
 from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.resume_checks import CHECKPOINTS, check_resumable
@@ -160,11 +160,6 @@ class ResultFolder:
             raise
 
     @property
-    def report_path(self) -> Path:
-        """Where `dlion report` writes the page of this run."""
-        return self.path / REPORT
-
-    @property
     def elapsed_s(self) -> float:
         """Time of the last record: a resumed run's clock continues from there."""
         return self._tally.end_s
@@ -176,7 +171,6 @@ class ResultFolder:
 
     @property
     def has_steps(self) -> bool:
-        """Whether any worker has finished a step."""
         return any(worker.steps for worker in self._tally.workers.values())
 
     def append(self, record: ProgressRecord) -> None:
@@ -256,7 +250,7 @@ class ResultFolder:
             self._tally.add(record)
             self._logs.note_existing(record)
 
-    def _note_bad_line(self, line: BadLine) -> None:
+    def _note_bad_line(self, line: str) -> None:
         self._bad_lines += 1
         _log.warning("%s: %s; ignored", self.path / EVENTS, line)
 

@@ -6,7 +6,7 @@ Compares the two jobs and looks for readable checkpoints. `folder` calls it unde
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +88,14 @@ def _kept(job: Job) -> dict[str, Any]:
 def _differences(stored: Any, given: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
     """(Dotted path, stored value, given value) of the smallest differing parts."""
     if isinstance(stored, dict) and isinstance(given, dict):
-        yield from _differing_fields(stored, given, where)
+        for name in dict.fromkeys([*stored, *given]):
+            field = f"{where}.{name}" if where else name
+            yield from _differences(stored.get(name, _ABSENT), given.get(name, _ABSENT), field)
     elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given):
         for index, (one, other) in enumerate(zip(stored, given, strict=True)):
             yield from _differences(one, other, f"{where}[{index}]")
     elif stored != given:
         yield where, stored, given
-
-
-def _differing_fields(
-    stored: Mapping[str, Any], given: Mapping[str, Any], where: str
-) -> Iterator[tuple[str, Any, Any]]:
-    for name in dict.fromkeys([*stored, *given]):
-        field = f"{where}.{name}" if where else name
-        yield from _differences(stored.get(name, _ABSENT), given.get(name, _ABSENT), field)
 
 
 def _value_text(value: object) -> str:

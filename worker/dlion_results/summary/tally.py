@@ -117,7 +117,6 @@ class WorkerTally:
         return self.samples / span_s if span_s > 0 else 0.0
 
     def add_step(self, record: StepRecord) -> None:
-        """Add one iteration."""
         batch = record.local_batch_size
         self.batch_min = min(self.batch_min, batch) if self.steps else batch
         self.batch_max = max(self.batch_max, batch)
@@ -178,7 +177,6 @@ class RunTally:
         self._link_rows = min(512, max(32, _LINK_ROWS_IN_ALL // links))
 
     def add(self, record: ProgressRecord) -> None:
-        """Add one record."""
         self.end_s = max(self.end_s, record.time_s)
         match record:
             case StepRecord():

@@ -14,9 +14,10 @@ import grpc
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import JobKey, KeeperIdentity, WorkerIdentity
-from dlion_api.wire import coordination_pb2, keeping_pb2, keeping_pb2_grpc
+from dlion_api.wire import keeping_pb2, keeping_pb2_grpc
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
 from dlion_worker.artifact_client.paths import max_file_bytes
+from dlion_worker.coordination.channel import worker_to_wire
 from dlion_worker.security.credentials import WorkerCredentials
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
@@ -51,7 +52,7 @@ class ArtifactClient:
         credentials: WorkerCredentials,
     ) -> None:
         self._job = job
-        self._worker = worker
+        self._worker, self._wire_worker = worker, worker_to_wire(worker)
         self._incarnation = incarnation
         self._address = address
         self._credentials = credentials
@@ -86,7 +87,7 @@ class ArtifactClient:
 
         Raises: as `put`; OSError if `target` cannot be written.
         """
-        request = keeping_pb2.GetRequest(run=str(self._job), worker=self._wire(), path=path)
+        request = keeping_pb2.GetRequest(run=str(self._job), worker=self._wire_worker, path=path)
         temporary = target.with_name(f".{target.name}.fetching")
         target.parent.mkdir(parents=True, exist_ok=True)
         call = None
@@ -152,10 +153,6 @@ class ArtifactClient:
             raise ContractError(f"{path}: {total_bytes} bytes from the keeper; allowed: {most}")
         return total_bytes
 
-    def _wire(self) -> coordination_pb2.Worker:
-        it = self._worker
-        return coordination_pb2.Worker(rank=it.rank, site=it.site, group=it.group, index=it.index)
-
     def _put_chunks(
         self, path: str, file: Any, total_bytes: int, read_errors: list[OSError]
     ) -> Iterator[keeping_pb2.PutChunk]:
@@ -163,7 +160,7 @@ class ArtifactClient:
         yield keeping_pb2.PutChunk(
             start=keeping_pb2.PutStart(
                 run=str(self._job),
-                worker=self._wire(),
+                worker=self._wire_worker,
                 incarnation=self._incarnation,
                 path=path,
                 total_bytes=total_bytes,

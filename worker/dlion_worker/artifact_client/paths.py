@@ -31,7 +31,6 @@ def model_path(site: SiteName) -> str:
 
 
 def metadata_path(site: SiteName) -> str:
-    """Path of the metadata of that site's model."""
     return f"models/{site}/model.json"
 
 

@@ -111,15 +111,9 @@ async def _start_server(
     service = ArtifactService(config.job.key, workers, store, certificate.credentials, rejections)
     server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     server.add_generic_rpc_handlers((service.handler(),))
-    address, secure = (
-        join_host_port(config.listen_host, config.port),
-        certificate.credentials.server(),
-    )
+    address = join_host_port(config.listen_host, config.port)
     try:
-        if secure is None:
-            server.add_insecure_port(address)
-        else:
-            server.add_secure_port(address, secure)
+        certificate.credentials.add_port(server, address)
     except RuntimeError as error:
         raise UnavailableError(f"keeper cannot listen on {address}: {error}") from error
     await server.start()

@@ -19,7 +19,7 @@ from dlion_worker.artifact_server.recorder import Recorder
 from dlion_worker.artifact_server.service import UploadRejections
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, coordination_stub, failure_of, open_channel
-from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.security.credential_store import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 

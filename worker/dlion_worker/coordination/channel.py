@@ -5,7 +5,7 @@ No call has a fixed deadline: keep-alive pings detect an unreachable coordinator
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -74,15 +74,12 @@ class Caller:
         return self.token_path.read_text(encoding="utf-8").strip()
 
     def wire_worker(self) -> coordination_pb2.Worker:
-        """This worker as a wire message; for a keeper only the site."""
-        if isinstance(self.worker, KeeperIdentity):
-            return coordination_pb2.Worker(site=self.worker.site)
-        return coordination_pb2.Worker(
-            rank=self.worker.rank,
-            site=self.worker.site,
-            group=self.worker.group,
-            index=self.worker.index,
-        )
+        return worker_to_wire(self.worker)
+
+
+def worker_to_wire(worker: WorkerIdentity | KeeperIdentity) -> coordination_pb2.Worker:
+    """A worker as a wire message; for a keeper only the site."""
+    return coordination_pb2.Worker(**asdict(worker))
 
 
 @dataclass(frozen=True)

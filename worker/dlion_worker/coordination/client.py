@@ -67,9 +67,9 @@ class CoordinationClient:
         self._lock = threading.Lock()
         saved = load_membership(config.state_dir, job)
         self._membership = saved.membership if saved else None
-        self._start_s = _first_finite(
-            config.start_time_monotonic_s, saved.start_time_monotonic_s if saved else None
-        )
+        self._start_s = config.start_time_monotonic_s
+        if self._start_s is None and saved and math.isfinite(saved.start_time_monotonic_s):
+            self._start_s = saved.start_time_monotonic_s
         self._clock_lock = threading.Lock()
         self._pending_records: list[ProgressRecord] = []
         """Records given to `report` before the start of the run was known."""
@@ -206,15 +206,11 @@ class CoordinationClient:
         """
         return self._created_s if self._start_s is None else self._start_s
 
-    def finish(self, flush_s: float = FLUSH_S) -> bool:
-        """Leave: send the last records and "finished". True if the coordinator accepted all."""
-        return self._close(flush_s, finished=True)
+    def close(self, *, finished: bool = False, flush_s: float = FLUSH_S) -> bool:
+        """Send the last records, and "finished". True if the coordinator accepted all.
 
-    def close(self, flush_s: float = FLUSH_S) -> bool:
-        """Close without leaving the run (a restart follows): the coordinator reports it lost."""
-        return self._close(flush_s, finished=False)
-
-    def _close(self, flush_s: float, *, finished: bool) -> bool:
+        Not `finished`: a restart follows, and the coordinator reports this worker lost.
+        """
         self._closing = True
         self._send_pending()
         taken = self._sender.close(flush_s=flush_s, finished=finished)
@@ -319,7 +315,3 @@ def _member(view: coordination_pb2.MemberView) -> Member:
         view.exchange_address,
         view.measuring_address,
     )
-
-
-def _first_finite(*moments: float | None) -> float | None:
-    return next((m for m in moments if m is not None and math.isfinite(m)), None)

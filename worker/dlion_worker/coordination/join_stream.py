@@ -19,7 +19,7 @@ from dlion_api.protocol.trust import JOINING
 from dlion_api.wire import coordination_pb2, coordination_pb2_grpc
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.channel import Caller, CallFailure, failure_of
-from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.security.credential_store import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
@@ -28,8 +28,6 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a worker announces when it joins."""
-
     caller: Caller
     incarnation: int
     spec_hash: str
@@ -92,7 +90,9 @@ class JoinStream:
             if not failure.passing and not self._ended.is_set():
                 self.on_failure(failure)
                 return
-            self._log_failure(failure)
+            if not self._ended.is_set() and failure.message != self._last_message:
+                _LOG.warning("no membership from the coordinator, retrying: %s", failure.message)
+                self._last_message = failure.message
             self._ended.wait(backoff.next_s())
 
     def _read_updates(self, backoff: Backoff) -> CallFailure:
@@ -112,8 +112,3 @@ class JoinStream:
         except (grpc.RpcError, OSError) as error:
             return failure_of(error)
         return CallFailure(None, "the coordinator ended the stream")
-
-    def _log_failure(self, failure: CallFailure) -> None:
-        if not self._ended.is_set() and failure.message != self._last_message:
-            _LOG.warning("no membership from the coordinator, retrying: %s", failure.message)
-            self._last_message = failure.message

@@ -28,7 +28,7 @@ from dlion_worker.coordination.channel import (
     failure_of,
     open_channel,
 )
-from dlion_worker.coordination.pod_proof import make_pod_proof
+from dlion_worker.security.credential_store import make_pod_proof
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,13 +17,11 @@ from pathlib import Path
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
-from dlion_core.lifecycle.reporting import EvaluatedSnapshot
 from dlion_worker.evaluator import RECORDS_FILE
-from dlion_worker.evaluator.snapshot_files import ReplicaSnapshot, take_snapshots
+from dlion_worker.evaluator.snapshot_files import take_snapshots
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.model import FlatModel
@@ -63,51 +61,24 @@ def _serve(config: WorkerConfig, job: Job, folder: Path, ended: threading.Event)
     root = Path(config.data_root)
     program = programs.load(trainer.program, directory=config.program_dir)
     data = datasets.load(job, job.worker(config.rank), program=program, data_root=root)
-    model = FlatModel(
-        program,
-        input_shape=data.input_shape,
-        class_count=data.class_count,
-        seed=trainer.seed,
-        freeze=trainer.freeze,
-        input_dtype=data.input_dtype,
-    )
+    model = FlatModel.of_data(program, data, trainer)
     evaluator = Evaluator(
         model,
         data.held_out_x,
         data.held_out_y,
         seed=trainer.seed,
         max_samples=trainer.evaluation.max_samples,
-        on_result=_unexpected,
-        on_error=_unexpected,
     )
     with (folder / RECORDS_FILE).open("a", encoding="utf-8", buffering=1) as records:
         while not ended.wait(POLL_S):
             for replica in take_snapshots(folder):
                 snapshot = model.snapshot_of(replica.weights_D, replica.model_state_S)
-                result = evaluator.evaluate_subset(None, snapshot=snapshot)
-                records.write(record_to_json(_record(replica, result)) + "\n")
+                tag = (replica.iteration, replica.samples, replica.time_s)
+                result = evaluator.evaluate_subset(tag, snapshot=snapshot)
+                record = result.record(replica.rank, final=False)
+                records.write(record_to_json(record) + "\n")
                 if ended.is_set():
                     return
-
-
-def _unexpected(what: object) -> None:
-    """Not called: nothing is submitted to the evaluator's thread here."""
-    _LOG.error("unexpected evaluation: %r", what)
-
-
-def _record(replica: ReplicaSnapshot, result: EvaluatedSnapshot) -> EvaluationRecord:
-    return EvaluationRecord(
-        time_s=replica.time_s,
-        rank=replica.rank,
-        iteration=replica.iteration,
-        samples=replica.samples,
-        accuracy=result.evaluation.accuracy,
-        loss=result.evaluation.loss,
-        evaluated_samples=result.evaluation.samples,
-        class_accuracy=result.evaluation.class_accuracy,
-        sketch=result.sketch,
-        weights_norm=result.weights_norm,
-    )
 
 
 if __name__ == "__main__":

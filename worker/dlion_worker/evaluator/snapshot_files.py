@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
+from dlion_core.policies.interface import Value
+from dlion_worker.training.snapshot import write_npz
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,13 @@ class ReplicaSnapshot:
 def write_snapshot(folder: Path, replica: ReplicaSnapshot) -> None:
     """Write a snapshot. Raises `OSError` where the disk is full; no partial file remains."""
     name = f"{replica.rank:06d}-{replica.iteration:012d}"
-    temporary = folder / f"{name}.writing"
-    try:
-        with temporary.open("wb") as file:
-            np.savez(
-                file,
-                allow_pickle=False,
-                about=np.asarray(
-                    [replica.rank, replica.iteration, replica.samples, replica.time_s], np.float64
-                ),
-                weights_D=replica.weights_D,
-                model_state_S=replica.model_state_S,
-            )
-        temporary.replace(folder / f"{name}.npz")
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    about = [replica.rank, replica.iteration, replica.samples, replica.time_s]
+    values: dict[str, Value] = {
+        "about": np.asarray(about, np.float64),
+        "weights_D": replica.weights_D,
+        "model_state_S": replica.model_state_S,
+    }
+    write_npz(folder / f"{name}.npz", values, is_synced=False)
     for old in folder.glob(f"{replica.rank:06d}-*.npz"):
         if old.stem != name:
             old.unlink(missing_ok=True)

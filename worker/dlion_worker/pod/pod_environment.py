@@ -24,8 +24,6 @@ POD_ENVIRONMENT = "environment of the pod"
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod of a run."""
-
     root: Path
     environment: Mapping[str, str]
     config: PodConfig

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.names import JobKey, SiteName
-from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE, proof_statement
+from dlion_api.wire import coordination_pb2
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +78,22 @@ def load_credentials(
     if not is_ours or left < life * min_life_left:
         return None
     return WorkerCredentials(key, chain_pem, sites)
+
+
+def make_pod_proof(
+    folder: Path, *, job: JobKey, use: str, csr_pem: bytes = b""
+) -> coordination_pb2.PodProof:
+    """Sign a request with the key that all processes of the pod share in that folder.
+
+    It proves that the pod first used its token: a stolen token alone is not enough to request a
+    certificate, join or follow (`dlion_operator.pki.token_bindings` is the other side). Raises:
+    OSError (a new key cannot be saved).
+    """
+    key = load_or_create_proof_key(folder)
+    # Nanoseconds since boot, but above the saved count: a sandbox may start at zero again.
+    count = next_proof_count(folder, use, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    signature = key.sign(proof_statement(str(job), use, csr_pem, count))
+    return coordination_pb2.PodProof(key_der=key.public_der(), count=count, signature=signature)
 
 
 def load_or_create_proof_key(folder: Path | str) -> WorkerKey:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import grpc
+import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,6 +26,8 @@ from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE, renewal_after
 
 MAX_CERTIFICATE_BYTES = 16384
+GRACE_FRACTION = 1 / 10
+"""Fraction of a certificate's lifetime for which a connection may outlast it."""
 
 
 class UnknownAuthorityError(UnavailableError):
@@ -49,7 +52,6 @@ class WorkerKey:
         return cls(key)
 
     def matches(self, certificate: x509.Certificate) -> bool:
-        """Whether the certificate is for this key."""
         return certificate.public_key() == self._key.public_key()
 
     def csr_pem(self) -> bytes:
@@ -145,6 +147,13 @@ class WorkerCredentials:
             require_client_authentication=True,
         )
 
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Open the server's port with them; return its number. Raises: RuntimeError (not free)."""
+        secure = self.server()
+        if secure is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, secure)
+
     def channel(self, site: SiteName) -> grpc.ChannelCredentials | None:
         """Credentials of a channel to a worker of that site, trusting no other; None: insecure.
 
@@ -213,6 +222,60 @@ class WorkerCredentials:
         if site not in stores:
             stores[site] = Store(x509.load_pem_x509_certificates(self._bundle(site)))
         return stores[site]
+
+
+class PeerCertificate:
+    """A certificate that a peer presented, checked again while its connection is open.
+
+    TLS checks a certificate only in the handshake. The connection stays open when the certificate
+    expires, or when its authority is no longer trusted. Trainer and sidecar check here and close
+    the connection themselves. Without TLS nothing is checked.
+    """
+
+    def __init__(
+        self,
+        credentials: WorkerCredentials,
+        certificate_pem: bytes | None,
+        claimed: WorkerIdentity,
+        job: JobKey,
+        *,
+        now: datetime | None = None,
+    ) -> None:
+        """Raises: CallerError, as `WorkerCredentials.check_peer` does."""
+        self._credentials, self._claimed, self._job = credentials, claimed, job
+        self.certificate_pem = certificate_pem
+        self._checked_with = credentials.site_bundles_pem
+        credentials.check_peer(certificate_pem, claimed, job, now=now)
+        self._ends: datetime | None = None
+        self._grace = timedelta(0)
+        if credentials.enabled and certificate_pem:
+            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            self._ends = certificate.not_valid_after_utc
+            life = self._ends - certificate.not_valid_before_utc - CLOCK_SKEW_ALLOWANCE
+            self._grace = max(timedelta(0), life * GRACE_FRACTION)
+
+    def is_expired(self, *, open_connection: bool = False, now: datetime | None = None) -> bool:
+        """Whether it has expired. `open_connection`: allow the grace period of one."""
+        if self._ends is None:
+            return False
+        return (now or datetime.now(UTC)) > self._ends + (self._grace * open_connection)
+
+    def check(self, *, open_connection: bool = False, now: datetime | None = None) -> None:
+        """Pass while it is unexpired and its authority is trusted.
+
+        Cheap unless the authorities have changed. Raises: CallerError (it is no longer valid).
+        """
+        if self.is_expired(open_connection=open_connection, now=now):
+            raise _bad_certificate(
+                f"the certificate of {self._claimed.name} ended at {self._ends} and no newer one"
+                " has been presented"
+            )
+        bundles = self._credentials.site_bundles_pem
+        if bundles is self._checked_with or self._ends is None:
+            return
+        at = min(now or datetime.now(UTC), self._ends)
+        self._credentials.check_peer(self.certificate_pem, self._claimed, self._job, now=at)
+        self._checked_with = bundles
 
 
 def _bad_certificate(message: str) -> CallerError:

@@ -15,12 +15,11 @@ import grpc.aio
 
 from dlion_api.addresses import join_host_port
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank, WorkerIdentity
+from dlion_api.names import Rank
 from dlion_api.protocol.refusals import REASON_KEY, CallerError, PeerRefusal, refusal_kind
 from dlion_api.spec import Job
 from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
-from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate, WorkerCredentials
 from dlion_worker.sidecar.capacity_messages import MAX_PROBE_BYTES, from_wire, to_wire
 
 if TYPE_CHECKING:
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024
+_OPTIONS = [
+    # Somewhat above the protocol's limit, so that our own check reports such a message.
+    ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+]
 
 MeasuringCallContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,6 +51,29 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
         self._proofs: dict[Rank, PeerCertificate] = {}
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
+        measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
+            self, self._server
+        )
+
+    async def start(self, host: str, *, preferred_port: int) -> int:
+        """Listen on the preferred port, or on any if it is 0 or taken; return the port.
+
+        Raises: OSError if the address is unavailable.
+        """
+        try:
+            port = self._credentials.add_port(self._server, join_host_port(host, preferred_port))
+        except RuntimeError as error:
+            if not preferred_port:
+                where = f"{host}: {error}"
+                raise OSError(f"cannot listen for other sidecars at {where}") from error
+            return await self.start(host, preferred_port=0)
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """Stop the service; current calls have 0.2 s to finish."""
+        await self._server.stop(grace=0.2)
 
     async def Share(  # noqa: N802 - gRPC's name
         self, request: measuring_pb2.CapacityShare, context: MeasuringCallContext
@@ -88,7 +115,10 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         )
 
     def _check_caller(self, run: str, rank: int, context: MeasuringCallContext) -> None:
-        identity = self._peer(rank)
+        try:
+            identity = None if rank == self._rank else self._job.worker(Rank(rank))
+        except LookupError:
+            identity = None
         text = f"caller: run {run[:80]!r} worker {rank} is not a peer of {self._key}"
         if run != str(self._key):
             raise CallerError(PeerRefusal.WRONG_RUN, text)
@@ -106,12 +136,6 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         else:
             proof.check()
 
-    def _peer(self, rank: int) -> WorkerIdentity | None:
-        try:
-            return None if rank == self._rank else self._job.worker(Rank(rank))
-        except LookupError:
-            return None
-
     async def _refuse(self, context: MeasuringCallContext, error: ContractError) -> NoReturn:
         kind = refusal_kind(error)
         self._worker.refused(kind, f"a caller: {error}", dialled=False)
@@ -119,43 +143,3 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         metadata = ((REASON_KEY, str(kind)),)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), metadata)
         raise error  # abort does not return, but its type does not declare it
-
-
-class MeasuringServer:
-    def __init__(self, service: MeasuringService, credentials: WorkerCredentials) -> None:
-        options = [
-            # Somewhat above the protocol's limit, so that our own check reports such a message.
-            ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),
-        ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=256)
-        measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
-            service, self._server
-        )
-        self._credentials = credentials
-
-    async def start(self, host: str, *, preferred_port: int) -> int:
-        """Listen on the preferred port, or on any if it is 0 or taken; return the port.
-
-        Raises: OSError if the address is unavailable.
-        """
-        try:
-            port = self._bind(host, preferred_port)
-        except RuntimeError as error:
-            if not preferred_port:
-                where = f"{host}: {error}"
-                raise OSError(f"cannot listen for other sidecars at {where}") from error
-            return await self.start(host, preferred_port=0)
-        await self._server.start()
-        return port
-
-    async def stop(self) -> None:
-        """Stop the service; current calls have 0.2 s to finish."""
-        await self._server.stop(grace=0.2)
-
-    def _bind(self, host: str, port: int) -> int:
-        address = join_host_port(host, port)
-        secure = self._credentials.server()
-        if secure is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, secure)

@@ -140,8 +140,19 @@ class PeerSidecarClient:
         self._links[rank] = link
 
     def _connect(self, link: _PeerConnection) -> None:
-        link.renewals = self._credentials.renewals
-        link.channel = self._channel(link.member, link.address)
+        peer, link.renewals = link.member.identity, self._credentials.renewals
+        server_name = peer.measuring_dns_name if self._by_gateway else peer.dns_name
+        options = [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            *self._credentials.target_options(server_name(self._job)),
+        ]
+        secure = self._credentials.channel(peer.site)
+        if secure is None:
+            link.channel = grpc.aio.insecure_channel(link.address, options=options)
+        else:
+            link.channel = grpc.aio.secure_channel(link.address, secure, options=options)
         link.stub = measuring_pb2_grpc.MeasuringStub(link.channel)  # type: ignore[no-untyped-call]
 
     def _renew(self, link: _PeerConnection) -> None:
@@ -156,20 +167,6 @@ class PeerSidecarClient:
         closing = asyncio.create_task(before.close(grace=PROBE_TIMEOUT_S))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-
-    def _channel(self, member: Member, address: str) -> grpc.aio.Channel:
-        peer = member.identity
-        server_name = peer.measuring_dns_name if self._by_gateway else peer.dns_name
-        options = [
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            *self._credentials.target_options(server_name(self._job)),
-        ]
-        secure = self._credentials.channel(peer.site)
-        if secure is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, secure, options=options)
 
     def _drop(self, rank: Rank) -> None:
         link = self._links.pop(rank)

@@ -29,7 +29,7 @@ from dlion_api.spec import Job
 from dlion_core.resource_control.resource_controller import ResourceController
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
-from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.measuring_service import MeasuringService
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
@@ -53,6 +53,7 @@ class SidecarProcess:
         self._identity = job.worker(config.rank)
         self._metrics_address = (metrics_host, metrics_port)
         self._controller = ResourceController(job, config.rank)
+        self.own, self.incarnation = self._controller.own, self._controller.incarnation
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
@@ -84,14 +85,6 @@ class SidecarProcess:
             await self._local.close()
 
     # ---- for the measuring service and client ----------------------------------------------------
-
-    def own(self) -> Capacity:
-        """The capacity to share: with link rates and grouping if the topology is clustered."""
-        return self._controller.own()
-
-    def incarnation(self) -> int:
-        """This worker's incarnation."""
-        return self._controller.incarnation()
 
     def handle_capacity(self, capacity: Capacity, incarnation: int) -> None:
         """Handle a peer's capacity. Raises: ContractError if its grouping is invalid."""
@@ -144,7 +137,10 @@ class SidecarProcess:
                 # A fingerprint that was current before is no change: the trainer may lag behind or
                 # be ahead.
                 current = {"", trust_fingerprint(credentials.site_bundles_pem), self._trust}
-                await self._probe_until(stopped, _renewal_s(credentials), current)
+                due_s = math.inf
+                if credentials.enabled:  # signed just now
+                    due_s = renewal_due_s(credentials.key_and_chain()[1])
+                await self._probe_until(stopped, due_s, current)
                 if (renewed := await self._signed(stopped)) is not None:
                     key, signed = renewed
                     credentials.trust(signed.site_bundles_pem)
@@ -176,8 +172,7 @@ class SidecarProcess:
         service = MeasuringService(
             job=self._job, rank=self._config.rank, worker=self, credentials=credentials
         )
-        server = MeasuringServer(service, credentials)
-        port = await server.start(self._config.listen_host, preferred_port=self._preferred_port())
+        port = await service.start(self._config.listen_host, preferred_port=self._preferred_port())
         self._port_file.write_text(f"{port}\n")
         endpoint = MeasuringEndpoint(join_host_port(self._config.advertise_host, port))
         if endpoint != self._endpoint:
@@ -198,7 +193,7 @@ class SidecarProcess:
         finally:
             caller, self._caller = self._caller, None
             await caller.close()
-            await server.stop()
+            await service.stop()
 
     @property
     def _port_file(self) -> Path:
@@ -215,11 +210,11 @@ class SidecarProcess:
         return int(text) if text.isdecimal() and 0 < int(text) < 65536 else 0
 
     async def _probe_until(
-        self, stopped: asyncio.Event, seconds: float | None, current: Collection[str]
+        self, stopped: asyncio.Event, seconds: float, current: Collection[str]
     ) -> None:
         """Probe idle links one at a time, until stopped, time is up, or the bundles have
         changed."""
-        end_s = math.inf if seconds is None else time.monotonic() + seconds
+        end_s = time.monotonic() + seconds
         while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
             for _ in self._controller.peers():  # one that hangs is due again after its timeout
                 if stopped.is_set() or not await self._probe_one():
@@ -278,8 +273,3 @@ class SidecarProcess:
             renewals=self._credentials.renewals,
             node=read_node_facts(),
         )
-
-
-def _renewal_s(credentials: WorkerCredentials) -> float | None:
-    """Seconds until a certificate signed now is due for renewal; None without one."""
-    return renewal_due_s(credentials.key_and_chain()[1]) if credentials.enabled else None

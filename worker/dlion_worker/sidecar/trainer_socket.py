@@ -14,7 +14,6 @@ from dlion_api.errors import ContractError, Problem, SpecError
 from dlion_api.protocol.measurements import MeasuringEndpoint, MeasuringRefused
 from dlion_api.protocol.sidecar_protocol import (
     MAX_LINE_BYTES,
-    LocalRecord,
     SidecarRecord,
     TrainerRecord,
     decode,
@@ -80,10 +79,13 @@ class TrainerSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            for record in self._on_connected():
-                writer.write(encode(record))
+            for initial in self._on_connected():
+                writer.write(encode(initial))
             while line := await reader.readline():
-                self._on_record(_from_trainer(decode(line)))
+                record = decode(line)
+                if isinstance(record, MeasuringEndpoint | MeasuringRefused):
+                    raise ContractError(f"a trainer does not send {type(record).__name__}")
+                self._on_record(record)
         except (ContractError, ValueError) as error:  # ValueError: a line longer than the limit
             _LOG.error("invalid message from the trainer, disconnecting: %s", error)
         except OSError as error:
@@ -91,12 +93,6 @@ class TrainerSocket:
         finally:
             self._writers.discard(writer)
             writer.transport.abort()
-
-
-def _from_trainer(record: LocalRecord) -> TrainerRecord:
-    if isinstance(record, MeasuringEndpoint | MeasuringRefused):
-        raise ContractError(f"a trainer does not send {type(record).__name__}")
-    return record
 
 
 def _listen(path: Path) -> socket.socket:

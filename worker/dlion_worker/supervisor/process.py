@@ -76,7 +76,8 @@ class SupervisorProcess:
 
     def run(self) -> int:
         """Supervise until the end; return the exit code."""
-        _adopt_orphans()
+        # The child's subreaper: its orphans are reaped here, as for PID 1.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with _signals() as readable:
             self._carry_out(self._supervision.start(time.monotonic()))
             while self._code is None:
@@ -98,9 +99,12 @@ class SupervisorProcess:
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case StartChild():
-                self._start()
+                self._child = self._start_child()
+                self._carry_out(self._supervision.child_started(self._child))
             case SendSignal(number):
-                self._send(number)
+                # Not reaped yet, so the pid is still the child's.
+                if self._child is not None:
+                    os.kill(self._child, number)
             case LogEvent(event, details):
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
                 line = json.dumps({"time": now, "supervisor": event, **details})
@@ -110,15 +114,6 @@ class SupervisorProcess:
                     self._log.flush()
             case ExitSupervisor(code):
                 self._code = code
-
-    def _start(self) -> None:
-        self._child = self._start_child()
-        self._carry_out(self._supervision.child_started(self._child))
-
-    def _send(self, number: int) -> None:
-        # Not reaped yet, so the pid is still the child's.
-        if self._child is not None:
-            os.kill(self._child, number)
 
     def _reap(self) -> None:
         """Reap every child that has ended, including adopted ones."""
@@ -172,11 +167,6 @@ def _wait(readable: int, due_s: float | None) -> bytes:
     timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
     ready, _, _ = select.select([readable], [], [], timeout_s)
     return os.read(readable, 512) if ready else b""
-
-
-def _adopt_orphans() -> None:
-    """Become the child's subreaper, so that its orphans are reaped here, as for PID 1."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_orphans() -> None:

@@ -29,8 +29,6 @@ class StartChild:
 
 @dataclass(frozen=True)
 class SendSignal:
-    """Send the child that signal."""
-
     number: int
 
 
@@ -44,8 +42,6 @@ class LogEvent:
 
 @dataclass(frozen=True)
 class ExitSupervisor:
-    """Exit the supervisor with that code."""
-
     code: int
 
 
@@ -53,8 +49,6 @@ Instruction = StartChild | SendSignal | LogEvent | ExitSupervisor
 
 
 class SupervisionState(StrEnum):
-    """The supervisor's state."""
-
     RUNNING = "Running"
     WAITING = "Waiting"  # for the back-off to end
     STOPPING = "Stopping"  # for the child to end, after a stop signal
@@ -87,7 +81,6 @@ class Supervision:
         return (StartChild(),)
 
     def child_started(self, pid: int) -> tuple[Instruction, ...]:
-        """The child runs."""
         return (LogEvent("started", {"pid": pid, "start": self._restarts + 1}),)
 
     def child_exited(self, code: int, now_s: float) -> tuple[Instruction, ...]:

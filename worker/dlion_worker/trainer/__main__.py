@@ -97,7 +97,6 @@ def _use_batch_scheduling() -> None:
 
 
 def exit_code_of(error: DLionError) -> ExitCode:
-    """Return the documented exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

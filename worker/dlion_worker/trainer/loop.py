@@ -77,8 +77,6 @@ STOPPED_PEER_WAIT_S = 2.0
 
 @dataclass
 class TrainerComponents:
-    """The parts of one worker."""
-
     job: Job
     rank: Rank
     replica: LocalReplica
@@ -141,7 +139,8 @@ class TrainingLoop:
             parts,
             progress,
             send=parts.exchange.send,
-            refuse=lambda peer, reason, _: parts.refusals.refuse(peer, reason),
+            # The exchange then reports it (`PeerRefusalReporter.filtered`).
+            refuse=lambda peer, reason, _: parts.exchange.record_violation(peer, reason),
             cpu_s=time.thread_time,
         )
         self._cycle = StepCycle(

@@ -48,8 +48,6 @@ LEAVE_WITHIN_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Shutdown:
-    """The end of the run for one worker."""
-
     job: Job
     rank: Rank
     exchange: PeerExchange

@@ -28,7 +28,6 @@ class SignalHandler:
             signal.signal(number, self._note)
 
     def is_interrupted(self) -> bool:
-        """Whether a signal has come."""
         return self.reason is not None
 
     def check(self) -> None:

@@ -29,7 +29,7 @@ from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.trainer.admission import join_run
+from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
 from dlion_worker.trainer.background.certificate_renewal import (
     CertificateRenewer,
@@ -39,7 +39,6 @@ from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
 from dlion_worker.trainer.background.speed_probing import compile_functions, measure_and_share_speed
 from dlion_worker.trainer.end_report import end_report
-from dlion_worker.trainer.join_wait import JoinWaitReporter
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
 from dlion_worker.trainer.saving import StateSaver
@@ -88,7 +87,7 @@ class Worker:
             clock_s=time.monotonic,
         )
         self._refusals = PeerRefusalReporter(
-            self._reporter, self._sidecar, lambda: self._exchange, lambda: self._progress.iteration
+            self._reporter, self._sidecar, lambda: self._progress.iteration
         )
         text = f"incarnation {self._incarnation} has imported TensorFlow"
         self._reporter.event(EventReason.TRAINER_IMPORTED, text)
@@ -137,10 +136,7 @@ class Worker:
     def close(self, *, finished: bool) -> None:
         """Close links, threads and the coordinator's stream. `finished`: the worker is done."""
         self._closing.close()
-        if finished:
-            self._coordination.finish()
-        else:
-            self._coordination.close()
+        self._coordination.close(finished=finished)
         self._sidecar.close()
 
     def _load(self) -> None:
@@ -149,15 +145,7 @@ class Worker:
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
-        model = FlatModel(
-            program,
-            input_shape=self._data.input_shape,
-            class_count=self._data.class_count,
-            seed=trainer.seed,
-            rank=self._rank,
-            freeze=trainer.freeze,
-            input_dtype=self._data.input_dtype,
-        )
+        model = FlatModel.of_data(program, self._data, trainer, rank=self._rank)
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
@@ -355,7 +343,7 @@ class Worker:
     def _tag(self) -> tuple[int, int, float]:
         return self._progress.iteration, self._progress.own_samples, self._reporter.now_s()
 
-    def _report(self, reason: EventReason, message: str, warning: bool = False) -> None:
+    def _report(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)
 
     def _evaluation_failed(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ in case a peer has made the update (`adopt`).
 from __future__ import annotations
 
 import time
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,27 +27,6 @@ from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 Values = dict[str, Value]
 
 
-@dataclass(frozen=True)
-class StepState:
-    """The state that a local step changes before any update is made."""
-
-    progress: JobProgress
-    stream: Values
-    policies: Values
-    counters: NDArray[np.int64]
-    model_state_S: NDArray[np.float32]
-
-    def values(self) -> Values:
-        """The state as flat named values."""
-        return {
-            **asdict(self.progress),
-            **_prefixed("stream", self.stream),
-            **_prefixed("policies", self.policies),
-            "counters": self.counters,
-            "model_state": self.model_state_S,
-        }
-
-
 @dataclass
 class Checkpointer:
     """Saves to one file, at most every `every_s` seconds."""
@@ -62,8 +41,8 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         self._saved_s = time.monotonic()
-        self._before: StepState | None = None
-        self._undone: StepState | None = None
+        self._before: Values = {}
+        self._undone: Values = {}
         self._after: Values = {}
 
     def due(self) -> bool:
@@ -76,30 +55,28 @@ class Checkpointer:
 
     def end_step(self) -> None:
         """The update of that step has been made."""
-        self._before = None
+        self._before = {}
 
     def undo_step(self) -> None:
         """Undo a step whose update was not made before the run ended."""
-        if self._before is not None:
+        if self._before:
             self._undone = self._current()
-            self.progress.take(self._before.progress)
+            self.progress.take(_progress(self._before))
 
     def reset(self, machine: IterationGuard) -> None:
         """Prepare to rejoin: no step is in progress, and `machine` replaces the policies."""
-        self._before = self._undone = None
-        self._after = {}
+        self._before, self._undone, self._after = {}, {}, {}
         self.machine = machine
 
     def save(self) -> None:
         """Write the file atomically. Raises: OSError (a full disk); the old one remains."""
         values: Values = {
-            **(self._before or self._current()).values(),
+            **(self._before or self._current()),
             "weights": self.replica.model.get_weights(),
             "applied_iteration": self.replica.iteration,
             **_prefixed("optimizer", self.replica.optimizer.state()),
         }
-        if self._undone is not None:
-            values.update(_prefixed("after", self._undone.values()))
+        values.update(_prefixed("after", self._undone))
         save_checkpoint(self.path, values)
         self._saved_s = time.monotonic()
 
@@ -142,15 +119,15 @@ class Checkpointer:
         self.progress.iteration = snapshot.iteration
         self.replica.samples = self.progress.own_samples
 
-    def _current(self) -> StepState:
-        model = self.replica.model
-        return StepState(
-            replace(self.progress),
-            self.stream.state(),
-            self.machine.state(),
-            model.get_counters(),
-            model.get_state(),
-        )
+    def _current(self) -> Values:
+        """The state that a local step changes before any update is made."""
+        return {
+            **asdict(self.progress),
+            **_prefixed("stream", self.stream.state()),
+            **_prefixed("policies", self.machine.state()),
+            "counters": self.replica.model.get_counters(),
+            "model_state": self.replica.model.get_state(),
+        }
 
     def _restore(self, values: Values) -> None:
         self._after = _unprefixed("after", values)
@@ -166,14 +143,16 @@ class Checkpointer:
         model.set_state(_array(values["model_state"]).astype(np.float32, copy=False))
         model.set_counters(_array(values["counters"]).astype(np.int64, copy=False))
         self.stream.restore(_unprefixed("stream", values))
-        self.progress.take(
-            JobProgress(
-                iteration=int(_array(values["iteration"])),
-                own_samples=int(_array(values["own_samples"])),
-                job_samples=int(_array(values["job_samples"])),
-                trained_s=float(_array(values["trained_s"])),
-            )
-        )
+        self.progress.take(_progress(values))
+
+
+def _progress(values: Values) -> JobProgress:
+    return JobProgress(
+        iteration=int(_array(values["iteration"])),
+        own_samples=int(_array(values["own_samples"])),
+        job_samples=int(_array(values["job_samples"])),
+        trained_s=float(_array(values["trained_s"])),
+    )
 
 
 def _prefixed(prefix: str, values: Values) -> Values:

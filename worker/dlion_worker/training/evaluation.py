@@ -43,8 +43,8 @@ class Evaluator:
         *,
         seed: int,
         max_samples: int,
-        on_result: Callable[[EvaluatedSnapshot], object],
-        on_error: Callable[[Exception], None],
+        on_result: Callable[[EvaluatedSnapshot], object] = lambda _result: None,
+        on_error: Callable[[Exception], None] = lambda _error: None,
     ) -> None:
         self._model = model
         self._x, self._y = x, y

@@ -45,7 +45,6 @@ class LocalReplica:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the weights."""
         return self.model.layout
 
     @property

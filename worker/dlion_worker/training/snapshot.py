@@ -72,14 +72,20 @@ def storage_error_message(error: OSError) -> str:
 
 
 def save_checkpoint(path: Path, values: Mapping[str, Value]) -> None:
-    """Write named values. Raises `OSError` (a full disk, say); the old file then remains."""
+    """Write named values to the disk itself. Raises: as `write_npz`."""
     path.parent.mkdir(exist_ok=True)  # the parent is the run's folder: never recreate it
+    write_npz(path, values, is_synced=True)
+
+
+def write_npz(path: Path, values: Mapping[str, Value], *, is_synced: bool) -> None:
+    """Replace an archive. Raises `OSError` (a full disk, say); the old file then remains."""
     temporary = path.with_suffix(".writing")
     try:
         with temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **{k: np.asarray(v) for k, v in values.items()})
-            file.flush()
-            os.fsync(file.fileno())
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -31,8 +31,7 @@ from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES
 from dlion_core.links.state_transfer import StateAssembler
 from dlion_worker.call_errors import ClosedHandshakes, refusal_of
-from dlion_worker.security.credentials import UnknownAuthorityError
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate, UnknownAuthorityError
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink
 from dlion_worker.transport.reauthentication import ConnectionTrust, Reauthentication, TrustVerdict
 from dlion_worker.transport.service import SERVICE

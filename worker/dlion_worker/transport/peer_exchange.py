@@ -23,6 +23,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_api.protocol.membership import Membership, MemberState
+from dlion_api.protocol.refusals import CallerError
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES, check_outgoing
@@ -30,9 +31,8 @@ from dlion_core.links.link_budget import equalize_similar
 from dlion_core.policies.interface import Message
 from dlion_worker.transport.client import CHANNEL_OPTIONS, PeerConnector
 from dlion_worker.transport.cpu import ExchangeCpuMeter
-from dlion_worker.transport.link_watchdog import check_link
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
-from dlion_worker.transport.service import ExchangeService
+from dlion_worker.transport.service import ExchangeService, IncomingStream
 
 logger = logging.getLogger(__name__)
 
@@ -247,12 +247,9 @@ class PeerExchange:
         own = self._config
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((self._service.handler(),))
-        address, secure = join_host_port(own.listen_host, own.listen_port), own.credentials.server()
+        address = join_host_port(own.listen_host, own.listen_port)
         try:
-            if secure is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, secure)
+            port = own.credentials.add_port(server, address)
         except RuntimeError as error:
             self._started.set_exception(UnavailableError(f"cannot listen on {address}: {error}"))
             return
@@ -326,7 +323,7 @@ class PeerExchange:
         return await connector.pull(wanted)
 
     async def _tick(self) -> None:
-        """Send heartbeats on idle links and close silent streams."""
+        """Check every link, twice per heartbeat."""
         expected_s = time.monotonic() + TICK_S
         broken: set[Rank] = set()
         while True:
@@ -341,6 +338,31 @@ class PeerExchange:
                     if rank not in broken:  # log once: it may fail at every tick
                         logger.exception("defect: the link to rank %d is not checked", rank)
                     broken.add(rank)
+
+
+def check_link(link: PeerLink, connector: PeerConnector, now_s: float, late_s: float) -> None:
+    """Send a heartbeat if idle; end streams that are silent or whose authentication has expired.
+
+    `late_s`: how long this process itself was suspended.
+    """
+    if (outgoing := connector.stream) is not None:
+        if now_s - outgoing.last_sent_s >= HEARTBEAT_S:
+            link.send_queue.heartbeat()
+            link.wake.set()
+        outgoing.deadline.extend(late_s)
+        if outgoing.deadline.overdue(now_s):
+            outgoing.end(f"no acknowledgement: {outgoing.deadline.describe(now_s)}")
+    inbound_proof = None
+    if isinstance(incoming := link.incoming, IncomingStream):
+        incoming.deadline.extend(late_s)
+        if incoming.deadline.overdue(now_s):
+            incoming.end(incoming.deadline.describe(now_s))
+        inbound_proof = incoming.proof
+        try:
+            incoming.check_proof()
+        except CallerError as error:
+            link.trust_expired(error)
+    connector.check_trust(inbound_proof, now_s)
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:

@@ -15,8 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from dlion_api.names import WorkerIdentity
-from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate, WorkerCredentials
 
 REAUTHENTICATION_TIMEOUT_S = 30.0
 """Time limit for a peer after its site's authority was removed; then the stream ends."""

@@ -23,7 +23,7 @@ from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.deadline import ArrivalDeadline
 from dlion_core.links.events import Refused
 from dlion_core.links.framing import PROTOCOL, StreamReceiver, split_payload
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate
 from dlion_worker.transport.peer_links import PeerLink, PeerLinks
 from dlion_worker.transport.state_server import (
     CallContext,

@@ -35,7 +35,7 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
 from dlion_results.run_folder.description import read_job
-from dlion_results.run_folder.events import BadLine, read_events
+from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
@@ -136,7 +136,7 @@ def replay(
 
 def _recorded(folder: Path, about: Job) -> RecordedConditions:
     """The conditions of the recorded run. Raises: DataError."""
-    bad_lines: list[BadLine] = []
+    bad_lines: list[str] = []
     environment, job = read_environment(folder), about.with_counted_ranks()
     with Console(stderr=True).status(f"reading {folder}"):
         recorded = recorded_plan(
@@ -152,7 +152,7 @@ def _recorded(folder: Path, about: Job) -> RecordedConditions:
 
 
 def _records(
-    folder: Path, about: Job, on_bad_line: Callable[[BadLine], None] | None = None
+    folder: Path, about: Job, on_bad_line: Callable[[str], None] | None = None
 ) -> Iterator[ProgressRecord]:
     """The records of the manifest's workers, by counted ranks as in a simulation."""
     return map_ranks(read_events(folder / EVENTS, on_bad_line), consecutive_ranks(about))

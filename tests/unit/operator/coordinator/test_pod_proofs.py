@@ -19,11 +19,11 @@ from dlion_api.protocol.trust import FOLLOWING, JOINING
 from dlion_api.wire.coordination_pb2 import FollowRequest, JoinRequest, PodProof, SignRequest
 from dlion_operator.coordinator.messages import checked_proof, checked_size
 from dlion_operator.pki.token_bindings import Proof
-from dlion_worker.coordination.pod_proof import make_pod_proof
 from dlion_worker.security.credential_store import (
     PROOF_COUNT_FILE,
     PROOF_KEY_FILE,
     load_or_create_proof_key,
+    make_pod_proof,
     next_proof_count,
 )
 from dlion_worker.security.credentials import WorkerKey

@@ -22,7 +22,7 @@ from dlion_api.wire import measuring_pb2_grpc
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar.capacity_messages import to_wire
-from dlion_worker.sidecar.measuring_service import MeasuringServer, MeasuringService
+from dlion_worker.sidecar.measuring_service import MeasuringService
 from local_run import job_document
 
 JOB = load_job(job_document({"plant-a": 1, "plant-b": 1}))
@@ -62,8 +62,9 @@ class Called:
         self.bundles = {site: authority.bundle_pem for site, authority in self.sites.items()}
         self.beside = Beside()
         self.mine, self.theirs = self._signed(HERE.site, 0), self._signed(THERE.site, 1)
-        service = MeasuringService(job=JOB, rank=Rank(0), worker=self.beside, credentials=self.mine)
-        self.server = MeasuringServer(service, self.mine)
+        self.service = MeasuringService(
+            job=JOB, rank=Rank(0), worker=self.beside, credentials=self.mine
+        )
 
     def _signed(self, site: SiteName, rank: int) -> WorkerCredentials:
         key = WorkerKey()
@@ -99,7 +100,7 @@ def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
     async def body() -> None:
         called = Called()
         signed_s = time.monotonic()
-        port = await called.server.start("127.0.0.1", preferred_port=0)
+        port = await called.service.start("127.0.0.1", preferred_port=0)
         async with called.connection(port) as open_connection:
             for speed in (10.0, 20.0):
                 await share(open_connection, speed)
@@ -112,7 +113,7 @@ def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
             await share(remade, 30.0)
         assert called.beside.heard_speeds == [10.0, 20.0, 30.0]
         assert called.beside.refusals == {PeerRefusal.BAD_CERTIFICATE: 2}
-        await called.server.stop()
+        await called.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))
 
@@ -120,7 +121,7 @@ def test_who_renews_its_certificate_no_more_is_heard_to_its_end() -> None:
 def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
     async def body() -> None:
         called = Called()
-        port = await called.server.start("127.0.0.1", preferred_port=0)
+        port = await called.service.start("127.0.0.1", preferred_port=0)
         async with called.connection(port) as open_connection:
             await share(open_connection, 10.0)
             called.mine.trust({HERE.site: called.bundles[HERE.site]})
@@ -129,6 +130,6 @@ def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
             called.mine.trust(called.bundles)
             await share(open_connection, 20.0)
         assert called.beside.heard_speeds == [10.0, 20.0]
-        await called.server.stop()
+        await called.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))

@@ -8,6 +8,7 @@ The sidecar and its director are real; the caller is a peer that hangs. Left out
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,7 +72,7 @@ def test_a_peer_that_hangs_keeps_a_sidecar_from_nothing_else(
             return look(now_s)
 
         monkeypatch.setattr(sidecar._controller, "regroup_if_due", seen)
-        await asyncio.wait_for(sidecar._probe_until(stopped, None, {""}), timeout=10)
+        await asyncio.wait_for(sidecar._probe_until(stopped, math.inf, {""}), timeout=10)
 
     asyncio.run(run())
     assert looks == 3

@@ -40,8 +40,7 @@ class Worker:
         self.measuring: Any = None
         reporter: Any = SimpleNamespace(event=self._event)
         sidecar: Any = SimpleNamespace(send=self._count, on_refused=self._listen)
-        exchange: Any = SimpleNamespace(record_violation=self._record_violation)
-        self.refusals = PeerRefusalReporter(reporter, sidecar, lambda: exchange, lambda: 7)
+        self.refusals = PeerRefusalReporter(reporter, sidecar, lambda: 7)
         me = PeerExchangeConfig(JOB, identity(0), 1, WorkerCredentials.insecure())
         take = self.refusals.filtered(lambda _: None)
         self.link = PeerLink(identity(PEER), PeerLinks(me, take))
@@ -49,10 +48,6 @@ class Worker:
     def _event(self, _reason: str, message: str, *, iteration: int, warning: bool) -> None:
         assert warning
         self.events.append((message, iteration))
-
-    def _record_violation(self, peer: Rank, reason: str) -> None:
-        assert peer == PEER
-        self.link.record_violation(reason)
 
     def admits(self, incarnation: int) -> bool:
         """Whether that incarnation of the peer may send."""
@@ -116,10 +111,10 @@ def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) 
     for incarnation in (1, 2, 3):
         assert worker.admits(incarnation)
         for _ in range(MAX_VIOLATIONS - 1):
-            worker.refusals.refuse(PEER, "not finite")
+            worker.link.record_violation("not finite")
         assert worker.admits(incarnation)
         for _ in range(3):  # those that have arrived already, too
-            worker.refusals.refuse(PEER, "not finite")
+            worker.link.record_violation("not finite")
         assert not worker.admits(incarnation)
     told = [words for words, _ in worker.events]
     assert told[0] == "worker 3: not finite"
@@ -134,6 +129,6 @@ def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) 
 
 def test_a_peer_that_goes_on_with_nonsense_does_not_fill_the_events(worker: Worker) -> None:
     for n in range(2 * MAX_PER_KEY):
-        worker.refusals.refuse(PEER, f"iteration {n}")
+        worker.link.record_violation(f"iteration {n}")
     told = [words for words, _ in worker.events]
     assert 0 < len([words for words in told if "quarantined" not in words]) <= MAX_PER_KEY

@@ -16,7 +16,7 @@ import pytest
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_core.links.deadline import HEARTBEAT_S, MIN_MISSED_HEARTBEATS, ArrivalDeadline
 from dlion_worker.security.credentials import WorkerCredentials
-from dlion_worker.transport.link_watchdog import check_link
+from dlion_worker.transport.peer_exchange import check_link
 from dlion_worker.transport.peer_links import PeerExchangeConfig, PeerLink, PeerLinks
 
 SILENT_S = 100.0

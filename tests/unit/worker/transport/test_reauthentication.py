@@ -14,8 +14,7 @@ import pytest
 
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_operator.pki.authority import CertificateAuthority
-from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.security.peer_certificate import PeerCertificate
+from dlion_worker.security.credentials import PeerCertificate, WorkerCredentials, WorkerKey
 from dlion_worker.transport.reauthentication import (
     REAUTHENTICATION_TIMEOUT_S,
     Reauthentication,

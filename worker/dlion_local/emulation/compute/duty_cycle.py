@@ -1,7 +1,7 @@
 """Enforces CPU quotas without root, by stopping and continuing processes.
 
-Run as `python -m dlion_local.emulation.compute.duty_cycle` by `emulation.compute.duty_cycled_cpu`,
-once for all workers. Requests are JSON lines on standard input: first a pid file of each worker's
+Run as `python -m dlion_local.emulation.compute.duty_cycle` by `emulation.compute.quotas`, once for
+all workers. Requests are JSON lines on standard input: first a pid file of each worker's
 supervisor, written by `emulation.network.enter`, then quotas. The supervisor's descendants are
 throttled, so that a restarted trainer is included. At the end of input, or on SIGTERM, all stopped
 processes are continued.
@@ -61,8 +61,6 @@ class CpuBudget:
 
 @dataclass
 class ProcessThrottle:
-    """Throttles the processes of one worker."""
-
     find_processes: Callable[[], list[int]]
     """Finds the processes to throttle; called every `SEARCH_S`."""
     budget: CpuBudget | None = None
@@ -163,7 +161,6 @@ def _send(pid: int, number: signal.Signals) -> bool:
 
 
 def throttle_until_eof(throttles: dict[int, ProcessThrottle]) -> None:
-    """Enforce all quotas until standard input ends."""
     processors = len(os.sched_getaffinity(0))
     # Read unbuffered: select() does not see lines in a Python buffer.
     pending = b""

@@ -1,4 +1,4 @@
-"""Hard CPU quotas by cgroup v1 (`cpu.cfs_quota_us`) or v2 (`cpu.max`).
+"""CPU quotas: hard ones by cgroup v1 (`cpu.cfs_quota_us`) or v2 (`cpu.max`), or by duty cycle.
 
 A worker's group is created without a quota, below this process's control group.
 `emulation.network.enter` moves its processes into it; the quota is set and changed while they run.
@@ -18,6 +18,7 @@ from pathlib import Path
 from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_local.emulation.compute.resource_owner import ResourceOwner
+from dlion_local.emulation.line_process import LineProcess
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,6 @@ class ControlGroupCpu:
             self.group(rank).mkdir()
 
     def group(self, rank: Rank) -> Path:
-        """The worker's group."""
         assert self._folder is not None, "start() made it"
         return self._folder / f"w{rank}"
 
@@ -194,21 +194,20 @@ class ControlGroupCpu:
         """Set the worker's quota in cores; None removes it."""
         self._controller.write_quota(self.group(rank), cores)
 
-    def used_s(self, rank: Rank) -> float:
-        """CPU seconds of the worker's processes, ended ones included (version 1: up to their last
-        reading)."""
-        counted_s = self._controller.used_s(self.group(rank))
-        if counted_s is not None:
-            return counted_s
-        known, gone_s = self._process_cpu_s.get(rank, ({}, 0.0))
-        now = {pid: process_cpu_s(int(pid)) or 0.0 for pid in _pids(self.group(rank))}
-        gone_s += sum(seconds for pid, seconds in known.items() if pid not in now)
-        self._process_cpu_s[rank] = (now, gone_s)
-        return gone_s + sum(now.values())
+    def usage_s(self, rank: Rank) -> tuple[float, float]:
+        """CPU seconds of the worker's processes, and seconds for which it was throttled.
 
-    def throttled_s(self, rank: Rank) -> float:
-        """Seconds for which the worker was throttled."""
-        return self._controller.throttled_s(self.group(rank))
+        Ended processes are included (version 1: up to their last reading).
+        """
+        group, controller = self.group(rank), self._controller
+        used_s = controller.used_s(group)
+        if used_s is None:
+            known, gone_s = self._process_cpu_s.get(rank, ({}, 0.0))
+            now = {pid: process_cpu_s(int(pid)) or 0.0 for pid in _pids(group)}
+            gone_s += sum(seconds for pid, seconds in known.items() if pid not in now)
+            self._process_cpu_s[rank] = (now, gone_s)
+            used_s = gone_s + sum(now.values())
+        return used_s, controller.throttled_s(group)
 
     def failure(self) -> str:
         """Empty: the kernel does not fail."""
@@ -219,6 +218,34 @@ class ControlGroupCpu:
         if self._folder is not None:
             remove_groups(self._folder, self._controller.parent)
             self._folder = None
+
+
+class DutyCycledCpu:
+    """Quotas without root, with the interface of `ControlGroupCpu`: by the duty-cycle process."""
+
+    def __init__(self, ranks: Sequence[Rank], work_dir: Path) -> None:
+        self._pid_files = {rank: work_dir / f"w{rank}.pid" for rank in ranks}
+        self.process = LineProcess("dlion_local.emulation.compute.duty_cycle", work_dir)
+        self.failure, self.close = self.process.failure, self.process.close
+
+    def start(self) -> None:
+        """Start the duty-cycle process; no worker has a quota yet."""
+        for path in self._pid_files.values():
+            path.unlink(missing_ok=True)  # left by an earlier run
+        self.process.start()
+        self.process.call({"pid_files": {r: str(path) for r, path in self._pid_files.items()}})
+
+    def enter_arguments(self, rank: Rank) -> list[str]:
+        return ["--pid-file", str(self._pid_files[rank])]
+
+    def set_quota(self, rank: Rank, cores: float | None) -> None:
+        """Set the quota of the processes under the worker's supervisor; None removes it."""
+        self.process.call({"rank": rank, "quota_cores": cores})
+
+    def usage_s(self, rank: Rank) -> tuple[float, float]:
+        """CPU seconds of the throttled processes, and how long they have been stopped."""
+        answer = self.process.call({})
+        return float(answer["used_s"][str(rank)]), float(answer["stopped_s"][str(rank)])
 
 
 def remove_stale(parent: Path) -> list[str]:

@@ -26,8 +26,7 @@ class ResourceOwner:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """This process."""
-        return cls(os.getpid(), _start_ticks(os.getpid()) or 0)
+        return cls(os.getpid(), start_ticks(os.getpid()) or 0)
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
@@ -45,11 +44,11 @@ class ResourceOwner:
         return f"dlion-{self.pid}-{self.start_ticks}-{next(_counter)}"
 
     def alive(self) -> bool:
-        """Whether that process still runs."""
-        return _start_ticks(self.pid) == self.start_ticks
+        return start_ticks(self.pid) == self.start_ticks
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
+    """The start of a process; None if it has ended, whether or not its parent knows."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -152,7 +152,6 @@ class NamespaceNetwork(UnshapedNetwork):
         return f"dl{os.getpid()}x{self._prefix.rpartition('-')[2]}"
 
     def namespace(self, rank: Rank) -> str:
-        """Name of the worker's namespace."""
         return f"{self._prefix}-w{rank}"
 
     def enter_arguments(self, rank: Rank) -> list[str]:

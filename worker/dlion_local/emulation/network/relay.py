@@ -213,7 +213,6 @@ class Relay:
                 await asyncio.gather(*pumps, return_exceptions=True)
 
     async def close(self) -> None:
-        """End every connection."""
         tasks = list(self._connections)
         for task in tasks:
             task.cancel()
@@ -353,7 +352,6 @@ def _write_answer(answer: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the relay until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(serve())
 

@@ -21,6 +21,7 @@ from dlion_worker.coordination import CoordinationClient
 from dlion_worker.coordination.backoff import JITTER
 from dlion_worker.security.credential_store import load_credentials, store_credentials
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.trainer.background.dataset_watcher import EventSink
 from dlion_worker.trainer.signal_handler import Interrupted
 
 _LOG = logging.getLogger(__name__)
@@ -33,9 +34,6 @@ SIGNING_TIMEOUT_S = 10.0
 
 JITTER_FRACTION = 0.1
 """Renewals start up to this fraction early, so that workers do not all ask at once."""
-
-Report = Callable[[EventReason, str, bool], None]
-"""Takes a reason, a message, and whether it is a warning."""
 
 
 def initial_credentials(
@@ -86,7 +84,7 @@ class CertificateRenewer:
         coordination: CoordinationClient,
         migrate_links: Callable[[], None],
         trust_changed: Callable[[], None],
-        report: Report,
+        report: EventSink,
     ) -> None:
         """`migrate_links` is called for each new certificate, `trust_changed` for new bundles;
         neither may block."""
@@ -142,7 +140,7 @@ class CertificateRenewer:
             )
         except (UnavailableError, ContractError) as error:
             if not self._ended.is_set():
-                self._report(EventReason.CERTIFICATE_NOT_RENEWED, str(error), True)
+                self._report(EventReason.CERTIFICATE_NOT_RENEWED, str(error), warning=True)
             return REFUSED_RETRY_S if isinstance(error, ContractError) else 0.0
         self.trust(signed.site_bundles_pem)
         self._credentials.renew(key, signed.chain_pem)
@@ -153,7 +151,7 @@ class CertificateRenewer:
         except OSError as error:
             _LOG.warning("the connection to the coordinator keeps the old certificate: %s", error)
         message = f"renewal {self._credentials.renewals}: connections are remade with it"
-        self._report(EventReason.CERTIFICATE_RENEWED, message, False)
+        self._report(EventReason.CERTIFICATE_RENEWED, message)
         return _with_jitter(renewal_due_s(signed.chain_pem))
 
 

@@ -30,8 +30,6 @@ CLOSE_WITHIN_S = 0.5
 
 
 class EventSink(Protocol):
-    """Receives events."""
-
     def __call__(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
         """Take one event."""
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dlion_api.names import Rank
 from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.reasons import EventReason
@@ -20,7 +19,6 @@ from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import ExchangeEvent, Refused
 from dlion_worker.once_per_key import OncePerKey
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
-from dlion_worker.transport.peer_exchange import PeerExchange
 
 MAX_SIDECAR_MESSAGES = 1000
 """Limit on different refusals from sidecars; each new sidecar starts its own count."""
@@ -28,12 +26,8 @@ MAX_SIDECAR_MESSAGES = 1000
 
 @dataclass
 class PeerRefusalReporter:
-    """Reports one worker's refusals."""
-
     reporter: Reporter
     sidecar: SidecarClient
-    exchange: Callable[[], PeerExchange]
-    """Called when a message is refused."""
     iteration: Callable[[], int]
     """Returns the last finished iteration."""
 
@@ -57,10 +51,6 @@ class PeerRefusalReporter:
                 put(event)
 
         return take
-
-    def refuse(self, peer: Rank, reason: str) -> None:
-        """Report a message that a policy refused; the exchange then reports it (`filtered`)."""
-        self.exchange().record_violation(peer, reason)
 
     def report(self, refusals: Iterable[Refused]) -> None:
         """Report each refusal once, because a peer may repeat it without limit."""

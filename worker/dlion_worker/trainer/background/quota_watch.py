@@ -28,6 +28,7 @@ class QuotaWatch:
         self._cpu = ProcessCpuLimits() if cpu is None else cpu
         self._clock = clock
         self.cores = self._cpu.quota_cores()
+        self.throttled_s = self._cpu.throttled_s
         self._next_read_s = clock() + READ_INTERVAL_S
         self._next_report_s = clock()
         self._lock = threading.Lock()
@@ -72,10 +73,6 @@ class QuotaWatch:
         before, self.cores = self.cores, self._cpu.quota_cores()
         self._changed |= self.cores != before
         return self.cores != before
-
-    def throttled_s(self) -> float:
-        """How long the quota has throttled this process's group so far."""
-        return self._cpu.throttled_s()
 
     def allowance(self, *, now: bool) -> CpuAllowance | None:
         """The next report, if one is due or requested `now`."""

@@ -8,9 +8,9 @@ partition without communication. Images stay uint8 in memory; the compiled step 
 from __future__ import annotations
 
 from dlion_worker.training.datasets.dataset import DataSet
-from dlion_worker.training.datasets.dataset_cache import DatasetCache
 from dlion_worker.training.datasets.loading import load
 from dlion_worker.training.datasets.open_sources import training_set_size_is_known
+from dlion_worker.training.datasets.sources import DatasetCache
 from dlion_worker.training.datasets.stream import BatchStream
 from dlion_worker.training.datasets.watch import FileChange, FolderWatch
 

@@ -30,7 +30,6 @@ class ImageSource:
         self.labels = np.array([label for _, label in files], np.int32)
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """Decode the chosen images."""
         chosen = [self._files[i] for i in index_K]
         paths = tf.data.Dataset.from_tensor_slices([str(p) for p in chosen])
         encoded = paths.map(tf.io.read_file).batch(_BATCH)
@@ -43,35 +42,31 @@ class ImageSource:
 
 
 def open_folder(path: Path, class_names: Sequence[str] | None = None) -> ImageSource:
-    """All images below a folder. `class_names`: the class order, if known already."""
-    names = list(class_names or subfolders(path))
-    files = [(file, names.index(folder)) for folder, file in image_files(path, names)]
+    """All images below a folder, in alphabetical order.
+
+    `class_names`: the class order, if known already. Raises: DataError, also for a subfolder that
+    is not a class.
+    """
+    folders = subfolders(path)
+    names = list(class_names or folders)
+    files: list[tuple[Path, int]] = []
+    for folder in folders:
+        if folder not in names:
+            raise DataError(
+                f"{path / folder}: no such class (allowed: {', '.join(names)}). "
+                "Add the name to classes.txt, or remove the folder"
+            )
+        files += [
+            (file, names.index(folder))
+            for file in sorted((path / folder).iterdir())
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        ]
     if not files:
         raise DataError(
             f"{path}: no images found (allowed: one subfolder per class with "
             f"{', '.join(SUFFIXES)} files)"
         )
     return ImageSource(str(path), files)
-
-
-def image_files(path: Path, class_names: Sequence[str]) -> list[tuple[str, Path]]:
-    """Class name and path of every image, in alphabetical order.
-
-    Raises: DataError for a subfolder that is not a class.
-    """
-    files: list[tuple[str, Path]] = []
-    for folder in subfolders(path):
-        if folder not in class_names:
-            raise DataError(
-                f"{path / folder}: no such class (allowed: {', '.join(class_names)}). "
-                "Add the name to classes.txt, or remove the folder"
-            )
-        files += [
-            (folder, file)
-            for file in sorted((path / folder).iterdir())
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-        ]
-    return files
 
 
 def subfolders(path: Path) -> list[str]:

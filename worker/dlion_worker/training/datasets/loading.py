@@ -18,10 +18,9 @@ from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
 from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
-from dlion_worker.training.datasets.dataset_cache import DatasetCache
 from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
-from dlion_worker.training.datasets.sources import ArraySource, SampleSource
+from dlion_worker.training.datasets.sources import ArraySource, DatasetCache, SampleSource
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 _LOG = logging.getLogger(__name__)
@@ -51,14 +50,7 @@ def load(
     if spec.name is not None:
         named_source = cache.get(("name", spec.name), partial(_named, spec.name))
         return _shared(job, identity, *named_source, None, cache)
-    assert spec.path is not None
-    path = open_sources.resolve_path(spec.path, identity, data_root)
-    evaluation = (
-        open_sources.resolve_path(spec.evaluation_path, identity, data_root)
-        if spec.evaluation_path
-        else None
-    )
-    names = open_sources.class_names(path, spec, evaluation)
+    path, evaluation, names = open_sources.locate(spec, identity, data_root)
     held_out: Samples | None = None
     if evaluation:
         open_held_out = partial(open_sources.open_held_out, evaluation, spec, names)
@@ -99,8 +91,10 @@ def _shared(
     index_N = np.arange(len(source.labels))
     if held_out is None:
         held_out_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
-        read = partial(_read, source, held_out_N)
-        held_out = cache.get(("split", source.name), read)
+        held_out = cache.get(
+            ("split", source.name),
+            lambda: (source.read(held_out_N), source.labels[held_out_N]),
+        )
     class_count = open_sources.class_count_of(names, source.name, source.labels, held_out[1])
     index_N = index_N[selection.of_classes(source.labels[index_N], spec.keep_classes)]
     own_K, total = _own_share(job, identity, source, source.labels[index_N], class_count, cache)
@@ -141,10 +135,6 @@ def _held_out_split(
         )
     order = np.random.default_rng([seed, 3]).permutation(count)
     return np.sort(order[:held_out_count]), np.sort(order[held_out_count:])
-
-
-def _read(source: SampleSource, index_K: NDArray[np.int64]) -> Samples:
-    return source.read(index_K), source.labels[index_K]
 
 
 def _own_share(

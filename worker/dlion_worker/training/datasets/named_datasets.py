@@ -76,19 +76,14 @@ def cache_lock() -> Iterator[None]:
     The lock ends with its process, even if killed. If locking is not possible (a read-only file
     system, or one without locks), the caller continues without it.
     """
-    file = _locked()
-    try:
-        yield
-    finally:
-        if file is not None:
-            os.close(file)
-
-
-def _locked() -> int | None:
     file = None
     try:
         file = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         _LOG.warning("Keras' cache is used without a lock: %s", error)
-    return file
+    try:
+        yield
+    finally:
+        if file is not None:
+            os.close(file)

@@ -29,6 +29,17 @@ def resolve_path(path: str, identity: WorkerIdentity, data_root: Path) -> Path:
     return data_root / path
 
 
+def locate(
+    spec: Dataset, identity: WorkerIdentity, data_root: Path
+) -> tuple[Path, Path | None, list[str] | None]:
+    """This worker's path, that of the held-out samples, and the class names, if available."""
+    assert spec.path is not None
+    path, evaluation = resolve_path(spec.path, identity, data_root), None
+    if spec.evaluation_path:
+        evaluation = resolve_path(spec.evaluation_path, identity, data_root)
+    return path, evaluation, class_names(path, spec, evaluation)
+
+
 def is_per_worker(spec: Dataset) -> bool:
     """Whether the path gives each worker its own samples, so that nothing is partitioned."""
     return spec.path is not None and any(name in spec.path for name in PATH_PLACEHOLDERS)

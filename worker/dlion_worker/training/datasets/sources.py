@@ -6,9 +6,10 @@ the other workers' images.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +20,15 @@ from dlion_worker.training.datasets.dataset import Labels
 MAX_BYTES = 16 * 2**30
 """Memory limit of any set of samples; protects against invalid headers."""
 
+_T = TypeVar("_T")
+
 
 class SampleSource(Protocol):
-    """Samples that can be read."""
-
     name: str
     labels: Labels
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
         """The samples at these ascending indices, as one array [K, ...]."""
-        ...
 
 
 @dataclass(eq=False)
@@ -103,3 +103,43 @@ def check_size(count: int, shape: tuple[int, ...], source: str) -> None:
             f"{source}: {count} samples of shape {list(shape)} take {size_bytes / 2**30:.1f} GiB "
             f"(allowed: {MAX_BYTES / 2**30:.0f} GiB). Use smaller images, or keepFraction"
         )
+
+
+class DatasetCache:
+    """What the workers of one process open together, by key, so that files are read once.
+
+    Only the simulator shares one, with all workers of a job in one process. Callers must not change
+    the values. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], Any] = {}
+
+    def get(self, key: tuple[str, str], make: Callable[[], _T]) -> _T:
+        """Return the value of the key (kind, name); make it if it is new."""
+        if key not in self._values:
+            self._values[key] = make()
+        value: _T = self._values[key]
+        return value
+
+    def source(
+        self, path: Path, make: Callable[[], SampleSource], *, reads_all: bool
+    ) -> SampleSource:
+        """Return the source at that path.
+
+        `reads_all`: all its samples will be read. From the second worker on they are kept in
+        memory, so that they are decoded only once more.
+        """
+        key = ("source", str(path))
+        is_shared = key in self._values
+        source: SampleSource = self.get(key, make)
+        if not (is_shared and reads_all):
+            return source
+        return self.get(("whole", str(path)), lambda: _whole(source))
+
+
+def _whole(source: SampleSource) -> SampleSource:
+    if isinstance(source, ArraySource):
+        return source
+    x = source.read(np.arange(len(source.labels)))
+    return ArraySource(source.name, x, source.labels)

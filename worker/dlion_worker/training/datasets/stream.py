@@ -48,7 +48,6 @@ class BatchStream:
 
     @property
     def samples(self) -> int:
-        """Number of samples in the stream."""
         with self._lock:
             return len(self._order)
 

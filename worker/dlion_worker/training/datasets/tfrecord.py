@@ -42,7 +42,6 @@ class TFRecordSource:
         self.labels = self._read_labels()
 
     def read(self, index_K: NDArray[np.int64]) -> NDArray[Any]:
-        """Decode the chosen images."""
         chosen = np.zeros(self._count, bool)
         chosen[index_K] = True
         chosen_batches = tf.data.Dataset.from_tensor_slices(chosen).batch(self._batch)

@@ -51,16 +51,12 @@ class FolderWatch:
         stream: BatchStream,
         patience_s: float = UNREADABLE_AFTER_S,
     ) -> None:
-        spec = job.spec.trainer.dataset
-        assert spec.path is not None
-        assert spec.evaluation_path is not None
-        path = open_sources.resolve_path(spec.path, identity, data_root)
-        evaluation = open_sources.resolve_path(spec.evaluation_path, identity, data_root)
+        path, _, names = open_sources.locate(job.spec.trainer.dataset, identity, data_root)
         self._intake = FileIntake(
             job,
             identity,
             path,
-            class_names=open_sources.class_names(path, spec, evaluation),
+            class_names=names,
             class_count=data.class_count,
             input_shape=data.input_shape,
         )
@@ -74,7 +70,6 @@ class FolderWatch:
 
     @property
     def samples(self) -> int:
-        """This worker's current samples."""
         return self._stream.samples
 
     @property

@@ -58,7 +58,6 @@ def load(spec: ProgramSpec, *, directory: Path) -> TrainingProgram:
 
 
 def builtin(name: str) -> TrainingProgram:
-    """A built-in program, by name."""
     if name not in _BUILTINS:
         raise ProgramError(
             f"trainer.program.builtin: no such program (given: {name}; allowed: "
