@@ -98,8 +98,8 @@ def test_every_section_and_picture_is_there(page):
     assert {
         "Learning", "Accuracy against time", "Accuracy against bytes", "Training loss",
         "Drift between replicas", "Time, samples and bytes to an accuracy", "Scalability",
-        "Workers", "Batch sizes", "Capacities", "Where time went", "Accuracy per class", "Uplinks over time",
-        "Rate of each link", "Use of each link's budget", "Timeline", "Events",
+        "Workers", "Batch sizes", "Capacities", "Where time went", "Accuracy per class",
+        "Uplinks over time", "Rate of each link", "Use of each link's budget", "Timeline", "Events",
         "Environment: requested and measured", "Settings",
     } <= set(page.headings)  # fmt: skip
     assert page.tags.count("svg") == 12
