@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from dlion_api.document.rules import Rule
 from dlion_api.document.scalars import BELOW, FaultError, as_free, as_quantity, as_scalar, shown
 from dlion_api.document.shapes import (
     FieldShape,
@@ -29,9 +30,6 @@ from dlion_api.document.shapes import (
     shape_of,
 )
 from dlion_api.errors import Problem, SpecError
-
-if TYPE_CHECKING:
-    from dlion_api.document.rules import Rule
 
 T = TypeVar("T")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from dlion_api.document.declaring import Limits
+from dlion_api.document.shapes import ScalarShape
 from dlion_api.errors import Problem
-
-if TYPE_CHECKING:
-    from dlion_api.document.declaring import Limits
-    from dlion_api.document.shapes import ScalarShape
 
 _DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
 QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"

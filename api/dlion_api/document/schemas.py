@@ -6,8 +6,9 @@ at every level, so that `kubectl explain` shows what an absent object means.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlion_api.document.declaring import Limits
 from dlion_api.document.rendering import render
 from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.document.shapes import (
@@ -21,9 +22,6 @@ from dlion_api.document.shapes import (
     Shape,
     shape_of,
 )
-
-if TYPE_CHECKING:
-    from dlion_api.document.declaring import Limits
 
 Schema = dict[str, Any]
 _VALIDATIONS = "x-kubernetes-validations"

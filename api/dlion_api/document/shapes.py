@@ -10,16 +10,13 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from dlion_api.document.declaring import METADATA_KEY, NO_LIMITS, REQUIRED, Limits, Setting
 from dlion_api.document.rules import Check, Rule, TransitionRule
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
 
 ScalarKind = Literal["string", "integer", "number", "boolean"]
 _SCALARS: dict[Any, ScalarKind] = {str: "string", int: "integer", float: "number", bool: "boolean"}

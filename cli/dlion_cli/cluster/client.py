@@ -11,18 +11,16 @@ import json
 import logging
 import re
 import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0

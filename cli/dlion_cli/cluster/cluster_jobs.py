@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api import cluster_names
 from dlion_api.errors import DeniedError, UnavailableError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster.client import APPLY, MERGE, READ_TIMEOUT_S, ClusterClient, api_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from dlion_api.errors import DLionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.shell_completion import CompletionItem
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.contexts import Contexts
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -74,8 +72,6 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
             if not contexts:
                 return command(**given)
-            from dlion_cli.cluster.contexts import Contexts
-
             if given.pop("context"):
                 raise click.UsageError("--context and --contexts exclude each other")
             several = Contexts(
@@ -118,9 +114,6 @@ def complete_names(
 
 
 def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:
-    from dlion_cli.cluster.client import connect
-    from dlion_cli.cluster.cluster_jobs import JobClient
-
     return JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
 
 

@@ -6,7 +6,8 @@ Created by `cluster_options` for `--contexts`.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import click
 
@@ -15,9 +16,6 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.terminal.failures import exit_code_of, message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 

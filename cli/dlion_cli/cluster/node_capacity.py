@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlion_api.spec.sites import Group
 from dlion_cli.cluster.client import parse_quantity
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-
-if TYPE_CHECKING:
-    from dlion_api.spec.sites import Group
 
 Amounts = Mapping[str, Decimal]
 """Cores, bytes or devices by resource name."""

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
+from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
@@ -31,9 +31,6 @@ from dlion_cli.comparison.run_identity import identity
 from dlion_environments.aggregate_machine import single_machine_document
 from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun, diverged, variant_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class ComparisonRunner:

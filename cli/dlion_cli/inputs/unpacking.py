@@ -12,14 +12,12 @@ import json
 import os
 import tarfile
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from dlion_api.spec import Job
+from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_bandwidth import bandwidth_checks
 from dlion_cli.preflight_checks.site_capacity import capacity_checks
 from dlion_cli.preflight_checks.site_checks import clock_skew_checks, site_checks, site_name
 from dlion_cli.preflight_checks.site_cluster import SiteCluster, query_site
 from dlion_cli.terminal.failures import message_of
-
-if TYPE_CHECKING:
-    from dlion_api.spec import Job
-    from dlion_cli.cluster.contexts import Contexts
-    from dlion_cli.inputs.listed_sites import TrustedSite
 
 _LOCAL_CHECKS: Final = frozenset({"dns", "port"})
 _LOCAL_ONLY_ADVICE: Final = "This machine cannot connect; `streams` shows whether the sites can. "

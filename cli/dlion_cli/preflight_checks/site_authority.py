@@ -6,8 +6,9 @@ the private key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.addresses import join_host_port
 from dlion_api.cluster_names import BUNDLE_KEY
@@ -19,16 +20,11 @@ from dlion_api.errors import (
     DLionError,
     UnavailableError,
 )
-from dlion_cli.cluster.client import READ_TIMEOUT_S, api_path
+from dlion_cli.cluster.client import READ_TIMEOUT_S, ClusterClient, api_path
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.inputs.listed_sites import address_problem
 from dlion_cli.preflight_checks.site_cluster import operator_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_cli.cluster.client import ClusterClient
 
 _PORT: Final = "federation"
 

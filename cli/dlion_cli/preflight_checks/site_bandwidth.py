@@ -7,19 +7,15 @@ Measures one link at a time, because simultaneous measurements would share the b
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from dlion_api.errors import DLionError
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
-from dlion_cli.preflight_checks.site_cluster import measure_link
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
-    from dlion_cli.cluster.contexts import Contexts
-    from dlion_cli.inputs.listed_sites import TrustedSite
-    from dlion_cli.preflight_checks.site_cluster import SiteCluster
+from dlion_cli.preflight_checks.site_cluster import SiteCluster, measure_link
 
 LINK_TIMEOUT_S: Final = 40.0
 """Operators limit a measurement to half a minute."""

@@ -11,21 +11,17 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
-from dlion_cli.cluster.client import api_path
+from dlion_cli.cluster.client import ClusterClient, api_path
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR, mapping_of
 from dlion_environments.yaml_text import parse_any_documents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
-
-    from dlion_cli.cluster.client import ClusterClient
 
 T = TypeVar("T")
 Document = dict[str, Any]

@@ -6,17 +6,15 @@ Called by the commands that show jobs. Other versions of the operator may write 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _FAILURES = {
     Reason.INVALID_SPEC: ExitCode.SPEC,

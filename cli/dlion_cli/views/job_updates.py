@@ -6,14 +6,11 @@ Called by every command that waits. Prints nothing; `on_disconnect` receives con
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from dlion_api.errors import AbsentError, DeniedError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 
 WATCH_S: Final = 60
 FIRST_PAUSE_S: Final = 0.5

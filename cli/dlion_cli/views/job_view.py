@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dlion_cli.cluster.cluster_jobs import Document
 from dlion_cli.terminal.formatting import format_duration
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import (
@@ -25,13 +27,6 @@ from dlion_cli.views.job_tables import (
     figures_line,
     sites_table,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console, RenderableType
-
-    from dlion_cli.cluster.cluster_jobs import Document
 
 _EVENT_COUNT = 5
 _UNOBSERVED_AFTER_S = 10.0

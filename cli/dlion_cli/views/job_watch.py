@@ -6,21 +6,18 @@ import json
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.console import Console
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.documents import without_managed_fields
-from dlion_cli.views.job_status import JobStatus, outcome_exit_code
+from dlion_cli.views.job_status import ConditionView, JobStatus, outcome_exit_code
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.views.job_status import ConditionView
 
 _EVENTS_EVERY_S: Final = 5.0
 _HEADLINES: Final = {

@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterable
+from typing import Self
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.spec import Job
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -28,13 +30,6 @@ from dlion_cli.terminal.formatting import (
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_results.run_folder.description import worker_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rich.console import Console
-
-    from dlion_api.spec import Job
 
 REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0

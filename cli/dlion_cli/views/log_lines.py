@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.errors import AbsentError, SpecError, UnavailableError
-from dlion_cli.cluster.client import api_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dlion_cli.cluster.client import ClusterClient
+from dlion_cli.cluster.client import ClusterClient, api_path
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d)")
 _PAUSE_S: Final = 1.0

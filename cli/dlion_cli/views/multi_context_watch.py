@@ -9,29 +9,23 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
-    from dlion_cli.cluster.contexts import Contexts
 
 
 def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import (
@@ -19,9 +20,6 @@ from dlion_api.protocol.progress import (
     StepRecord,
 )
 from dlion_api.reasons import EventReason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WINDOW_S = 10.0
 """Averaging time of recent rates."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
 
 
 @click.command()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,14 +14,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dlion_api import cluster_names
 from dlion_api.errors import UnavailableError
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.views.job_status import JobStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
 
 _PACK = "dlion_worker.artifact_server.pack"
 

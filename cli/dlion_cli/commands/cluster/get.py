@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 import yaml
 from rich.console import Console
 
 from dlion_api.names import API_VERSION, KIND
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, contexts_option
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import list_table, one_job
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.cluster.contexts import Contexts
 
 MAX_EVENTS = 10
 _PIPE_COLUMNS = 500

@@ -6,23 +6,20 @@ import heapq
 import queue
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.log_lines import LogLine, LogSource, follow_lines, read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.cluster.contexts import Contexts
 
 _POLL_INTERVAL_S: Final = 2.0
 _DRAIN_S: Final = 3.0

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import yaml
 
 from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import Metadata, load_job
+from dlion_api.spec import Job, Metadata, load_job
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.spec import Job
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_environments.yaml_text import YamlDocument
-
+from dlion_environments.yaml_text import YamlDocument
 
 MAX_NAMED: Final = 4
 _ABSENT: Final = object()

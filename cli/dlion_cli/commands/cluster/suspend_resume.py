@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import JobClient
 
 names_argument = click.argument(
     "names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option
+from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.inputs.bundles import Bundle
+from dlion_cli.inputs.listed_sites import address_problem, trusted_sites
 from dlion_cli.inputs.manifests import read_document, source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
-    from dlion_cli.cluster.contexts import Contexts
-    from dlion_cli.inputs.bundles import Bundle
-    from dlion_cli.preflight_checks.site_authority import SiteAuthority
+from dlion_cli.preflight_checks.site_authority import SiteAuthority, site_authority
 
 OPERATOR_NAMESPACE: Final = "dlion-system"
 MIN_VALID_DAYS: Final = 30
@@ -37,8 +35,6 @@ def trust() -> None:
 
 def show_from_contexts(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
     """`show` for several sites: one list."""
-    from dlion_cli.preflight_checks.site_authority import site_authority
-
     if address is not None or output == "pem":
         raise click.UsageError("--address and -o pem are for one site: remove --contexts")
     results = contexts.query(lambda jobs: site_authority(jobs.cluster, authority=authority))
@@ -53,8 +49,6 @@ def show_from_contexts(contexts: Contexts, authority: str, address: str | None, 
 def _checked_address(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    from dlion_cli.inputs.listed_sites import address_problem
-
     if value is not None and (fault := address_problem(value)):
         raise click.BadParameter(fault)
     return value
@@ -84,8 +78,6 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
     dlion trust show --contexts plant-a,plant-b,plant-c > sites.yaml
     dlion trust show -o pem | openssl x509 -noout -fingerprint -sha256
     """
-    from dlion_cli.preflight_checks.site_authority import site_authority
-
     site = site_authority(jobs.cluster, authority=authority, address=address or "")
     if output == "pem":
         click.echo(site.bundle.pem, nl=False)
@@ -110,8 +102,6 @@ def verify(file: str, valid_for: int) -> int:
     compare with those of `dlion trust show` at each site. The exit code is 65 if an entry is
     invalid, and 66 if the file cannot be read.
     """
-    from dlion_cli.inputs.listed_sites import trusted_sites
-
     document, lines = read_document(file)
     sites = trusted_sites(
         document,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,12 +25,8 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_results.run_folder.storage import check_writable, write_whole
 from dlion_simulator.calibration import calibration
+from dlion_simulator.calibration.calibration import Calibration, Estimate
 from dlion_worker.training import threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlion_simulator.calibration.calibration import Calibration, Estimate
 
 DEFAULT_BATCHES = (8, 16, 32, 64, 128, 256)
 MAX_BATCH_SIZE = 65_536

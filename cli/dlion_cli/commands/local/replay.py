@@ -6,16 +6,17 @@ Joins the result folder, the simulation and the comparison of both.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from dlion_api.errors import DataError
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli.commands.local.simulate import (
     FinishedSimulation,
@@ -41,11 +42,6 @@ from dlion_results.run_folder.storage import write_whole
 from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
 from dlion_results.summary.summary import SCHEMA_VERSION
 from dlion_simulator.calibration.recorded_run import RecordedConditions, recorded_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dlion_api.protocol.progress import ProgressRecord
 
 REPLAY = "replay.json"
 

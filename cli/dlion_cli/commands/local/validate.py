@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_environments.model import Environment
-
-if TYPE_CHECKING:
-    from dlion_environments.yaml_text import YamlDocument
+from dlion_environments.yaml_text import YamlDocument
 
 ENVIRONMENT = "environment"
 
