@@ -184,9 +184,7 @@ class _Reader:
 
     def _check(self, rule: Rule, made: Any, path: str, problems: list[Problem]) -> None:
         wrong = [re.sub(r"\[\d+\]", "", p.path.removeprefix(path).lstrip(".")) for p in problems]
-        if any(_touches(read, bad) for read in rule.reads for bad in wrong):
-            return
-        if not rule.holds(made):
+        if all(map(_PathValidity(wrong), rule.reads)) and not rule.holds(made):
             fault = FaultError(rule.message, rule.given(made), rule.allowed(made), rule.advice)
             self.note(_join(path, rule.reads[0]), fault)
 
@@ -203,7 +201,7 @@ class _PathValidity:
                 path = _parent_path(path)
 
     def __call__(self, path: str) -> bool:
-        if path in self._ancestors:
+        if path in self._ancestors or path in self._wrong:
             return False
         while path and path not in self._wrong:
             path = _parent_path(path)
@@ -212,10 +210,6 @@ class _PathValidity:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _touches(read: str, bad: str) -> bool:
-    return read == bad or read.startswith(f"{bad}.") or bad.startswith(f"{read}.")
 
 
 def _mapping(value: object) -> Mapping[str, object]:
