@@ -6,28 +6,10 @@ import errno
 import logging
 from typing import Final
 
-from dlion_api.errors import (
-    ContractError,
-    DataError,
-    DeniedError,
-    DivergedError,
-    DLionError,
-    ProgramError,
-    SpecError,
-    UnavailableError,
-)
+from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_results.run_folder.storage import StorageError
 
-_CODES: Final = (
-    (SpecError, ExitCode.SPEC),
-    (DataError, ExitCode.DATA),
-    (ProgramError, ExitCode.PROGRAM),
-    (UnavailableError, ExitCode.UNAVAILABLE),
-    (DivergedError, ExitCode.DIVERGED),
-    (DeniedError, ExitCode.DENIED),
-    (ContractError, ExitCode.FAILED),
-)
 _STORAGE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
 )
@@ -47,8 +29,6 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """The exit code for this error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, SubprocessFailedError):
-        return error.exit_code
     chain: BaseException | None = error
     while chain is not None:  # StorageError may wrap an OSError
         if isinstance(chain, StorageError):
@@ -58,7 +38,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
         chain = chain.__cause__
     if _missing_package(error):
         return ExitCode.UNAVAILABLE
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+    return error.exit_code if isinstance(error, DLionError) else ExitCode.FAILED
 
 
 def message_of(error: BaseException) -> str:
