@@ -67,10 +67,7 @@ class EventReason(StrEnum):
     )
     QUORUM_LOST = "QuorumLost", "fewer than `minSites` sites are connected with a worker: it pauses"
     QUORUM_BACK = "QuorumBack", "enough sites are connected again"
-    MESSAGE_REFUSED = (
-        "MessageRefused",
-        "a peer violated the protocol, or refuses this worker",
-    )
+    MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     RECORDS_DROPPED = (
         "RecordsDropped",
