@@ -89,6 +89,10 @@ class ClusterClient:
         """The same connection with another namespace."""
         return ClusterClient(self._client, context=self.context, namespace=namespace)
 
+    def core_path(self, *parts: str) -> str:
+        """The path of core objects in the namespace: `core_path("pods", name, "log")`."""
+        return api_path("api", "v1", "namespaces", self.namespace, *parts)
+
     def request(
         self,
         method: str,
@@ -155,7 +159,7 @@ class ClusterClient:
                 yield rest
 
     def exec_command(
-        self, namespace: str, pod: str, container: str, command: Sequence[str]
+        self, pod: str, container: str, command: Sequence[str]
     ) -> Generator[bytes, None, None]:
         """Run a command in a pod and yield its output. The caller closes the generator.
 
@@ -166,9 +170,8 @@ class ClusterClient:
 
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in command]
-        path = api_path("api", "v1", "namespaces", namespace, "pods", pod, "exec")
         errors = status = b""
-        with self._socket(path, query) as socket:
+        with self._socket(self.core_path("pods", pod, "exec"), query) as socket:
             while True:
                 opcode, frame = self._frame(socket)
                 if opcode == ABNF.OPCODE_CLOSE:

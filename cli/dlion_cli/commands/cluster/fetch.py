@@ -69,7 +69,6 @@ def fetch(
     own_site = str(keeper["metadata"]["labels"].get(cluster_names.SITE_LABEL, ""))
     folder = f"models/{site or own_site}"
     chunks = jobs.cluster.exec_command(
-        jobs.cluster.namespace,
         str(keeper["metadata"]["name"]),
         cluster_names.KEEPER_CONTAINER,
         ["python", "-m", _PACK, "--run", run, "." if everything else folder],
