@@ -70,11 +70,7 @@ def follow(
 
 
 def _changes(
-    jobs: JobClient,
-    name: str,
-    version: str,
-    clock: Callable[[], float],
-    deadline_s: float | None,
+    jobs: JobClient, name: str, version: str, clock: Callable[[], float], deadline_s: float | None
 ) -> Iterator[Document | None]:
     """Documents of one watch, None if the job was deleted; ends when the watch ends."""
     left_s = WATCH_S if deadline_s is None else max(1, min(WATCH_S, round(deadline_s - clock())))

@@ -165,47 +165,32 @@ class LiveView:
 
         `≤` if another condition (an accuracy) may end the run earlier.
         """
-        ends = [
-            *self._seconds_left(),
-            *self._step_seconds_left(),
-            *self._epoch_seconds_left(),
+        stop, rows = self._stop, self._rows.values()
+        ends = []
+        starts_s = [row.first_step_s for row in rows if row.first_step_s is not None]
+        if stop.max_seconds is not None and starts_s:
+            ends.append(max(0.0, stop.max_seconds - (self._now_s() - min(starts_s))))
+        # The first worker to reach the last step or epoch ends the run for all.
+        paces = [
+            *((stop.max_steps, row.iteration, row.steps_per_s) for row in rows),
+            *((stop.max_epochs, row.epochs, row.epochs_per_s) for row in rows),
+        ]
+        ends += [
+            max(0.0, last - done) / per_s
+            for last, done, per_s in paces
+            if last is not None and done is not None and per_s
         ]
         if not ends:
             return UNKNOWN
-        return ("≤ " if self._stop.target_accuracy else "") + format_duration(min(ends))
-
-    def _seconds_left(self) -> list[float]:
-        starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
-        if self._stop.max_seconds is None or not starts:
-            return []
-        return [max(0.0, self._stop.max_seconds - (self._now_s() - min(starts)))]
-
-    def _step_seconds_left(self) -> list[float]:
-        """The first worker to reach the last step ends the run for all."""
-        steps = self._stop.max_steps
-        if steps is None:
-            return []
-        paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
-        return [max(0, steps - done) / pace for done, pace in paces if pace]
-
-    def _epoch_seconds_left(self) -> list[float]:
-        """Each worker counts all samples; the first to reach the last epoch ends the run."""
-        epochs = self._stop.max_epochs
-        if epochs is None:
-            return []
-        paces = [(row.epochs, row.epochs_per_s) for row in self._rows.values()]
-        return [max(0.0, epochs - done) / pace for done, pace in paces if done is not None and pace]
+        return ("≤ " if stop.target_accuracy else "") + format_duration(min(ends))
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
         if not known:
             return UNKNOWN
         mean = format_percent(sum(known) / len(known))
-        return (
-            f"{mean} ({format_percent(min(known))} to {format_percent(max(known))})"
-            if len(known) > 1
-            else mean
-        )
+        span = f" ({format_percent(min(known))} to {format_percent(max(known))})"
+        return mean + (span if len(known) > 1 else "")
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
