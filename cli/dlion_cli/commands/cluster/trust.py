@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -14,8 +14,7 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.inputs.bundles import Bundle
-from dlion_cli.inputs.listed_sites import address_problem, trusted_sites
-from dlion_cli.inputs.manifests import read_document, source_of
+from dlion_cli.inputs.listed_sites import address_problem, read_sites
 from dlion_cli.preflight_checks.site_authority import SiteAuthority, site_authority
 
 OPERATOR_NAMESPACE: Final = "dlion-system"
@@ -102,15 +101,7 @@ def verify(file: str, valid_for: int) -> int:
     compare with those of `dlion trust show` at each site. The exit code is 65 if an entry is
     invalid, and 66 if the file cannot be read.
     """
-    document, lines = read_document(file)
-    sites = trusted_sites(
-        document,
-        source=source_of(file),
-        lines=lines,
-        now=datetime.now(UTC),
-        valid_for=timedelta(days=valid_for),
-    )
-    for site in sites:
+    for site in read_sites(file, valid_for=timedelta(days=valid_for)):
         click.echo(f"{site.name}  {site.address}\n  {_fingerprint_line(site.bundle)}")
     return 0
 
