@@ -41,11 +41,7 @@ def cluster_options(
     )
     @functools.wraps(command)
     def connected(
-        *,
-        kubeconfig: str | None,
-        context: str | None,
-        namespace: str | None,
-        **others: Any,
+        *, kubeconfig: str | None, context: str | None, namespace: str | None, **others: Any
     ) -> Any:
         jobs = _connected(kubeconfig, context, namespace)
         try:
@@ -98,6 +94,14 @@ def context_names(
 def name_argument(**others: Any) -> Callable[..., Any]:
     """The argument NAME: a job of the cluster, with shell completion."""
     return click.argument("name", shell_complete=complete_names, **others)
+
+
+def names_argument(*, required: bool) -> Callable[..., Any]:
+    """The argument NAME…: jobs of the cluster, with shell completion."""
+    metavar = "NAME…" if required else "[NAME…]"
+    return click.argument(
+        "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete_names
+    )
 
 
 def complete_names(

@@ -9,13 +9,13 @@ import click
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names)
+@names_argument(required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the deletion.")
 @click.option("--ignore-not-found", is_flag=True, help="Treat a missing job as deleted.")
@@ -38,7 +38,8 @@ def delete(
     dlion delete cifar10
     dlion delete cifar10 --yes --timeout 60
     """
-    documents = _find_jobs(jobs, names, ignore_not_found=ignore_not_found)
+    read = jobs.find if ignore_not_found else jobs.get
+    documents = [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
     if documents and not yes:
         _ask(jobs, [JobStatus(each).name for each in documents])
     for each in documents:
@@ -53,13 +54,6 @@ def delete(
             return ExitCode.DEADLINE
         click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
     return ExitCode.OK
-
-
-def _find_jobs(
-    jobs: JobClient, names: tuple[str, ...], *, ignore_not_found: bool
-) -> list[Document]:
-    read = jobs.find if ignore_not_found else jobs.get
-    return [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
 
 
 def _ask(jobs: JobClient, names: list[str]) -> None:

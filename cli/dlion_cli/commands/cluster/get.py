@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dlion_api.names import API_VERSION, KIND
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, contexts_option
+from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, names_argument
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus
@@ -53,7 +53,7 @@ def get_from_contexts(
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME…]", shell_complete=complete_names)
+@names_argument(required=False)
 @click.option(
     "-A", "--all-namespaces", "everywhere", is_flag=True, help="List jobs in all namespaces."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -17,6 +17,7 @@ from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
+from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
@@ -79,10 +80,7 @@ class Manifest:
 
 @click.command()
 @click.argument("file")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of every document, e.g. runId=2. Repeatable.",
-)  # fmt: skip
+@options.assignments("every document, e.g. runId=2")
 @click.option(
     "--wait", is_flag=True, help="Wait until the run ends; the exit code is that of the run."
 )
@@ -200,12 +198,9 @@ def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
 def _with_lines(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
     """The API server's problems, with the manifest's lines and the changed values."""
     problems = [
-        Problem(
-            problem.path,
-            problem.message,
+        replace(
+            problem,
             value=changed_fields(before, manifest.document, problem.path) if problem.advice else "",
-            allowed=problem.allowed,
-            advice=problem.advice,
             line=(manifest.lines or {}).get(problem.path),
         )
         for problem in error.problems

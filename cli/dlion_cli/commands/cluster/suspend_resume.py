@@ -8,18 +8,15 @@ from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.cluster_jobs import JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
-names_argument = click.argument(
-    "names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names
-)
 wait_option = click.option("--wait", is_flag=True, help="Wait until the operator has completed it.")
 
 
 @click.command()
-@names_argument
+@names_argument(required=True)
 @wait_option
 @wait_timeout
 @cluster_options
@@ -36,7 +33,7 @@ def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: floa
 
 
 @click.command()
-@names_argument
+@names_argument(required=True)
 @wait_option
 @wait_timeout
 @cluster_options

@@ -58,10 +58,7 @@ class _BatchSizes(click.ParamType[tuple[int, ...]]):
     "--builtin", type=click.Choice(BUILTINS),
     help="Without FILE: this built-in program, on random images.  [default: cipher]",
 )  # fmt: skip
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest")
 @click.option(
     "--batches", type=_BatchSizes(), default=",".join(map(str, DEFAULT_BATCHES)), metavar="N,N,…",
     show_default=True, help="Batch sizes to measure.",

@@ -58,10 +58,7 @@ class _ReplayedRun:
 
 @click.command(short_help="Simulate a recorded run again, with other settings.")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest, e.g. exchange.policy=full. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option(
     "--exchange-cost", "exchange_factor", type=options.FiniteFloatRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -108,18 +109,7 @@ def _result(
         "specHash": spec_hash,
         "exitCode": int(code if problems else ExitCode.OK),
         "note": note,
-        "problems": [_as_json(problem) for problem in problems],
-    }
-
-
-def _as_json(problem: Problem) -> dict[str, Any]:
-    return {
-        "path": problem.path,
-        "line": problem.line,
-        "message": problem.message,
-        "value": problem.value,
-        "allowed": problem.allowed,
-        "advice": problem.advice,
+        "problems": [asdict(problem) for problem in problems],
     }
 
 
