@@ -1,7 +1,4 @@
-"""Errors of an API server as errors of the command line, with what to do.
-
-Called by `cluster` for each failed request. Pure.
-"""
+"""Errors of an API server as errors of the command line, with what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Queries several contexts of a kubeconfig in parallel; a failure of one does not hide the others.
-
-Created by `cluster_options` for `--contexts`.
-"""
+"""Queries several contexts of a kubeconfig in parallel; one failure does not hide the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the simulations of a comparison in processes and reads their figures.
 
-Called by `compare`. Finished runs with the same settings are reused.
+Finished runs with the same settings are reused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The identity of a compared run: every change to it requires another run.
 
-Called by `comparison_runner`. Data files do not count. Built-in policies are identified by DLion's
-version, others by the code of their installed package.
+Data files do not count. Built-in policies are identified by DLion's version, others by the code of
+their installed package.
 """
 
 from __future__ import annotations

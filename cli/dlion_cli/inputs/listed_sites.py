@@ -1,6 +1,6 @@
 """Reads and validates the list `sites` in the chart's values.
 
-Called by `trust` and `preflight`. Adds checks of certificates to those of the chart's schema.
+Adds checks of certificates to those of the chart's schema.
 """
 
 from __future__ import annotations

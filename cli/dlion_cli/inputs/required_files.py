@@ -1,7 +1,4 @@
-"""Checks that the files of a job exist, before starting runs that would fail seconds later.
-
-Does not read the files.
-"""
+"""Checks that the files of a job exist, before starting runs that would fail seconds later."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks a job's requirements at one site: exposure of its workers, capacity and images.
-
-Called by `preflight_clusters` with the state from `site_cluster`. Pure.
-"""
+"""Checks a job's requirements at one site: exposure of its workers, capacity and images."""
 
 from __future__ import annotations
 

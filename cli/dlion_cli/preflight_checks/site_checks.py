@@ -1,7 +1,4 @@
-"""Checks of a site's cluster against the list of sites, for `dlion preflight --contexts`.
-
-`site_cluster` reads the cluster. Pure.
-"""
+"""Checks of a site's cluster against the list of sites, for `dlion preflight --contexts`."""
 
 from __future__ import annotations
 

@@ -55,6 +55,8 @@ class JobStatus:
         self.namespace = text(metadata.get("namespace"))
         self.uid = str(metadata.get("uid", ""))
         """Distinguishes the job from a later one of the same name."""
+        self.version = str(metadata.get("resourceVersion", ""))
+        self.finalizers = [text(each) for each in metadata.get("finalizers") or ()]
         self.run_id = text(spec.get("runId"))
         self.is_suspended = spec.get("suspend") is True
         """Whether the manifest requests suspension."""

@@ -1,7 +1,4 @@
-"""Tables of a cluster's jobs: the list, and one job with its sites and conditions.
-
-Called by `get` and `job_view`; `job_status` reads the documents.
-"""
+"""Tables of a cluster's jobs: the list, and one job with its sites and conditions."""
 
 from __future__ import annotations
 

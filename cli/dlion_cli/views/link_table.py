@@ -1,7 +1,4 @@
-"""Tables of the links between workers in the live view.
-
-`live_view` chooses between one cell per worker in a wide table and a separate table.
-"""
+"""Tables of the links between workers in the live view."""
 
 from __future__ import annotations
 

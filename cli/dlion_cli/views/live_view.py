@@ -10,10 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -28,10 +26,10 @@ from dlion_cli.terminal.formatting import (
     printable,
 )
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
+from dlion_cli.views.terminal_view import TerminalView
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_results.run_folder.description import worker_name
 
-REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is no terminal."""
 _EVENT_COUNT = 5
@@ -48,7 +46,7 @@ _STYLES = {
 }
 
 
-class LiveView:
+class LiveView(TerminalView):
     """Shows a run while it lasts. `update` is thread-safe."""
 
     def __init__(
@@ -60,7 +58,6 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._stop = job, job.spec.trainer.stop
-        self._console = console
         self._environment = environment
         self._clock = clock
         self._started_s = clock()
@@ -70,24 +67,11 @@ class LiveView:
         self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
-        self._live = Live(
-            console=console,
-            refresh_per_second=REFRESHES_PER_S,
-            get_renderable=self.render,
-            transient=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start(refresh=True)
-        return self
+        super().__init__(console, redirect_stdout=False, redirect_stderr=False)
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-        else:
+        super().__exit__()
+        if not self._console.is_terminal:
             self._console.print(self.line(), highlight=False)
 
     def update(self, record: ProgressRecord) -> None:

@@ -1,7 +1,4 @@
-"""Reads and follows a container's log, without repeated lines after a reconnect.
-
-`logs` runs one thread per container.
-"""
+"""Reads and follows a container's log, without repeated lines after a reconnect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Recent rates and the state of each worker, for the live view.
-
-`dlion_results.summary.tally` computes figures of a whole run.
-"""
+"""Recent rates and the state of each worker, for the live view."""
 
 from __future__ import annotations
 

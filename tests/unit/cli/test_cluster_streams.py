@@ -151,7 +151,7 @@ def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
     """Versions that were yielded until the job was gone, and troubles."""
     troubles: list[str] = []
     found = [
-        each["metadata"]["resourceVersion"]
+        each.version
         for each in follow(
             JobClient(cluster), "j", on_disconnect=troubles.append, sleep=lambda _s: None, **options
         )

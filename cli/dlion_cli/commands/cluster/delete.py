@@ -8,7 +8,7 @@ import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
@@ -50,7 +50,7 @@ def delete(
             continue
         left = _wait_until_gone(jobs, job, timeout_s)
         if left is not None:
-            click.echo(_still_exists_message(job.name, left, timeout_s), err=True)
+            click.echo(_still_exists_message(left, timeout_s), err=True)
             return ExitCode.DEADLINE
         click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
     return ExitCode.OK
@@ -66,12 +66,12 @@ def _ask(jobs: JobClient, names: list[str]) -> None:
     )
 
 
-def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> Document | None:
-    """None once the job is deleted, else its last document."""
-    last: Document = {}
+def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> JobStatus | None:
+    """None once the job is deleted, else its last state."""
+    last = job
     try:
         for update in follow(jobs, job.name, timeout_s=timeout_s):
-            if JobStatus(update).uid != job.uid:
+            if update.uid != job.uid:
                 return None
             last = update
     except AbsentError:
@@ -81,7 +81,6 @@ def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -
     return None
 
 
-def _still_exists_message(name: str, document: Document, timeout_s: float | None) -> str:
-    finalizers = document.get("metadata", {}).get("finalizers") or []
-    waits = f"; it waits for {', '.join(map(str, finalizers))}" if finalizers else ""
-    return f"dlion: {name} still exists after {timeout_s:g} s{waits}. The deletion continues"
+def _still_exists_message(job: JobStatus, timeout_s: float | None) -> str:
+    waits = f"; it waits for {', '.join(job.finalizers)}" if job.finalizers else ""
+    return f"dlion: {job.name} still exists after {timeout_s:g} s{waits}. The deletion continues"

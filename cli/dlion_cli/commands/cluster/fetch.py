@@ -48,7 +48,7 @@ def fetch(
     form: str,
     everything: bool,
     run_id: str | None,
-) -> int:
+) -> None:
     """Download the model of job NAME: DIR/model.keras and its description, DIR/model.json.
 
     The files come from the keeper's pod at this cluster's site. They replace older files only after
@@ -77,7 +77,6 @@ def fetch(
         made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
     for path in _converted(made, form):
         click.echo(str(path))
-    return 0
 
 
 def _keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:

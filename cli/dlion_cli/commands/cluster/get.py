@@ -62,7 +62,7 @@ def get_from_contexts(
 )
 @contexts_option(get_from_contexts)
 @cluster_options
-def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> int:
+def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> None:
     """List the cluster's jobs, or show one with its sites, conditions and events.
 
     The columns are those of `kubectl get dlionjob`. `-o wide` adds run, ETA, loss, accuracy, links
@@ -89,7 +89,6 @@ def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) 
         click.echo(f"dlion: there are no {KIND}s in {where}", err=True)
     else:
         _show(jobs, documents, single=len(names) == 1, wide=output == "wide", everywhere=everywhere)
-    return 0
 
 
 def _check_names(names: tuple[str, ...], everywhere: bool) -> None:

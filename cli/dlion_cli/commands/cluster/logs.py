@@ -109,7 +109,7 @@ def _prefix(jobs: JobClient) -> str:
 @cluster_options
 def logs(
     jobs: JobClient, name: str, follow: bool, tail: int | None, timestamps: bool, **selected: Any
-) -> int:
+) -> None:
     """Print the logs of job NAME's workers at this site, each line with its worker's name.
 
     Prints the logs of the run that the manifest names. With -f it includes workers that start later
@@ -125,10 +125,9 @@ def logs(
     printer = LogPrinter(timestamps=timestamps)
     if follow:
         _follow(jobs, name, selector, tail, printer)
-        return 0
+        return
     sources = _sources(jobs, JobStatus(jobs.get(name)), selector)
     _show(printer, (_lines(jobs, source, tail) for source in sources))
-    return 0
 
 
 def _sources(

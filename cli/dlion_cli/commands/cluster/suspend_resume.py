@@ -69,8 +69,7 @@ def _change(
 def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> bool:
     """Whether it was done in time. Raises: AbsentError if the job was deleted."""
     try:
-        for update in follow(jobs, name, timeout_s=timeout_s):
-            job = JobStatus(update)
+        for job in follow(jobs, name, timeout_s=timeout_s):
             if job.is_observed and (_is_done(job, suspended) or job.outcome is not None):
                 return True
     except WaitTimeoutError:

@@ -65,7 +65,7 @@ def _checked_address(
 @click.option("-o", "--output", type=click.Choice(["yaml", "pem", "json"]), default="yaml")
 @contexts_option(show_from_contexts)
 @functools.partial(cluster_options, namespace=OPERATOR_NAMESPACE)
-def show(jobs: JobClient, authority: str, address: str | None, output: str) -> int:
+def show(jobs: JobClient, authority: str, address: str | None, output: str) -> None:
     """Print what other sites need to trust this one: its name, address and public certificates.
 
     Prints an entry of the chart's `sites`, with fingerprint and expiry; with --contexts, the whole
@@ -84,7 +84,6 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
         click.echo(json.dumps(_as_json(site), indent=2))
     else:
         click.echo(_as_yaml([site]))
-    return 0
 
 
 @trust.command(short_help="Verify the list of sites in a values file.")
@@ -93,7 +92,7 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
     "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=MIN_VALID_DAYS,
     show_default=True, help="Reject bundles that expire sooner.",
 )  # fmt: skip
-def verify(file: str, valid_for: int) -> int:
+def verify(file: str, valid_for: int) -> None:
     """Verify the list `sites` of the chart's values in FILE; `-` reads standard input.
 
     Checks names, addresses and bundles. A bundle contains valid certificates of its own site's
@@ -103,7 +102,6 @@ def verify(file: str, valid_for: int) -> int:
     """
     for site in read_sites(file, valid_for=timedelta(days=valid_for)):
         click.echo(f"{site.name}  {site.address}\n  {_fingerprint_line(site.bundle)}")
-    return 0
 
 
 def _fingerprint_line(bundle: Bundle) -> str:

@@ -1,7 +1,4 @@
-"""`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator.
-
-Owns the command and its table; `dlion_simulator.calibration.calibration` measures.
-"""
+"""`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dlion_api.exit_codes import ExitCode
 from dlion_api.spec.trainer import BUILTINS
 from dlion_cli.inputs.manifests import read_job
 from dlion_cli.inputs.required_files import find_program_root
@@ -82,7 +78,7 @@ def calibrate(
     out: Path | None,
     data_root: Path,
     output: str,
-) -> int:
+) -> None:
     """Measure the cost of a job's local step on one core of this machine: a + b x batch.
 
     Times real steps (gradient and update, compiled, one thread) of several batch sizes in CPU
@@ -126,7 +122,6 @@ def calibrate(
     if out is not None:  # last: if this fails, the result is already printed
         write_whole(out, text.encode())
         click.echo(f"Calibration: {out}", err=output == "json")
-    return ExitCode.OK
 
 
 def _step(

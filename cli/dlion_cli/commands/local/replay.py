@@ -1,7 +1,4 @@
-"""`dlion replay`: simulate a recorded run again, as it was or with other settings.
-
-Joins the result folder, the simulation and the comparison of both.
-"""
+"""`dlion replay`: simulate a recorded run again, as it was or with other settings."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from dlion_api.exit_codes import ExitCode
-
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="DIR…", type=click.Path(path_type=Path))
@@ -36,7 +34,7 @@ def report(
     reference: str | None,
     title: str,
     picture: Path | None,
-) -> int:
+) -> None:
     """Create an HTML report of one result folder, or compare several.
 
     The page contains its charts and needs no other files. Among several runs, one with a single
@@ -57,4 +55,3 @@ def report(
     click.echo(page)
     if picture is not None:
         click.echo(write_picture(folders, picture, labels=labels, title=title))
-    return ExitCode.OK

@@ -1,7 +1,4 @@
-"""`dlion run`: train a job on this machine, from the manifest to the report.
-
-`local_training` does the training.
-"""
+"""`dlion run`: train a job on this machine, from the manifest to the report."""
 
 from __future__ import annotations
 

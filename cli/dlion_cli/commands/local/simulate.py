@@ -1,7 +1,4 @@
-"""`dlion simulate`: train a job in virtual time, into a result folder like a run's.
-
-Joins the simulation, the accuracy target, the result folder and the terminal.
-"""
+"""`dlion simulate`: train a job in virtual time, into a result folder like a run's."""
 
 from __future__ import annotations
 
