@@ -3,8 +3,6 @@
 Messages state what happened, to which object, the given and the allowed values, and what to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Source: ours, after sysexits.h (64-78), `timeout` (124) and the shell's 128+n fo
 supervisor restarts a trainer after any code that is not `fatal`.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

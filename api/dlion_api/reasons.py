@@ -4,8 +4,6 @@ Workers, the coordinator and the local runner write them to `EventRecord.reason`
 and the report read them. A reader treats a later version's reasons as plain text.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Declaration of a document's fields, used by every document class."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -7,8 +7,6 @@ As in the API server, null counts as absent, an integral float is an integer, an
 in code points. Unlike there, an unknown field is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Convert objects back to documents for JSON, with defaults filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

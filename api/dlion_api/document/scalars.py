@@ -1,7 +1,5 @@
 """Parse single values. Used by `parsing` only."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

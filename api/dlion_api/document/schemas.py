@@ -4,8 +4,6 @@ Used by the tool that writes `crds/`. Rules become `x-kubernetes-validations`. D
 at every level, so that `kubectl explain` shows what an absent object means.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dlion_api.document import shapes

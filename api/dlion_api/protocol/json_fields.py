@@ -4,8 +4,6 @@ Used by `records` and `sidecar_protocol`, which define how single values are con
 are built once for each class.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

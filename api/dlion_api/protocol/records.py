@@ -8,8 +8,6 @@ allowed only in `NON_FINITE_FIELDS`, where training can produce them: a diverged
 accuracy of a class without samples.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -4,8 +4,6 @@ A record is one line of JSON with its kind: `{"kind": "StepTiming", "iteration":
 `dlion_worker.sidecar` listens and `dlion_worker.trainer.background.sidecar_client` connects.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """`spec.trainer.dataset`: the samples that a job trains on, and their partition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

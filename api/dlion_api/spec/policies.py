@@ -4,8 +4,6 @@ docs/exchange.md describes each policy. A default is marked "as recalled" if it 
 system's from memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

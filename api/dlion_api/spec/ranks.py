@@ -7,8 +7,6 @@
   only on the groups' names and order, which are fixed for the run: ranks never change or collide.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from dlion_api.names import GROUP, Rank, SiteName, WorkerIdentity

@@ -1,7 +1,5 @@
 """`spec.network`, `spec.tls`, `spec.checkpoint`: networking, certificates and checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

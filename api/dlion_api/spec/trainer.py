@@ -1,7 +1,5 @@
 """`spec.trainer`: model, data, optimizer, evaluation and stop rules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 

@@ -3,8 +3,6 @@
 Source: metav1.Condition; kstatus for `Reconciling` and `Stalled`; the rest ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 The CRD's status schema is generated from it. It is small; telemetry goes to metrics.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Errors of an API server as errors of the command line, with what to do."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Final

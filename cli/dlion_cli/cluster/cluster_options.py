@@ -1,7 +1,5 @@
 """Options of all cluster commands, and shell completion of job names."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Queries several contexts of a kubeconfig in parallel; one failure does not hide the others."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar

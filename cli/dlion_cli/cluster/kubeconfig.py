@@ -1,7 +1,5 @@
 """Selects kubeconfig files, context and namespace by kubectl's rules; reads no credentials."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Counts requests as the scheduler does, but ignores other pods. Places workers fi
 another order may place more; a `reason` means that no order places even one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal

@@ -4,8 +4,6 @@ The children are forked from a process that has imported TensorFlow but not used
 `dlion run` are (docs/decisions/0028). So each one saves the seconds of that import.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -3,8 +3,6 @@
 Finished runs with the same settings are reused.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Called by `dlion replay`, which writes the file too. The file is untrusted: any 
 or a SpecError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Data files do not count. Built-in policies are identified by DLion's version, ot
 their installed package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

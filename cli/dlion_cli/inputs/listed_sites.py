@@ -3,8 +3,6 @@
 Adds checks of certificates to those of the chart's schema.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

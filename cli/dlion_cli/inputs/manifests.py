@@ -3,8 +3,6 @@
 `dlion_api.document.parse` validates the content.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Checks that the files of a job exist, before starting runs that would fail seconds later."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Called by `fetch`. The stream of `dlion_worker.artifact_server.pack` is untruste
 files within the folder are created, after every SHA-256 was verified.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Determines the exit code and the summary's ending, also after an interruption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The result of one check of `dlion preflight`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

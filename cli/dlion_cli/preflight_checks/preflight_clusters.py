@@ -1,7 +1,5 @@
 """`dlion preflight --contexts`: queries clusters and merges their checks with local ones."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

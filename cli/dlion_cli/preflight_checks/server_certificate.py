@@ -3,8 +3,6 @@
 Called by `site_probe` after a handshake, which verifies the certificate itself. Pure.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase

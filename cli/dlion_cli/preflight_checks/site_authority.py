@@ -4,8 +4,6 @@ Called by `trust`. Reads the bundle from a ConfigMap, because the authority's Se
 the private key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final

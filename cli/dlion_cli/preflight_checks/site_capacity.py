@@ -1,7 +1,5 @@
 """Checks a job's requirements at one site: exposure of its workers, capacity and images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

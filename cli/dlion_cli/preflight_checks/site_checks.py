@@ -1,7 +1,5 @@
 """Checks of a site's cluster against the list of sites, for `dlion preflight --contexts`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final

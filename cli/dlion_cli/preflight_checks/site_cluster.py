@@ -4,8 +4,6 @@ Only reads, and no Secrets. An object that cannot be read is replaced by its err
 evaluates the result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -4,8 +4,6 @@ Uses the listed address and public bundle, and no credentials; sends nothing aft
 Every wait is bounded, because the server is untrusted.
 """
 
-from __future__ import annotations
-
 import errno
 import queue
 import socket

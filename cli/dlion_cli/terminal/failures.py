@@ -1,7 +1,5 @@
 """Maps errors to exit codes and messages of the command line; the only place that does."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from typing import Final

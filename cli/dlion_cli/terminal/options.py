@@ -1,7 +1,5 @@
 """Command line options that several commands share, and a type of option."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Owns the style of tables without borders, too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Called by the commands that show jobs. Other versions of the operator may write 
 `dlion_api.status`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Tables of a cluster's jobs: the list, and one job with its sites and conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any

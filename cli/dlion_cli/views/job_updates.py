@@ -3,8 +3,6 @@
 Called by every command that waits. Prints nothing; `on_disconnect` receives connection errors.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Final

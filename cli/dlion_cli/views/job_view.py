@@ -3,8 +3,6 @@
 On a terminal it updates in place; otherwise it prints a line after each change.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

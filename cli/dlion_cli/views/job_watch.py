@@ -1,7 +1,5 @@
 """Watches a job until its run ends, for `dlion watch` and `dlion submit --wait`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Tables of the links between workers in the live view."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from rich.table import Table

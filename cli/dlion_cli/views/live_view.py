@@ -4,8 +4,6 @@ On a terminal it updates twice a second; otherwise it prints a line at intervals
 computes the figures; `table` prints the final result.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

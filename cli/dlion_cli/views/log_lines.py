@@ -1,7 +1,5 @@
 """Reads and follows a container's log, without repeated lines after a reconnect."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

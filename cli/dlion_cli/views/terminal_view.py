@@ -1,7 +1,5 @@
 """A view that is redrawn in place while it is open, if the console is a terminal."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, Self
 

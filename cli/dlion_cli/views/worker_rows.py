@@ -1,7 +1,5 @@
 """Recent rates and the state of each worker, for the live view."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`dlion delete`: delete jobs and all their objects at this site."""
 
-from __future__ import annotations
-
 import sys
 
 import click

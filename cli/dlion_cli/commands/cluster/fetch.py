@@ -1,7 +1,5 @@
 """`dlion fetch`: download a job's model, or all results, from the site's keeper."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 from collections.abc import Iterable

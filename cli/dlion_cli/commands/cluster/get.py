@@ -1,7 +1,5 @@
 """`dlion get`: list a cluster's jobs, or show one in detail."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """`dlion preflight`: check whether the listed sites can reach and authenticate each other."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Sequence

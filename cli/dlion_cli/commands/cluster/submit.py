@@ -1,7 +1,5 @@
 """`dlion submit`: validate manifests, apply them to a cluster, and optionally wait for the end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`dlion suspend` and `dlion resume`: stop a job's workers and keep the job; start them again."""
 
-from __future__ import annotations
-
 import click
 
 from dlion_api.errors import AbsentError

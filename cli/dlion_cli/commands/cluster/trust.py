@@ -1,7 +1,5 @@
 """`dlion trust`: print and verify the public certificates with which sites authenticate."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

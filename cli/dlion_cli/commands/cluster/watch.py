@@ -1,7 +1,5 @@
 """`dlion watch`: watch a job of a cluster until its run ends."""
 
-from __future__ import annotations
-
 import click
 
 from dlion_cli.cluster.cluster_jobs import JobClient

@@ -1,7 +1,5 @@
 """`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

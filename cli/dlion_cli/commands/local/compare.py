@@ -4,8 +4,6 @@ Owns the options and the output. Each run is a `dlion simulate` process; `compar
 its figures.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

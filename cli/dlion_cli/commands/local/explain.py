@@ -1,7 +1,5 @@
 """`dlion explain`: describe fields of the manifest, their allowed values and defaults."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`dlion init`: create a manifest and a program to start from."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

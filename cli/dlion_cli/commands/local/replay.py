@@ -1,7 +1,5 @@
 """`dlion replay`: simulate a recorded run again, as it was or with other settings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

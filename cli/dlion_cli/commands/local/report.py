@@ -1,7 +1,5 @@
 """`dlion report`: one self-contained HTML page of one result folder, or of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`dlion run`: train a job on this machine, from the manifest to the report."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

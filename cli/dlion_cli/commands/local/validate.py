@@ -1,7 +1,5 @@
 """`dlion validate`: report every problem of manifests and environments, without a cluster."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any
