@@ -1,16 +1,12 @@
 """Maps errors to exit codes and messages of the command line; the only place that does."""
 
-import errno
 import logging
 from typing import Final
 
 from dlion_api.errors import DLionError
-from dlion_api.exit_codes import ExitCode
+from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_results.run_folder.storage import StorageError
 
-_STORAGE: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
-)
 _CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "urllib3", "websocket"})
 """Packages of the extra `cluster`; all others belong to `worker`."""
 
@@ -31,7 +27,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     while chain is not None:  # StorageError may wrap an OSError
         if isinstance(chain, StorageError):
             return ExitCode.STORAGE
-        if isinstance(chain, OSError) and chain.errno in _STORAGE:
+        if isinstance(chain, OSError) and chain.errno in STORAGE_ERRNOS:
             return ExitCode.STORAGE
         chain = chain.__cause__
     if _missing_package(error):
@@ -59,7 +55,7 @@ def message_of(error: BaseException) -> str:
 
 def _os_error_message(error: OSError) -> str:
     """A system error, with advice if a disk is the cause."""
-    if error.errno not in _STORAGE:
+    if error.errno not in STORAGE_ERRNOS:
         return str(error)
     what = "" if error.filename else "a file cannot be read or written: "
     return (

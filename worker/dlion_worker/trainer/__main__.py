@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import logging
 import os
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api.errors import DLionError
-from dlion_api.exit_codes import ExitCode
+from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_worker.trainer.end_report import write_end_report
@@ -28,10 +27,6 @@ from dlion_worker.training import threads
 from dlion_worker.training.snapshot import storage_error_message
 
 _LOG = logging.getLogger("dlion_worker.trainer")
-
-_STORAGE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM}
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _LOG.error("%s", error)
         return error.exit_code
     except OSError as error:
-        if error.errno in _STORAGE:
+        if error.errno in STORAGE_ERRNOS:
             _LOG.error("%s", storage_error_message(error))
             return ExitCode.STORAGE
         _LOG.exception("%s", error)
