@@ -1,7 +1,5 @@
 """Network addresses: `host:port`, with an IPv6 host in brackets."""
 
-from __future__ import annotations
-
 
 def join_host_port(host: str, port: int) -> str:
     """Return `host:port`.

@@ -3,8 +3,6 @@
 For small state on disk (worker configuration, membership, counters); not for logs.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

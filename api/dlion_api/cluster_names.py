@@ -4,8 +4,6 @@ Used by the operator, the command line and the pods. `dlion_api.spec.bounds` lim
 every pod's hostname and every label stay within 63 characters.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Final
 

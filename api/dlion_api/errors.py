@@ -3,14 +3,17 @@
 Messages state what happened, to which object, the given and the allowed values, and what to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from dlion_api.exit_codes import ExitCode
 
 
 class DLionError(Exception):
     """Base class of DLion's errors."""
+
+    exit_code = ExitCode.FAILED
+    """Of a process that the error ends."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Problem:
 class SpecError(DLionError):
     """A document is invalid; carries *all* of its problems. A retry does not help."""
 
+    exit_code = ExitCode.SPEC
+
     def __init__(self, problems: Sequence[Problem], *, source: str = "") -> None:
         self.problems = tuple(problems)
         self.source = source
@@ -61,6 +66,8 @@ class ContractError(DLionError):
 class UnavailableError(DLionError):
     """Something is unavailable now: a retry may help."""
 
+    exit_code = ExitCode.UNAVAILABLE
+
 
 class AbsentError(UnavailableError):
     """A named object is not in the cluster, or its kind is unknown there."""
@@ -69,14 +76,22 @@ class AbsentError(UnavailableError):
 class DeniedError(DLionError):
     """The cluster refuses the request: missing rights, invalid credentials, a conflict."""
 
+    exit_code = ExitCode.DENIED
+
 
 class ProgramError(DLionError):
     """The user's model or data program raised or violated its protocol."""
+
+    exit_code = ExitCode.PROGRAM
 
 
 class DataError(DLionError):
     """A data set is missing, corrupt or not as the manifest declares it."""
 
+    exit_code = ExitCode.DATA
+
 
 class DivergedError(DLionError):
     """Loss, gradient or weights are no longer finite: a restart does not help."""
+
+    exit_code = ExitCode.DIVERGED

@@ -4,9 +4,14 @@ Source: ours, after sysexits.h (64-78), `timeout` (124) and the shell's 128+n fo
 supervisor restarts a trainer after any code that is not `fatal`.
 """
 
-from __future__ import annotations
-
+import errno
 from enum import IntEnum
+from typing import Final
+
+STORAGE_ERRNOS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+)
+"""System errors that end a process with `ExitCode.STORAGE`."""
 
 
 class ExitCode(IntEnum):

@@ -1,7 +1,5 @@
 """Identities of jobs, runs, sites and workers, and their forms on the wire."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import NewType

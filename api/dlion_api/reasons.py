@@ -4,8 +4,6 @@ Workers, the coordinator and the local runner write them to `EventRecord.reason`
 and the report read them. A reader treats a later version's reasons as plain text.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 
@@ -67,10 +65,7 @@ class EventReason(StrEnum):
     )
     QUORUM_LOST = "QuorumLost", "fewer than `minSites` sites are connected with a worker: it pauses"
     QUORUM_BACK = "QuorumBack", "enough sites are connected again"
-    MESSAGE_REFUSED = (
-        "MessageRefused",
-        "a peer violated the protocol, or refuses this worker",
-    )
+    MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     RECORDS_DROPPED = (
         "RecordsDropped",

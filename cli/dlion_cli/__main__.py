@@ -3,8 +3,6 @@
 So `dlion --help`, `validate`, `explain` and `init` need neither TensorFlow nor gRPC.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlion_api.document.shapes import ListShape, ScalarShape, shape_of
+from dlion_api.document import shapes
 from dlion_core.policies.catalogue import BUILT_IN
 from dlion_core.policies.parameters import NoParameters
 
@@ -37,10 +37,10 @@ def test_a_section_has_every_parameter_with_its_default(name: str) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", sections()[name], flags=re.MULTILINE))
     parameters = BUILT_IN[name].parameters
     assert parameters is not NoParameters or not rows
-    declared = {field.name: field for field in shape_of(parameters).fields}
+    declared = {field.name: field for field in shapes.shape_of(parameters).fields}
     assert rows.keys() == declared.keys()
     for field in declared.values():
-        assert isinstance(field.shape, ScalarShape | ListShape)
+        assert isinstance(field.shape, shapes.Scalar | shapes.List)
         assert rows[field.name] == spelt(field.declared.default), field.name
 
 

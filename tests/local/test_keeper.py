@@ -47,7 +47,6 @@ from dlion_worker.artifact_server.service import ArtifactService, UploadRejectio
 from dlion_worker.artifact_server.store import ArtifactStore
 from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.trainer.__main__ import exit_code_of
 from dlion_worker.trainer.saving import ModelLostError, StateSaver
 from local_run import job_document
 
@@ -464,7 +463,7 @@ def test_a_model_that_the_keeper_did_not_get_is_lost(
         else:
             with pytest.raises(ModelLostError) as lost:
                 saving.check_model_uploaded()
-            assert exit_code_of(lost.value) is ExitCode.MODEL_LOST
+            assert lost.value.exit_code is ExitCode.MODEL_LOST
     finally:
         saving.close()
     reasons = {record.reason for record in told if isinstance(record, EventRecord)}

@@ -7,10 +7,10 @@ particular documents (`dlion_api.spec`, `dlion_api.status`), YAML, files.
 A document class is a `@dataclass(frozen=True, kw_only=True)` whose attributes are scalars
 (`str`, `int`, `float`, `bool`, `Literal[...]`), document classes, `tuple[X, ...]`,
 `Mapping[str, X]` or `Mapping[str, Any]` (kept unchanged), each declared with `setting(...)`.
-Attributes are snake_case, documents camelCase. `X | None` with `default=None` may be absent.
+Attributes are snake_case, documents camelCase. `X | None` with `optional(...)` may be absent.
 """
 
-from dlion_api.document.declaring import Limits, setting
+from dlion_api.document.declaring import Limits, optional, setting
 from dlion_api.document.explaining import Explanation, explain
 from dlion_api.document.parsing import line_of, parse
 from dlion_api.document.rendering import to_document
@@ -28,6 +28,7 @@ __all__ = [
     "exactly_one",
     "explain",
     "line_of",
+    "optional",
     "parse",
     "schema",
     "setting",

@@ -1,8 +1,7 @@
 """Declaration of a document's fields, used by every document class."""
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec
@@ -70,3 +69,5 @@ def _as_field(declare: Callable[P, Setting]) -> Callable[P, Any]:
 
 
 setting: Final = _as_field(Setting)
+optional: Final = functools.partial(setting, default=None)
+"""A field that may be absent: its attribute is then None."""

@@ -7,20 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dlion_api.document import shapes
 from dlion_api.document.rendering import render
 from dlion_api.document.scalars import bounds
 from dlion_api.document.schemas import description
-from dlion_api.document.shapes import (
-    FieldShape,
-    FreeShape,
-    ListShape,
-    MapShape,
-    ObjectShape,
-    QuantityShape,
-    ScalarShape,
-    Shape,
-    shape_of,
-)
 from dlion_api.errors import Problem, SpecError
 
 
@@ -65,18 +55,18 @@ def explain(cls: type[Any], path: str = "") -> Explanation:
 
 
 def _explain_object(cls: type[Any]) -> Explanation:
-    shape = shape_of(cls)
+    shape = shapes.shape_of(cls)
     children = tuple(_explain(field, field.name) for field in shape.fields)
     doc = (cls.__doc__ or "").strip().split("\n\n")[0]
     return Explanation("", "", "object", doc, "", True, True, None, _rules(shape), children)
 
 
-def _explain(field: FieldShape, path: str) -> Explanation:
+def _explain(field: shapes.Field, path: str) -> Explanation:
     inner = field.shape
-    while isinstance(inner, ListShape | MapShape):
-        inner = inner.item if isinstance(inner, ListShape) else inner.value
+    while isinstance(inner, shapes.List | shapes.Map):
+        inner = inner.item if isinstance(inner, shapes.List) else inner.value
     children: tuple[Explanation, ...] = ()
-    if isinstance(inner, ObjectShape):
+    if isinstance(inner, shapes.Object):
         children = tuple(_explain(child, f"{path}.{child.name}") for child in inner.fields)
     default = None if field.required else field.declared.default
     return Explanation(
@@ -93,50 +83,50 @@ def _explain(field: FieldShape, path: str) -> Explanation:
     )
 
 
-def _rules(shape: Shape) -> tuple[str, ...]:
-    if not isinstance(shape, ObjectShape):
+def _rules(shape: shapes.Shape) -> tuple[str, ...]:
+    if not isinstance(shape, shapes.Object):
         return ()
     rules = [rule.message for rule in shape.rules]
     return (*rules, *(rule.message for rule in shape.transitions))
 
 
-def type_text(shape: Shape) -> str:
+def type_text(shape: shapes.Shape) -> str:
     """Return the type's name: `string`, `list of object`, `map of quantity`."""
     match shape:
-        case ScalarShape(kind=kind):
+        case shapes.Scalar(kind=kind):
             return kind
-        case QuantityShape():
+        case shapes.Quantity():
             return "quantity"
-        case FreeShape() | ObjectShape():
+        case shapes.Free() | shapes.Object():
             return "object"
-        case ListShape(item=item):
+        case shapes.List(item=item):
             return f"list of {type_text(item)}"
-        case MapShape(value=value):
+        case shapes.Map(value=value):
             return f"map of {type_text(value)}"
 
 
-def allowed_text(shape: Shape) -> str:
+def allowed_text(shape: shapes.Shape) -> str:
     """Return a description of the allowed values; empty if any is allowed."""
     match shape:
-        case ScalarShape(choices=choices) if choices:
+        case shapes.Scalar(choices=choices) if choices:
             return " | ".join(choices)
-        case ScalarShape(kind="string", limits=limits):
+        case shapes.Scalar(kind="string", limits=limits):
             parts = [limits.pattern_description or limits.pattern or ""]
             if limits.max_length is not None:
                 parts.append(f"up to {limits.max_length} characters")
             return ", ".join(part for part in parts if part)
-        case ScalarShape(limits=limits):
+        case shapes.Scalar(limits=limits):
             return bounds(limits)
-        case ListShape(item=item):
+        case shapes.List(item=item):
             return "; ".join(word for word in (_counts(shape), allowed_text(item)) if word)
-        case MapShape(value=value, max_items=most):
+        case shapes.Map(value=value, max_items=most):
             parts = [f"up to {most} entries" if most is not None else "", allowed_text(value)]
             return "; ".join(part for part in parts if part)
         case _:
             return ""
 
 
-def _counts(shape: ListShape) -> str:
+def _counts(shape: shapes.List) -> str:
     uniqueness = f", unique by {shape.key}" if shape.key else ", no duplicates"
     uniqueness = uniqueness if shape.key or shape.unique else ""
     minimum = f"{shape.min_items} to " if shape.min_items else "up to "

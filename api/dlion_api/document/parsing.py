@@ -7,31 +7,17 @@ As in the API server, null counts as absent, an integral float is an integer, an
 in code points. Unlike there, an unknown field is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from dlion_api.document import shapes
+from dlion_api.document.rules import Rule
 from dlion_api.document.scalars import BELOW, FaultError, as_free, as_quantity, as_scalar, shown
-from dlion_api.document.shapes import (
-    FieldShape,
-    FreeShape,
-    ListShape,
-    MapShape,
-    ObjectShape,
-    QuantityShape,
-    ScalarShape,
-    Shape,
-    shape_of,
-)
 from dlion_api.errors import Problem, SpecError
-
-if TYPE_CHECKING:
-    from dlion_api.document.rules import Rule
 
 T = TypeVar("T")
 
@@ -57,7 +43,7 @@ def parse(
         SpecError: All problems, each with its path, value, allowed values and line, if known.
     """
     reader = _Reader(lines or {}, unknown=unknown)
-    value = reader.read(shape_of(cls), document, root)
+    value = reader.read(shapes.shape_of(cls), document, root)
     if reader.problems:
         raise SpecError(reader.reported(), source=source)
     return cast("T", value)
@@ -101,26 +87,26 @@ class _Reader:
         (self.problems if into is None else into).append(problem)
         return _WRONG
 
-    def read(self, shape: Shape, value: object, path: str) -> Any:
+    def read(self, shape: shapes.Shape, value: object, path: str) -> Any:
         """Parse a value of that shape; return a placeholder for an invalid one."""
         try:
             match shape:
-                case ScalarShape():
+                case shapes.Scalar():
                     return as_scalar(shape, value)
-                case QuantityShape():
+                case shapes.Quantity():
                     return as_quantity(value)
-                case FreeShape():
+                case shapes.Free():
                     return as_free(value)
-                case ListShape():
+                case shapes.List():
                     return self._list(shape, value, path)
-                case MapShape():
+                case shapes.Map():
                     return self._map(shape, value, path)
-                case ObjectShape():
+                case shapes.Object():
                     return self._object(shape, value, path)
         except FaultError as fault:
             return self.note(path, fault)
 
-    def _list(self, shape: ListShape, value: object, path: str) -> Any:
+    def _list(self, shape: shapes.List, value: object, path: str) -> Any:
         if not isinstance(value, list | tuple):
             raise FaultError(
                 "must be a list", shown(value), advice="Write its items below as `- …`."
@@ -133,7 +119,7 @@ class _Reader:
         self._refuse_duplicates(shape, items, path)
         return tuple(items)
 
-    def _refuse_duplicates(self, shape: ListShape, items: list[Any], path: str) -> None:
+    def _refuse_duplicates(self, shape: shapes.List, items: list[Any], path: str) -> None:
         if not (shape.key or shape.unique):
             return
         first_index: dict[object, int] = {}
@@ -146,7 +132,7 @@ class _Reader:
                 self.note(_join(f"{path}[{i}]", shape.key), FaultError(message, shown(key), "once"))
             first_index.setdefault(key, i)
 
-    def _map(self, shape: MapShape, value: object, path: str) -> Any:
+    def _map(self, shape: shapes.Map, value: object, path: str) -> Any:
         given = _mapping(value)
         if shape.max_items is not None and len(given) > shape.max_items:
             raise FaultError("has too many entries", str(len(given)), f"at most {shape.max_items}")
@@ -156,7 +142,7 @@ class _Reader:
             if given[key] is not None
         }
 
-    def _object(self, shape: ObjectShape, value: object, path: str) -> Any:
+    def _object(self, shape: shapes.Object, value: object, path: str) -> Any:
         given = _mapping(value)
         before = len(self.problems)
         for name in given:
@@ -176,7 +162,7 @@ class _Reader:
                 self.problems.append(replace(problem, path=full, line=line_of(full, self.lines)))
         return made
 
-    def _field(self, shape: FieldShape, value: object, path: str) -> Any:
+    def _field(self, shape: shapes.Field, value: object, path: str) -> Any:
         if value is not None:
             return self.read(shape.shape, value, _join(path, shape.name))
         if not shape.required:
@@ -186,9 +172,7 @@ class _Reader:
 
     def _check(self, rule: Rule, made: Any, path: str, problems: list[Problem]) -> None:
         wrong = [re.sub(r"\[\d+\]", "", p.path.removeprefix(path).lstrip(".")) for p in problems]
-        if any(_touches(read, bad) for read in rule.reads for bad in wrong):
-            return
-        if not rule.holds(made):
+        if all(map(_PathValidity(wrong), rule.reads)) and not rule.holds(made):
             fault = FaultError(rule.message, rule.given(made), rule.allowed(made), rule.advice)
             self.note(_join(path, rule.reads[0]), fault)
 
@@ -205,7 +189,7 @@ class _PathValidity:
                 path = _parent_path(path)
 
     def __call__(self, path: str) -> bool:
-        if path in self._ancestors:
+        if path in self._ancestors or path in self._wrong:
             return False
         while path and path not in self._wrong:
             path = _parent_path(path)
@@ -214,10 +198,6 @@ class _PathValidity:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _touches(read: str, bad: str) -> bool:
-    return read == bad or read.startswith(f"{bad}.") or bad.startswith(f"{read}.")
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -229,7 +209,7 @@ def _mapping(value: object) -> Mapping[str, object]:
     return value
 
 
-def _unknown(shape: ObjectShape, name: str) -> FaultError:
+def _unknown(shape: shapes.Object, name: str) -> FaultError:
     folded = {f.name.lower(): f.name for f in shape.fields}
     near = difflib.get_close_matches(name.lower()[:64], list(folded), n=1)
     advice = f"Did you mean {folded[near[0]]}?" if near else ""
@@ -237,13 +217,13 @@ def _unknown(shape: ObjectShape, name: str) -> FaultError:
     return FaultError(message, allowed=", ".join(folded.values()), advice=advice)
 
 
-def _wanted(declared: FieldShape) -> str:
+def _wanted(declared: shapes.Field) -> str:
     match declared.shape:
-        case ScalarShape(choices=choices) if choices:
+        case shapes.Scalar(choices=choices) if choices:
             return ", ".join(choices)
-        case ScalarShape(kind=kind):
+        case shapes.Scalar(kind=kind):
             return f"a {kind}" if kind != "integer" else "an integer"
-        case ListShape():
+        case shapes.List():
             return "a list"
         case _:
             return "a mapping"

@@ -1,21 +1,9 @@
 """Convert objects back to documents for JSON, with defaults filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from dlion_api.document.shapes import (
-    FieldShape,
-    FreeShape,
-    ListShape,
-    MapShape,
-    ObjectShape,
-    QuantityShape,
-    ScalarShape,
-    Shape,
-    shape_of,
-)
+from dlion_api.document import shapes
 
 
 def to_document(
@@ -27,29 +15,29 @@ def to_document(
     that have their default.
     """
 
-    def is_taken(field: FieldShape, value: Any) -> bool:
+    def is_taken(field: shapes.Field, value: Any) -> bool:
         if value is None or (hashed_only and not field.declared.hashed):
             return False
         return not (without_defaults and value == field.declared.default)
 
-    rendered: dict[str, Any] = render(shape_of(type(document)), document, is_taken)
+    rendered: dict[str, Any] = render(shapes.shape_of(type(document)), document, is_taken)
     return rendered
 
 
 def render(
-    shape: Shape,
+    shape: shapes.Shape,
     value: Any,
-    is_taken: Callable[[FieldShape, Any], bool] = lambda _field, value: value is not None,
+    is_taken: Callable[[shapes.Field, Any], bool] = lambda _field, value: value is not None,
 ) -> Any:
     """Return a value of that shape in its JSON form, with the fields that are taken."""
     match shape:
-        case ScalarShape() | QuantityShape() | FreeShape():
+        case shapes.Scalar() | shapes.Quantity() | shapes.Free():
             return value
-        case ListShape(item=item):
+        case shapes.List(item=item):
             return [render(item, each, is_taken) for each in value]
-        case MapShape(value=item):
+        case shapes.Map(value=item):
             return {key: render(item, each, is_taken) for key, each in value.items()}
-        case ObjectShape(fields=fields):
+        case shapes.Object(fields=fields):
             values = ((field, getattr(value, field.attribute)) for field in fields)
             return {
                 field.name: render(field.shape, each, is_taken)

@@ -3,8 +3,6 @@
 The API server enforces the CEL expression, `parse` the predicate; contract tests compare them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

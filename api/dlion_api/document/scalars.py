@@ -1,17 +1,13 @@
 """Parse single values. Used by `parsing` only."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from dlion_api.document import shapes
+from dlion_api.document.declaring import Limits
 from dlion_api.errors import Problem
-
-if TYPE_CHECKING:
-    from dlion_api.document.declaring import Limits
-    from dlion_api.document.shapes import ScalarShape
 
 _DECIMAL = r"(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
 QUANTITY: Final = rf"(\+|-)?{_DECIMAL}(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?{_DECIMAL}))?"
@@ -57,7 +53,7 @@ def shown(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
-def as_scalar(shape: ScalarShape, value: object) -> Any:
+def as_scalar(shape: shapes.Scalar, value: object) -> Any:
     """Return the value if it has the shape's kind and is within its limits. Raises: FaultError."""
     if shape.kind == "string":
         return _string(shape, value)
@@ -68,7 +64,7 @@ def as_scalar(shape: ScalarShape, value: object) -> Any:
     return _number(shape, value)
 
 
-def _string(shape: ScalarShape, value: object) -> str:
+def _string(shape: shapes.Scalar, value: object) -> str:
     if not isinstance(value, str):
         advice = f'Put it in quotes: "{shown(value)}".' if isinstance(value, int | float) else ""
         raise FaultError("must be a string", shown(value), ", ".join(shape.choices), advice)
@@ -85,7 +81,7 @@ def _string(shape: ScalarShape, value: object) -> str:
     return value
 
 
-def _number(shape: ScalarShape, value: object) -> int | float:
+def _number(shape: shapes.Scalar, value: object) -> int | float:
     kind = "an integer" if shape.kind == "integer" else "a number"
     if isinstance(value, bool) or not isinstance(value, int | float):
         quoted = isinstance(value, str) and re.fullmatch(_NUMBER, value[:MAX_SHOWN_LENGTH])

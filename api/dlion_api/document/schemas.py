@@ -4,26 +4,12 @@ Used by the tool that writes `crds/`. Rules become `x-kubernetes-validations`. D
 at every level, so that `kubectl explain` shows what an absent object means.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from dlion_api.document import shapes
+from dlion_api.document.declaring import Limits
 from dlion_api.document.rendering import render
 from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
-from dlion_api.document.shapes import (
-    FieldShape,
-    FreeShape,
-    ListShape,
-    MapShape,
-    ObjectShape,
-    QuantityShape,
-    ScalarShape,
-    Shape,
-    shape_of,
-)
-
-if TYPE_CHECKING:
-    from dlion_api.document.declaring import Limits
 
 Schema = dict[str, Any]
 _VALIDATIONS = "x-kubernetes-validations"
@@ -31,32 +17,32 @@ _VALIDATIONS = "x-kubernetes-validations"
 
 def schema(cls: type[Any]) -> Schema:
     """Return the schema of a document class."""
-    return _shape(shape_of(cls))
+    return _shape(shapes.shape_of(cls))
 
 
-def _shape(shape: Shape) -> Schema:
+def _shape(shape: shapes.Shape) -> Schema:
     match shape:
-        case ScalarShape():
+        case shapes.Scalar():
             return _scalar(shape)
-        case QuantityShape():
+        case shapes.Quantity():
             return {
                 "anyOf": [{"type": "integer"}, {"type": "string"}],
                 "maxLength": MAX_QUANTITY_LENGTH,
                 "pattern": f"^(?:{QUANTITY})$",
                 "x-kubernetes-int-or-string": True,
             }
-        case FreeShape():
+        case shapes.Free():
             return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        case ListShape():
+        case shapes.List():
             return _list(shape)
-        case MapShape(value=value, max_items=most):
+        case shapes.Map(value=value, max_items=most):
             content = {"type": "object", "additionalProperties": _shape(value)}
             return content | _given(maxProperties=most)
-        case ObjectShape():
+        case shapes.Object():
             return _object(shape)
 
 
-def _scalar(shape: ScalarShape) -> Schema:
+def _scalar(shape: shapes.Scalar) -> Schema:
     result: Schema = {"type": shape.kind}
     if shape.choices:
         return result | {"enum": list(shape.choices)}
@@ -87,7 +73,7 @@ def _number_limits(limits: Limits) -> Schema:
     return result
 
 
-def _list(shape: ListShape) -> Schema:
+def _list(shape: shapes.List) -> Schema:
     result: Schema = {"type": "array", "items": _shape(shape.item)}
     result |= _given(minItems=shape.min_items or None, maxItems=shape.max_items)
     if shape.key:
@@ -97,7 +83,7 @@ def _list(shape: ListShape) -> Schema:
     return result
 
 
-def _object(shape: ObjectShape) -> Schema:
+def _object(shape: shapes.Object) -> Schema:
     result: Schema = {"type": "object", "properties": {f.name: _field(f) for f in shape.fields}}
     required = [f.name for f in shape.fields if f.required]
     rules = [_rule(rule.cel, rule.message, rule.reads[0]) for rule in shape.rules]
@@ -110,14 +96,14 @@ def _rule(cel: str, message: str, path: str) -> Schema:
     return {"rule": cel, "message": message} | where
 
 
-def _field(field: FieldShape) -> Schema:
+def _field(field: shapes.Field) -> Schema:
     result = {"description": description(field)} | _shape(field.shape)
     if field.declared.default is not None and not field.required:
         result["default"] = render(field.shape, field.declared.default)
     return result
 
 
-def description(field: FieldShape) -> str:
+def description(field: shapes.Field) -> str:
     """Return a field's documentation with its unit."""
     doc, unit = field.declared.doc, field.declared.unit
     text = doc[:1].upper() + doc[1:]

@@ -10,23 +10,20 @@ import dataclasses
 import re
 import types
 import typing
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from dlion_api.document.declaring import METADATA_KEY, NO_LIMITS, REQUIRED, Limits, Setting
 from dlion_api.document.rules import Check, Rule, TransitionRule
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
 
 ScalarKind = Literal["string", "integer", "number", "boolean"]
 _SCALARS: dict[Any, ScalarKind] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 @dataclass(frozen=True)
-class ScalarShape:
+class Scalar:
     """A string, number or boolean; `choices` if only some strings are allowed."""
 
     kind: ScalarKind
@@ -35,17 +32,17 @@ class ScalarShape:
 
 
 @dataclass(frozen=True)
-class QuantityShape:
+class Quantity:
     """A Kubernetes quantity: a string such as `500m`, or an integer; kept as a string."""
 
 
 @dataclass(frozen=True)
-class FreeShape:
+class Free:
     """A mapping that is checked elsewhere; kept unchanged."""
 
 
 @dataclass(frozen=True)
-class ListShape:
+class List:
     """A list; `key` names the field that identifies its items."""
 
     item: Shape
@@ -56,7 +53,7 @@ class ListShape:
 
 
 @dataclass(frozen=True)
-class MapShape:
+class Map:
     """A mapping from any string to values of one shape."""
 
     value: Shape
@@ -64,7 +61,7 @@ class MapShape:
 
 
 @dataclass(frozen=True)
-class FieldShape:
+class Field:
     """One field of an object. `name` is the document's, `attribute` the dataclass's."""
 
     name: str
@@ -78,22 +75,22 @@ class FieldShape:
 
 
 @dataclass(frozen=True)
-class ObjectShape:
+class Object:
     """A document class. `ignored`: names that are allowed in the document and dropped."""
 
     cls: type[Any]
-    fields: tuple[FieldShape, ...]
+    fields: tuple[Field, ...]
     rules: tuple[Rule, ...]
     transitions: tuple[TransitionRule, ...]
     checks: tuple[Check, ...]
     ignored: frozenset[str]
 
-    def field(self, name: str) -> FieldShape | None:
+    def field(self, name: str) -> Field | None:
         """Return the field with that document name."""
         return next((field for field in self.fields if field.name == name), None)
 
 
-Shape = ScalarShape | QuantityShape | FreeShape | ListShape | MapShape | ObjectShape
+Shape = Scalar | Quantity | Free | List | Map | Object
 
 
 def document_name(attribute: str) -> str:
@@ -105,15 +102,15 @@ def document_name(attribute: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda m: m.group(1).upper(), attribute.rstrip("_"))
 
 
-def shape_of(cls: type[Any]) -> ObjectShape:
+def shape_of(cls: type[Any]) -> Object:
     """Return the shape of a document class. Raises: TypeError: a declaration is invalid."""
     return _shape_of(cast("Hashable", cls))
 
 
 @cache
-def _shape_of(cls: Any) -> ObjectShape:
+def _shape_of(cls: Any) -> Object:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return ObjectShape(
+    return Object(
         cls=cls,
         fields=tuple(
             _field_shape(cls, field, hints[field.name])
@@ -127,13 +124,13 @@ def _shape_of(cls: Any) -> ObjectShape:
     )
 
 
-def _field_shape(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> FieldShape:
+def _field_shape(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> Field:
     declared: Setting = field.metadata[METADATA_KEY]
     try:
         shape = _shape(hint, declared)
     except TypeError as error:
         raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
-    return FieldShape(document_name(field.name), field.name, shape, declared)
+    return Field(document_name(field.name), field.name, shape, declared)
 
 
 def _shape(hint: Any, declared: Setting) -> Shape:
@@ -142,7 +139,7 @@ def _shape(hint: Any, declared: Setting) -> Shape:
         (hint,) = (a for a in arguments if a is not type(None))
         return _shape(hint, declared)
     if origin is tuple:
-        return ListShape(
+        return List(
             _item_shape(arguments[0]),
             declared.min_items,
             declared.max_items,
@@ -151,9 +148,9 @@ def _shape(hint: Any, declared: Setting) -> Shape:
         )
     if origin is collections.abc.Mapping:
         if arguments[1] is Any:
-            return FreeShape()
-        value = QuantityShape() if declared.quantity else _item_shape(arguments[1])
-        return MapShape(value, declared.max_items)
+            return Free()
+        value = Quantity() if declared.quantity else _item_shape(arguments[1])
+        return Map(value, declared.max_items)
     return _item_shape(hint, declared)
 
 
@@ -161,9 +158,9 @@ def _item_shape(hint: Any, limits: Limits = NO_LIMITS) -> Shape:
     if typing.get_origin(hint) is typing.Annotated:
         hint, limits = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
-        return ScalarShape("string", limits, typing.get_args(hint))
+        return Scalar("string", limits, typing.get_args(hint))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return shape_of(hint)
     if hint in _SCALARS:
-        return ScalarShape(_SCALARS[hint], limits)
+        return Scalar(_SCALARS[hint], limits)
     raise TypeError(f"no document can hold {hint!r}")

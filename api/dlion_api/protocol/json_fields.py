@@ -4,21 +4,24 @@ Used by `records` and `sidecar_protocol`, which define how single values are con
 are built once for each class.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import json
 import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 
 Convert = Callable[[Any], Any]
 """Checks and converts a value. Raises: ValueError, TypeError, OverflowError."""
+Fields = Callable[[Any], dict[str, Any]]
+"""Checks and converts all fields of a dataclass, as `fields_converter` returns it."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,46 @@ class Conversion:
     """Limit for a list or mapping."""
 
 
-def fields_converter(
-    kind: type[Any], conversion_of: Callable[[str], Conversion]
-) -> Callable[[Any], dict[str, Any]]:
+def read_record(
+    text: str | bytes, what: str, kinds: Mapping[str, tuple[type[T], Fields]], *, max_bytes: int
+) -> T:
+    """Return the record in a JSON object with its kind; `what` names it in messages.
+
+    Raises: ContractError: Too long, not JSON, or a field is unknown, missing, repeated or of a
+        wrong type.
+    """
+    size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise ContractError(f"{what} of {size} bytes; allowed: at most {max_bytes}")
+    try:
+        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
+        raise ContractError(f"{what} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ContractError(f"{what} is not an object (given: {type(values).__name__})")
+    kind = values.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        allowed = ", ".join(kinds)
+        raise ContractError(f"{what} of unknown kind (given: {kind!r:.100}); allowed: {allowed}")
+    record_type, fields = kinds[kind]
+    try:
+        return record_type(**fields(values))
+    except ValueError as error:
+        raise ContractError(f"{kind} {what}: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return values
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def fields_converter(kind: type[Any], conversion_of: Callable[[str], Conversion]) -> Fields:
     """Return a function that converts all fields of that dataclass.
 
     `conversion_of` selects the conversion by the field's name. The function raises ValueError with

@@ -5,8 +5,6 @@ Trainer to sidecar: `SpeedProbe`, `StepTiming`, `LinkDelivery`, `CpuAllowance`, 
 `sidecar_protocol` encodes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

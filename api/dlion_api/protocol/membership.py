@@ -1,7 +1,5 @@
 """The members of a run, as the coordinator streams them to workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -7,24 +7,22 @@ own group, index and address. Contains no secrets.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from dlion_api.protocol.worker_config import DOCUMENT, FILLED_TEXT, read_config
+from dlion_api.protocol.worker_config import Document, FilledText, read_config
 
 
 @dataclass(frozen=True)
 class PodConfig:
     """Configuration shared by all pods of a run at one site."""
 
-    job_document: Mapping[str, Any]
+    job_document: Document
     """The manifest, for `dlion_api.spec.load_job`."""
-    site: str
-    coordinator_address: str
+    site: FilledText
+    coordinator_address: FilledText
     """`host:port`."""
-    keeper_address: str
+    keeper_address: FilledText
     """`host:port` of the site's keeper."""
 
     def to_json(self) -> str:
@@ -34,12 +32,4 @@ class PodConfig:
     @classmethod
     def load(cls, path: Path | str) -> PodConfig:
         """Load the configuration from a file. Raises: as `read_config`."""
-        return cls(**read_config(path, PodConfig, _CHECKS))
-
-
-_CHECKS = {
-    "job_document": DOCUMENT,
-    "site": FILLED_TEXT,
-    "coordinator_address": FILLED_TEXT,
-    "keeper_address": FILLED_TEXT,
-}
+        return cls(**read_config(path, PodConfig))

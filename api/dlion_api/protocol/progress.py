@@ -5,8 +5,6 @@ since the run began, on the worker's monotonic clock, with the offset that the c
 joining. Wall clocks of different machines are never compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

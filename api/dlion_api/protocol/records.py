@@ -8,13 +8,10 @@ allowed only in `NON_FINITE_FIELDS`, where training can produce them: a diverged
 accuracy of a class without samples.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator
 from collections.abc import Mapping
-from typing import Any, NoReturn
 
 from dlion_api.errors import ContractError
 from dlion_api.protocol.json_fields import (
@@ -22,6 +19,7 @@ from dlion_api.protocol.json_fields import (
     fields_converter,
     read_flag,
     read_rank,
+    read_record,
     read_text,
 )
 from dlion_api.protocol.progress import (
@@ -72,41 +70,8 @@ def record_to_json(record: ProgressRecord) -> str:
 
 
 def record_from_json(text: str | bytes) -> ProgressRecord:
-    """Decode a record from one line of JSON.
-
-    Raises:
-        ContractError: Too long, not JSON, or a field is unknown, missing, repeated or of a wrong
-            type.
-    """
-    size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    if size > MAX_RECORD_BYTES:
-        raise ContractError(f"record of {size} bytes; allowed: at most {MAX_RECORD_BYTES}")
-    try:
-        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:  # invalid UTF-8 and invalid JSON are ValueErrors
-        raise ContractError(f"record is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ContractError(f"record is not an object (given: {type(values).__name__})")
-    kind = values.pop("kind", None)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ContractError(
-            f"record of unknown kind (given: {kind!r:.100}); allowed: {', '.join(KINDS)}"
-        )
-    try:
-        return KINDS[kind](**_DECODERS[kind](values))
-    except ValueError as error:
-        raise ContractError(f"{kind} record: {error}") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return values
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    """Decode a record from one line of JSON. Raises: as `read_record`."""
+    return read_record(text, "record", _DECODERS, max_bytes=MAX_RECORD_BYTES)
 
 
 def _integer(value: object) -> int:
@@ -175,4 +140,7 @@ def _decoding(name: str) -> Conversion:
 
 
 _ENCODERS = {kind: fields_converter(record_type, _encoding) for kind, record_type in KINDS.items()}
-_DECODERS = {kind: fields_converter(record_type, _decoding) for kind, record_type in KINDS.items()}
+_DECODERS = {
+    kind: (record_type, fields_converter(record_type, _decoding))
+    for kind, record_type in KINDS.items()
+}

@@ -4,8 +4,6 @@ The gRPC status alone does not determine what a worker should do; the reason doe
 clients read it, and both count it. The spellings are API: documented, never renamed.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from dlion_api.errors import ContractError

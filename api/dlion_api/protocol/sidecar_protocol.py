@@ -4,22 +4,22 @@ A record is one line of JSON with its kind: `{"kind": "StepTiming", "iteration":
 `dlion_worker.sidecar` listens and `dlion_worker.trainer.background.sidecar_client` connects.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from dlion_api.errors import ContractError
 from dlion_api.protocol.json_fields import (
     Conversion,
+    Fields,
     fields_converter,
     read_flag,
     read_rank,
+    read_record,
     read_text,
 )
 from dlion_api.protocol.measurements import (
@@ -71,28 +71,8 @@ def encode(record: LocalRecord) -> bytes:
 
 
 def decode(line: bytes) -> LocalRecord:
-    """Decode one line, with or without its newline.
-
-    Raises: ContractError: Not an output of `encode`: unknown kind or field, missing field, wrong
-        type, negative or non-finite number, or too long a line.
-    """
-    if len(line) > MAX_LINE_BYTES:
-        raise ContractError(f"local message: {len(line)} bytes; at most {MAX_LINE_BYTES}")
-    try:
-        document = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"local message: not a line of JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ContractError(f"local message: {document!r:.60}; an object is expected")
-    name = document.pop("kind", None)
-    if not isinstance(name, str) or name not in _KINDS:
-        raise ContractError(f"local message: kind {name!r:.60}; allowed: {', '.join(_KINDS)}")
-    kind, converter = _KINDS[name]
-    try:
-        record: LocalRecord = kind(**converter(document))
-    except ValueError as error:
-        raise ContractError(f"{name}: {error}") from error
-    return record
+    """Decode one line, with or without its newline. Raises: as `read_record`."""
+    return read_record(line, "local message", _KINDS, max_bytes=MAX_LINE_BYTES)
 
 
 def _plain(value: Any) -> Any:
@@ -120,10 +100,6 @@ def _number(value: Any) -> float:
     return value
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a finite number")
-
-
 _CONVERSION = Conversion(
     {
         int: _integer,
@@ -133,7 +109,7 @@ _CONVERSION = Conversion(
     },
     key=read_rank,
 )
-_KINDS = {
+_KINDS: Mapping[str, tuple[type[LocalRecord], Fields]] = {
     kind.__name__: (kind, fields_converter(kind, lambda _name: _CONVERSION))
     for kind in typing.get_args(TrainerRecord | SidecarRecord)
 }

@@ -1,8 +1,6 @@
 """Rules that issuers and owners of certificates share: backdating, renewal, pods' proofs and
 fingerprints of CA bundles."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime, timedelta

@@ -7,11 +7,12 @@ and addresses but no secrets: the token is in a separate file.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import Problem, SpecError
@@ -30,47 +31,104 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+):([0-9]{1,5})")
 _LINK = re.compile(r"(0|[1-9][0-9]{0,8})/(exchange|measuring)")
 
 
+def _is_address(value: Any) -> bool:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return match is not None and 0 < int(match[2]) < 65536
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER
+
+
+def _are_links(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(link, str) and _LINK.fullmatch(link) is not None and _is_address(address)
+        for link, address in value.items()
+    )
+
+
+def _is_a(kind: type[Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _or_null(is_allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_allowed(value)
+
+
+def _is_integer(least: int, most: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _is_filled(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _fits_socket(path: Any) -> bool:
+    return isinstance(path, str) and 0 < len(path.encode()) <= MAX_SOCKET_PATH_BYTES
+
+
+_HOST_PORT = "host:port, port 1 to 65535, an IPv6 host in brackets"
+_SOCKET_PATH = f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter folder"
+_LINKS = "an object from '<rank>/exchange' or '<rank>/measuring' to 'host:port'"
+
+# Types of fields, each with a function that accepts its values and a description of them.
+Document = Annotated[Mapping[str, Any], (_is_a(Mapping), "a DLionJob document")]
+Text = Annotated[str, (_is_a(str), "text")]
+FilledText = Annotated[str, (_is_filled, "text that is not empty")]
+Flag = Annotated[bool, (_is_a(bool), "true or false")]
+CheckedRank = Annotated[Rank, (_is_integer(0, math.inf), "an integer from 0")]
+Port = Annotated[int, (_is_integer(0, 65535), "an integer from 0 to 65535")]
+HostPort = Annotated[str, (_is_address, _HOST_PORT)]
+OptionalHostPort = Annotated[str, (lambda value: value == "" or _is_address(value), _HOST_PORT)]
+LinkAddresses = Annotated[Mapping[str, str], (_are_links, _LINKS)]
+SocketPath = Annotated[str, (_fits_socket, _SOCKET_PATH)]
+Seconds = Annotated[float | None, (_or_null(_is_finite), "seconds, or null")]
+Cores = Annotated[
+    float | None,
+    (_or_null(lambda value: _is_finite(value) and value > 0), "cores above 0, or null"),
+]
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """Configuration of one worker's processes."""
 
-    job_document: Mapping[str, Any]
+    job_document: Document
     """The manifest, for `dlion_api.spec.load_job`."""
-    rank: Rank
-    coordinator_address: str
-    """`host:port`."""
-    authority_pem_path: str
+    rank: CheckedRank
+    coordinator_address: HostPort
+    authority_pem_path: Text
     """CA bundle that verifies the coordinator's certificate; empty: no TLS."""
-    token_path: str
+    token_path: FilledText
     """File with the worker's token; read for each call, because tokens are renewed."""
-    state_dir: str
+    state_dir: FilledText
     """Persists across restarts: stored membership, incarnation counter, checkpoints."""
-    socket_path: str
+    socket_path: SocketPath
     """The sidecar's Unix socket."""
-    listen_host: str
-    advertise_host: str
+    listen_host: FilledText
+    advertise_host: FilledText
     """The host that peers connect to."""
-    data_root: str
+    data_root: Text
     """Base of relative data set paths."""
-    results_dir: str
-    program_root: str = ""
+    results_dir: FilledText
+    program_root: Text = ""
     """Base of `program.file` and `program.module`; empty: the data root."""
-    snapshots_dir: str = ""
+    snapshots_dir: Text = ""
     """Where the trainer writes snapshots for an evaluator; empty: it evaluates itself."""
-    coordinator_dns_name: str = COORDINATOR_DNS_NAME
-    exchange_port: int = 0
+    coordinator_dns_name: FilledText = COORDINATOR_DNS_NAME
+    exchange_port: Port = 0
     """The port that the trainer listens on; 0: any free one."""
-    measuring_port: int = 0
+    measuring_port: Port = 0
     """The same for the sidecar's probes."""
-    cpu_quota_cores: float | None = None
+    cpu_quota_cores: Cores = None
     """The hard CPU quota, if the process cannot read it; None: read the cgroup."""
-    link_addresses: Mapping[str, str] = field(default_factory=dict)
+    link_addresses: LinkAddresses = field(default_factory=dict)
     """`<rank>/exchange` or `<rank>/measuring` → address to use instead of the advertised one."""
-    start_time_monotonic_s: float | None = None
+    start_time_monotonic_s: Seconds = None
     """`time.monotonic()` at the start of the run, if all share one clock; None: from the
     coordinator."""
-    resume: bool = False
-    keeper_address: str = ""
+    resume: Flag = False
+    keeper_address: OptionalHostPort = ""
     """`host:port` of the site's keeper of checkpoints and models; empty: none."""
 
     @property
@@ -94,7 +152,7 @@ class WorkerConfig:
             SpecError: `load` would reject a value.
             OSError: The file cannot be written.
         """
-        if problems := _problems(asdict(self), WorkerConfig, _CHECKS):
+        if problems := _problems(asdict(self), WorkerConfig):
             raise SpecError(problems, source=str(path))
         text = json.dumps(asdict(self), indent=2, allow_nan=False)
         write_atomically(Path(path), text.encode(), mode=0o640)
@@ -102,15 +160,11 @@ class WorkerConfig:
     @classmethod
     def load(cls, path: Path | str) -> WorkerConfig:
         """Load the configuration from a file. Raises: as `read_config`."""
-        values = read_config(path, WorkerConfig, _CHECKS)
+        values = read_config(path, WorkerConfig)
         return cls(**{**values, "rank": Rank(values["rank"])})
 
 
-Check = tuple[Callable[[Any], bool], str]
-"""Whether a field's value is allowed, and a description of the allowed values."""
-
-
-def read_config(path: Path | str, kind: type[Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+def read_config(path: Path | str, kind: type[Any]) -> dict[str, Any]:
     """Return the checked fields of a configuration of that class.
 
     Raises:
@@ -126,82 +180,24 @@ def read_config(path: Path | str, kind: type[Any], checks: Mapping[str, Check]) 
         values = json.loads(content)
     except (ValueError, RecursionError) as error:  # ValueError covers invalid UTF-8 and JSON
         raise SpecError([Problem("", f"is not JSON: {error}")], source=str(path)) from error
-    if problems := _problems(values, kind, checks):
+    if problems := _problems(values, kind):
         raise SpecError(problems, source=str(path))
     return dict(values)
 
 
-def _problems(values: object, kind: type[Any], checks: Mapping[str, Check]) -> list[Problem]:
+def _problems(values: object, kind: type[Any]) -> list[Problem]:
     if not isinstance(values, Mapping):
         return [Problem("", "is not an object", value=type(values).__name__)]
-    allowed = ", ".join(checks)
-    unknown = [name for name in values if name not in checks]
+    hints = get_type_hints(kind, include_extras=True)
+    allowed = ", ".join(hints)
+    unknown = [name for name in values if name not in hints]
     problems = [Problem(name, "unknown field", allowed=allowed) for name in unknown]
     for declared in fields(kind):
-        name, (is_allowed, wanted) = declared.name, checks[declared.name]
+        name = declared.name
+        is_allowed, wanted = hints[name].__metadata__[0]
         if name in values:
             if not is_allowed(values[name]):
                 problems.append(Problem(name, "wrong value", repr(values[name])[:200], wanted))
         elif declared.default is MISSING and declared.default_factory is MISSING:
             problems.append(Problem(name, "is missing"))
     return problems
-
-
-def _is_address(value: Any) -> bool:
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    return match is not None and 0 < int(match[2]) < 65536
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= MAX_NUMBER
-
-
-def _are_links(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(link, str) and _LINK.fullmatch(link) is not None and _is_address(address)
-        for link, address in value.items()
-    )
-
-
-DOCUMENT: Check = (lambda value: isinstance(value, Mapping), "a DLionJob document")
-_TEXT: Check = (lambda value: isinstance(value, str), "text")
-FILLED_TEXT: Check = (
-    lambda value: isinstance(value, str) and value.strip() != "", "text that is not empty"
-)  # fmt: skip
-_HOST_PORT = "host:port, port 1 to 65535, an IPv6 host in brackets"
-_PORT: Check = (
-    lambda value: type(value) is int and 0 <= value < 65536,
-    "an integer from 0 to 65535",
-)
-_CHECKS: Mapping[str, Check] = {
-    "job_document": DOCUMENT,
-    "rank": (lambda value: type(value) is int and value >= 0, "an integer from 0"),
-    "coordinator_address": (_is_address, _HOST_PORT),
-    "authority_pem_path": _TEXT,
-    "token_path": FILLED_TEXT,
-    "state_dir": FILLED_TEXT,
-    "socket_path": (
-        lambda value: isinstance(value, str) and 0 < len(value.encode()) <= MAX_SOCKET_PATH_BYTES,
-        f"a path of 1 to {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter folder",
-    ),
-    "listen_host": FILLED_TEXT,
-    "advertise_host": FILLED_TEXT,
-    "data_root": _TEXT,
-    "results_dir": FILLED_TEXT,
-    "program_root": _TEXT,
-    "snapshots_dir": _TEXT,
-    "coordinator_dns_name": FILLED_TEXT,
-    "exchange_port": _PORT,
-    "measuring_port": _PORT,
-    "cpu_quota_cores": (
-        lambda value: value is None or (_is_finite(value) and value > 0), "cores above 0, or null"
-    ),
-    "link_addresses": (
-        _are_links, "an object from '<rank>/exchange' or '<rank>/measuring' to 'host:port'"
-    ),
-    "start_time_monotonic_s": (
-        lambda value: value is None or _is_finite(value), "seconds, or null"
-    ),
-    "resume": (lambda value: isinstance(value, bool), "true or false"),
-    "keeper_address": (lambda value: value == "" or _is_address(value), _HOST_PORT),
-}  # fmt: skip

@@ -5,8 +5,6 @@ three digits and three dashes, 60 of the allowed 63. The DNS name in its certifi
 (`names.WorkerIdentity.dns_name`) stays below 253 characters and each of its labels below 63.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 

@@ -1,19 +1,11 @@
 """`spec.trainer.dataset`: the samples that a job trains on, and their partition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from dlion_api.document import Rule, at_most_one, setting
-from dlion_api.spec.bounds import (
-    MAX_CLASSES,
-    MAX_SITES,
-    PATH_LENGTH,
-    SITE_NAME_LENGTH,
-    ClassLabel,
-)
+from dlion_api.document import Rule, at_most_one, optional, setting
+from dlion_api.spec.bounds import MAX_CLASSES, MAX_SITES, PATH_LENGTH, SITE_NAME_LENGTH, ClassLabel
 
 PATH_PLACEHOLDERS = ("{site}", "{group}", "{index}", "{rank}")
 """Placeholders in `path` and `evaluationPath` that each worker replaces with its own values."""
@@ -43,21 +35,14 @@ class Dataset:
     name: (
         Literal["digits", "keras:mnist", "keras:fashion_mnist", "keras:cifar10", "keras:cifar100"]
         | None
-    ) = setting(
-        "a data set by name: digits, or one that comes with Keras (docs/data.md).",
-        default=None,
-    )
-    path: str | None = setting(
-        "a file or directory, relative to the site's data root.", default=None, **_PATH
-    )
-    format: Literal["tfrecord", "npz", "images"] | None = setting(
+    ) = optional("a data set by name: digits, or one that comes with Keras (docs/data.md).")
+    path: str | None = optional("a file or directory, relative to the site's data root.", **_PATH)
+    format: Literal["tfrecord", "npz", "images"] | None = optional(
         "format of the files at the path: tf.train.Example records with image/encoded and"
-        " image/class/label, .npz files with arrays x and y, or a folder of images per class.",
-        default=None,
+        " image/class/label, .npz files with arrays x and y, or a folder of images per class."
     )
-    evaluation_path: str | None = setting(
+    evaluation_path: str | None = optional(
         "held-out samples in the same format; without it a fraction of the path's is held out.",
-        default=None,
         **_PATH,
     )
     evaluation_fraction: float = setting(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from dlion_api.document import Rule, TransitionRule, parse, setting, to_document
+from dlion_api.document import Rule, TransitionRule, optional, parse, setting, to_document
 from dlion_api.errors import Problem
 from dlion_api.names import JobKey, Rank, SiteName, WorkerIdentity
 from dlion_api.spec import ranks
@@ -113,26 +113,23 @@ class Spec:
         pattern_description="a domain name, a slash, a name",
         max_length=63,
     )
-    active_deadline_seconds: int | None = setting(
+    active_deadline_seconds: int | None = optional(
         "a run that takes longer fails after saving its model. The time restarts with a resume.",
-        default=None,
         minimum=1,
         maximum=INT32_MAX,
         unit="seconds",
         hashed=False,
     )
-    start_deadline_seconds: int | None = setting(
+    start_deadline_seconds: int | None = optional(
         "how long a ready worker waits for the others before it starts without them, if at least"
         " minSites sites are ready. Default: it waits for all.",
-        default=None,
         minimum=1,
         maximum=INT32_MAX,
         unit="seconds",
         hashed=False,
     )
-    ttl_seconds_after_finished: int | None = setting(
+    ttl_seconds_after_finished: int | None = optional(
         "a finished job's pods, services and secrets are deleted after this time; the job stays.",
-        default=None,
         minimum=0,
         maximum=INT32_MAX,
         unit="seconds",
@@ -149,10 +146,9 @@ class Spec:
         " job.",
         default="Continue",
     )
-    pod_template: Mapping[str, Any] | None = setting(
+    pod_template: Mapping[str, Any] | None = optional(
         "metadata and spec merged into the workers' pods; checked by the API server. A change takes"
         " effect in the next run.",
-        default=None,
         hashed=False,
     )
 

@@ -4,13 +4,11 @@ docs/exchange.md describes each policy. A default is marked "as recalled" if it 
 system's from memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from dlion_api.document import Rule, setting
+from dlion_api.document import Rule, optional, setting
 
 MAX_BATCH_SIZE = 10**6
 GROWING_DATA_FRACTION = 0.5
@@ -37,10 +35,9 @@ class GlobalBatchSize:
     max: int = setting(
         "the maximum.", default=5000, minimum=1, maximum=MAX_BATCH_SIZE, unit="samples"
     )
-    growth: bool | None = setting(
+    growth: bool | None = optional(
         "whether it changes at all. Default: true with exchange policies dlion and dlion-published,"
-        " whose technique it is, and with batching policy goodput; else false.",
-        default=None,
+        " whose technique it is, and with batching policy goodput; else false."
     )
     every_steps: int = setting(
         "iterations between two adjustments.", default=50, minimum=1, maximum=10**6
@@ -96,11 +93,10 @@ class Batching:
         " goodput the global batch follows the measured gradient noise too (docs/exchange.md).",
         default="weighted",
     )
-    data_fraction: float | None = setting(
+    data_fraction: float | None = optional(
         "part of the batch that is divided by the workers' numbers of samples instead, so that new"
         " data at a worker raise its share. Default: 0.5 with dataset.watch, unless the policy is"
         " even; else 0.",
-        default=None,
         minimum=0,
         maximum=1,
     )
@@ -150,10 +146,9 @@ class Exchange:
         " by measured links, each connected to the others by one gateway.",
         default="allToAll",
     )
-    degree: int | None = setting(
+    degree: int | None = optional(
         "number of peers of a worker, for randomRegular and bipartite; the default for bipartite is"
         " all of the other side.",
-        default=None,
         minimum=1,
         maximum=10000,
         unit="workers",

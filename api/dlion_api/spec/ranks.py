@@ -7,15 +7,11 @@
   only on the groups' names and order, which are fixed for the run: ranks never change or collide.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.names import GROUP, Rank, SiteName, WorkerIdentity
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
-
-if TYPE_CHECKING:
-    from dlion_api.spec.sites import Site
+from dlion_api.spec.sites import Site
 
 RANKS_ANNOTATION: Final = f"{GROUP}/ranks"
 """How ranks are assigned; on the manifest of pods and keeper, and on a run's Jobs."""

@@ -1,11 +1,9 @@
 """`spec.network`, `spec.tls`, `spec.checkpoint`: networking, certificates and checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dlion_api.document import Rule, setting
+from dlion_api.document import Rule, optional, setting
 from dlion_api.spec.bounds import OBJECT_NAME_FORM
 
 
@@ -48,14 +46,12 @@ class Tls:
         " namespace; or one that cert-manager creates. Disabled: no TLS, links are open to anyone.",
         default="Managed",
     )
-    secret_name: str | None = setting(
+    secret_name: str | None = optional(
         "Secret with the authority's certificate and key (tls.crt, tls.key), in mode Secret.",
-        default=None,
         **OBJECT_NAME_FORM,
     )
-    issuer_name: str | None = setting(
+    issuer_name: str | None = optional(
         "issuer from which cert-manager gets the authority's certificate, in mode CertManager.",
-        default=None,
         **OBJECT_NAME_FORM,
     )
     issuer_kind: Literal["Issuer", "ClusterIssuer"] = setting(

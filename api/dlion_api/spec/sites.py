@@ -1,7 +1,5 @@
 """`spec.sites`: where a job runs, and the number and resources of its workers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

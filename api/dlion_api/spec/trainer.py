@@ -1,11 +1,9 @@
 """`spec.trainer`: model, data, optimizer, evaluation and stop rules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
-from dlion_api.document import Rule, exactly_one, setting
+from dlion_api.document import Rule, exactly_one, optional, setting
 from dlion_api.spec.bounds import INT32_MAX, OBJECT_NAME_FORM, PATH_LENGTH, VariablePattern
 from dlion_api.spec.dataset import Dataset
 
@@ -30,22 +28,20 @@ class ConfigMapKey:
 class Program:
     """The model: a built-in program or the user's own (`dlion init` writes a template)."""
 
-    builtin: Builtin | None = setting("a program that comes with DLion.", default=None)
-    module: str | None = setting(
+    builtin: Builtin | None = optional("a program that comes with DLion.")
+    module: str | None = optional(
         "an importable module with build_model() and, optionally, load_data() and loss().",
-        default=None,
         pattern=r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*",
         pattern_description="a dotted Python name",
         max_length=256,
     )
-    file: str | None = setting(
+    file: str | None = optional(
         "a Python file with the same functions, relative to the manifest.",
-        default=None,
         pattern=r".*[^/]\.py",
         pattern_description="a path that ends in .py",
         max_length=PATH_LENGTH,
     )
-    config_map: ConfigMapKey | None = setting("such a file in a ConfigMap.", default=None)
+    config_map: ConfigMapKey | None = optional("such a file in a ConfigMap.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         exactly_one(builtin="builtin", module="module", file="file", config_map="configMap"),
@@ -110,16 +106,14 @@ class Evaluation:
 class Stop:
     """Stop rules: the run ends when the first one is met at any worker."""
 
-    max_steps: int | None = setting("steps of a worker.", default=None, minimum=1, maximum=10**12)
-    max_seconds: int | None = setting(
-        "training time.", default=None, minimum=1, maximum=INT32_MAX, unit="seconds"
+    max_steps: int | None = optional("steps of a worker.", minimum=1, maximum=10**12)
+    max_seconds: int | None = optional(
+        "training time.", minimum=1, maximum=INT32_MAX, unit="seconds"
     )
-    target_accuracy: float | None = setting(
-        "accuracy on the held-out samples, mean over replicas.", default=None, above=0, maximum=1
+    target_accuracy: float | None = optional(
+        "accuracy on the held-out samples, mean over replicas.", above=0, maximum=1
     )
-    max_epochs: int | None = setting(
-        "passes over the training samples.", default=None, minimum=1, maximum=10**6
-    )
+    max_epochs: int | None = optional("passes over the training samples.", minimum=1, maximum=10**6)
     continuous: bool = setting(
         "train until stopped from outside; model snapshots are written at the checkpoint interval.",
         default=False,
@@ -157,12 +151,7 @@ class Trainer:
     program: Program = setting("the model.")
     dataset: Dataset = setting("the samples.", default=Dataset())
     optimizer: Optimizer = setting("the optimizer.", default=Optimizer())
-    seed: int = setting(
-        "seed of all random numbers.",
-        default=1,
-        minimum=0,
-        maximum=INT32_MAX,
-    )
+    seed: int = setting("seed of all random numbers.", default=1, minimum=0, maximum=INT32_MAX)
     evaluation: Evaluation = setting("when replicas are evaluated.", default=Evaluation())
     freeze: tuple[VariablePattern, ...] = setting(
         "variables that are neither trained nor exchanged: shell-style patterns of their names.",

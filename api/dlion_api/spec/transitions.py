@@ -12,8 +12,6 @@ are sets or maps, unless they are mapped first. `podTemplate` has no schema that
 its documentation states when a change takes effect.
 """
 
-from __future__ import annotations
-
 from dlion_api.document import TransitionRule
 
 RUN_TRAINS_CEL = (

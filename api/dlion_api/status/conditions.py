@@ -3,16 +3,12 @@
 Source: metav1.Condition; kstatus for `Reconciling` and `Stalled`; the rest ours.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dlion_api.document import setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 TIME: Mapping[str, Any] = {
     "pattern": "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"

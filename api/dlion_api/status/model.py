@@ -3,12 +3,10 @@
 The CRD's status schema is generated from it. It is small; telemetry goes to metrics.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
-from dlion_api.document import setting
+from dlion_api.document import optional, setting
 from dlion_api.spec.bounds import INT32_MAX, MAX_SITES, RUN_ID_LENGTH, SITE_NAME_LENGTH
 from dlion_api.status.conditions import TIME, Condition
 
@@ -32,14 +30,12 @@ class SiteStatus:
         "workers that train there.", default=0, minimum=0, maximum=INT32_MAX
     )
     spec_hash: str = setting("hash of its manifest.", default="", max_length=HASH_LENGTH)
-    iteration: int | None = setting(
-        "the highest iteration of its workers.", default=None, minimum=0, maximum=2**53
+    iteration: int | None = optional(
+        "the highest iteration of its workers.", minimum=0, maximum=2**53
     )
     samples_per_second: str = setting("sum over its workers.", default="", max_length=SHORT)
-    last_heartbeat_time: str | None = setting(
-        "when its operator last reported, by this site's clock, to the minute.",
-        default=None,
-        **TIME,
+    last_heartbeat_time: str | None = optional(
+        "when its operator last reported, by this site's clock, to the minute.", **TIME
     )
     message: str = setting("more detail.", default="", max_length=1024)
 
@@ -54,9 +50,7 @@ class PairStatus:
     connected: int = setting("links that are up.", minimum=0, maximum=INT32_MAX)
     expected: int = setting("expected links.", minimum=0, maximum=INT32_MAX)
     megabits_per_second: str = setting(
-        "rate of the slowest of them, to a tenth; empty: unknown.",
-        default="",
-        max_length=SHORT,
+        "rate of the slowest of them, to a tenth; empty: unknown.", default="", max_length=SHORT
     )
 
 
@@ -89,20 +83,19 @@ class Metric:
 class TrainerStatus:
     """Training progress, with Kubeflow Trainer's field names."""
 
-    progress_percentage: int | None = setting(
+    progress_percentage: int | None = optional(
         "progress towards the end; absent if the end is unknown.",
-        default=None,
         minimum=0,
         maximum=100,
         unit="percent",
     )
-    estimated_remaining_seconds: int | None = setting(
-        "time to the end.", default=None, minimum=0, maximum=INT32_MAX, unit="seconds"
+    estimated_remaining_seconds: int | None = optional(
+        "time to the end.", minimum=0, maximum=INT32_MAX, unit="seconds"
     )
     metrics: tuple[Metric, ...] = setting(
         "loss, accuracy and the like.", default=(), key="name", max_items=32
     )
-    last_updated_time: str | None = setting("when this was written.", default=None, **TIME)
+    last_updated_time: str | None = optional("when this was written.", **TIME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +111,9 @@ class Status:
     state: str = setting("one word, for the column; derived.", default="", max_length=SHORT)
     run_id: str = setting("the run that this refers to.", default="", max_length=RUN_ID_LENGTH)
     spec_hash: str = setting("hash of this site's manifest.", default="", max_length=HASH_LENGTH)
-    training_start_time: str | None = setting(
+    training_start_time: str | None = optional(
         "when this site's workers started to train in this run; before, every field of the spec may"
         " change; afterwards, most may not.",
-        default=None,
         **TIME,
     )
     conditions: tuple[Condition, ...] = setting(
@@ -133,8 +125,8 @@ class Status:
     ready_sites: str = setting("sites that take part, out of all.", default="", max_length=SHORT)
     ready_workers: str = setting("workers that train, out of all.", default="", max_length=SHORT)
     steps_per_second: str = setting("steps per second of a worker.", default="", max_length=SHORT)
-    links: LinkStatus | None = setting("the links between workers.", default=None)
-    trainer_status: TrainerStatus | None = setting("training progress.", default=None)
+    links: LinkStatus | None = optional("the links between workers.")
+    trainer_status: TrainerStatus | None = optional("training progress.")
 
 
 INITIAL_STATUS = {"observedGeneration": -1}

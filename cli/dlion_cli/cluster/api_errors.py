@@ -1,9 +1,4 @@
-"""Errors of an API server as errors of the command line, with what to do.
-
-Called by `cluster` for each failed request. Pure.
-"""
-
-from __future__ import annotations
+"""Errors of an API server as errors of the command line, with what to do."""
 
 import json
 import re

@@ -11,18 +11,16 @@ import json
 import logging
 import re
 import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0
@@ -91,6 +89,10 @@ class ClusterClient:
         """The same connection with another namespace."""
         return ClusterClient(self._client, context=self.context, namespace=namespace)
 
+    def core_path(self, *parts: str) -> str:
+        """The path of core objects in the namespace: `core_path("pods", name, "log")`."""
+        return api_path("api", "v1", "namespaces", self.namespace, *parts)
+
     def request(
         self,
         method: str,
@@ -157,7 +159,7 @@ class ClusterClient:
                 yield rest
 
     def exec_command(
-        self, namespace: str, pod: str, container: str, command: Sequence[str]
+        self, pod: str, container: str, command: Sequence[str]
     ) -> Generator[bytes, None, None]:
         """Run a command in a pod and yield its output. The caller closes the generator.
 
@@ -168,9 +170,8 @@ class ClusterClient:
 
         query = [("container", container), ("stdout", "true"), ("stderr", "true")]
         query += [("command", word) for word in command]
-        path = api_path("api", "v1", "namespaces", namespace, "pods", pod, "exec")
         errors = status = b""
-        with self._socket(path, query) as socket:
+        with self._socket(self.core_path("pods", pod, "exec"), query) as socket:
             while True:
                 opcode, frame = self._frame(socket)
                 if opcode == ABNF.OPCODE_CLOSE:

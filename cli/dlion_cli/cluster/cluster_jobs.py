@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api import cluster_names
 from dlion_api.errors import DeniedError, UnavailableError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster.client import APPLY, MERGE, READ_TIMEOUT_S, ClusterClient, api_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"
@@ -112,21 +110,20 @@ class JobClient:
     def events(self, name: str) -> list[Document]:
         """Events about a job, oldest first; none if they are not accessible: they are optional."""
         selector = f"involvedObject.kind={KIND},involvedObject.name={name}"
-        path = api_path("api", "v1", "namespaces", self.cluster.namespace, "events")
         try:
-            items = self.cluster.get(path, {"fieldSelector": selector}).get("items") or []
+            answer = self.cluster.get(self.cluster.core_path("events"), {"fieldSelector": selector})
         except (DeniedError, UnavailableError):
             return []
-        return sorted(items, key=event_time)
+        return sorted(answer.get("items") or [], key=event_time)
 
     def pods(self, name: str, labels: Mapping[str, str]) -> list[Document]:
         """Pods of a job with these labels, oldest first."""
         selector = {cluster_names.JOB_LABEL: name, **labels}
         text = ",".join(f"{key}={value}" for key, value in selector.items())
-        path = api_path("api", "v1", "namespaces", self.cluster.namespace, "pods")
-        items = self.cluster.get(path, {"labelSelector": text}).get("items") or []
+        answer = self.cluster.get(self.cluster.core_path("pods"), {"labelSelector": text})
         return sorted(
-            items, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])
+            answer.get("items") or [],
+            key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]),
         )
 
     def _path(self, *name: str) -> str:

@@ -1,21 +1,17 @@
 """Options of all cluster commands, and shell completion of job names."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from dlion_api.errors import DLionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.shell_completion import CompletionItem
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.contexts import Contexts
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -43,11 +39,7 @@ def cluster_options(
     )
     @functools.wraps(command)
     def connected(
-        *,
-        kubeconfig: str | None,
-        context: str | None,
-        namespace: str | None,
-        **others: Any,
+        *, kubeconfig: str | None, context: str | None, namespace: str | None, **others: Any
     ) -> Any:
         jobs = _connected(kubeconfig, context, namespace)
         try:
@@ -74,8 +66,6 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*, contexts: tuple[str, ...], **given: Any) -> Any:
             if not contexts:
                 return command(**given)
-            from dlion_cli.cluster.contexts import Contexts
-
             if given.pop("context"):
                 raise click.UsageError("--context and --contexts exclude each other")
             several = Contexts(
@@ -104,6 +94,14 @@ def name_argument(**others: Any) -> Callable[..., Any]:
     return click.argument("name", shell_complete=complete_names, **others)
 
 
+def names_argument(*, required: bool) -> Callable[..., Any]:
+    """The argument NAME…: jobs of the cluster, with shell completion."""
+    metavar = "NAME…" if required else "[NAME…]"
+    return click.argument(
+        "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete_names
+    )
+
+
 def complete_names(
     ctx: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[str | CompletionItem]:
@@ -118,9 +116,6 @@ def complete_names(
 
 
 def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:
-    from dlion_cli.cluster.client import connect
-    from dlion_cli.cluster.cluster_jobs import JobClient
-
     return JobClient(connect(kubeconfig=kubeconfig, context=context, namespace=namespace))
 
 

@@ -1,12 +1,8 @@
-"""Queries several contexts of a kubeconfig in parallel; a failure of one does not hide the others.
-
-Created by `cluster_options` for `--contexts`.
-"""
-
-from __future__ import annotations
+"""Queries several contexts of a kubeconfig in parallel; one failure does not hide the others."""
 
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import click
 
@@ -15,9 +11,6 @@ from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.client import connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.terminal.failures import exit_code_of, message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """Parts of a cluster's documents; any of them may be missing or of another type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

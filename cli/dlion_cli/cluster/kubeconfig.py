@@ -1,18 +1,14 @@
 """Selects kubeconfig files, context and namespace by kubectl's rules; reads no credentials."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
 from dlion_api.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DEFAULT_NAMESPACE: Final = "default"
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

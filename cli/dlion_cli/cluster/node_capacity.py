@@ -4,18 +4,14 @@ Counts requests as the scheduler does, but ignores other pods. Places workers fi
 another order may place more; a `reason` means that no order places even one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlion_api.spec.sites import Group
 from dlion_cli.cluster.client import parse_quantity
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-
-if TYPE_CHECKING:
-    from dlion_api.spec.sites import Group
 
 Amounts = Mapping[str, Decimal]
 """Cores, bytes or devices by resource name."""

@@ -4,8 +4,6 @@ The children are forked from a process that has imported TensorFlow but not used
 `dlion run` are (docs/decisions/0028). So each one saves the seconds of that import.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -14,15 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.terminal.failures import SubprocessFailedError
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess
 
 _MESSAGE_PREFIX: Final = "dlion: "
 _MAX_MESSAGE_CHARS: Final = 2000

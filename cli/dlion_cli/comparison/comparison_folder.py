@@ -4,8 +4,6 @@ A run's folder contains `COMPARISON_MARKER` before the run starts and `REQUEST` 
 Other folders are not touched. Called by `compare` and `comparison_runner`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Iterator

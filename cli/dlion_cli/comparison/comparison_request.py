@@ -1,7 +1,5 @@
 """Turns the options of `dlion compare` into a matrix of runs, and checks them before any run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace

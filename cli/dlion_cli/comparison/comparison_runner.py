@@ -1,18 +1,16 @@
 """Runs the simulations of a comparison in processes and reads their figures.
 
-Called by `compare`. Finished runs with the same settings are reused.
+Finished runs with the same settings are reused.
 """
-
-from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
+from rich.console import Console
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
@@ -31,9 +29,6 @@ from dlion_cli.comparison.run_identity import identity
 from dlion_environments.aggregate_machine import single_machine_document
 from dlion_environments.loading import load_environment
 from dlion_results.comparison import VariantRow, VariantRun, diverged, variant_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class ComparisonRunner:

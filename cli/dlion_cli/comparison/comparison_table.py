@@ -1,7 +1,5 @@
 """Tables of a comparison: median and range over seeds, and one column compared with the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from rich.table import Table

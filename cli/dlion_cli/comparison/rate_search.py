@@ -3,8 +3,6 @@
 Created and driven by `comparison_runner`, which runs the simulations. Does no I/O.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -4,27 +4,22 @@ Called by `dlion replay`, which writes the file too. The file is untrusted: any 
 or a SpecError.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dlion_api.document import parse
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
+from dlion_api.spec import Job
 from dlion_environments.model import Environment
+from dlion_environments.plan import Conditions
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.folder import ENVIRONMENT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from dlion_api.spec import Job
-    from dlion_environments.plan import Conditions
-    from dlion_simulator.calibration.recorded_run import Latencies, Link
+from dlion_simulator.calibration.recorded_run import Latencies, Link
 
 # YAML's constructors raise plain errors: `!!bool x` a KeyError, `!!timestamp x` an AttributeError.
 _UNREADABLE = (

@@ -1,23 +1,27 @@
 """The identity of a compared run: every change to it requires another run.
 
-Called by `comparison_runner`. Data files do not count.
+Data files do not count. Built-in policies are identified by DLion's version, others by the code of
+their installed package.
 """
 
-from __future__ import annotations
-
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable
-from importlib.metadata import version
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
+from typing import Final
 
 from dlion_api.document import to_document
 from dlion_api.spec import Job
 from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
-from dlion_cli.inputs.policy_source import digest_of, policy_source
 from dlion_cli.inputs.required_files import find_program_root
+from dlion_core.policies.catalogue import BUILT_IN, GROUP
 from dlion_environments.loading import load_environment
+
+_CODE: Final = frozenset({".py", ".so", ".pyd"})
 
 
 def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dict[str, object]:
@@ -32,13 +36,13 @@ def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dic
         "program": program_files(job, matrix.file),
         "calibration": [] if matrix.calibration is None else [matrix.calibration],
     }
-    policy = policy_source(job.spec.exchange.policy)
+    policy = _policy_source(job.spec.exchange.policy)
     return {
         "command": list(command),
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
         **{
-            name: digest_of((path.name, path) for path in paths)
+            name: _digest_of((path.name, path) for path in paths)
             for name, paths in files.items()
             if paths
         },
@@ -62,3 +66,71 @@ def program_files(job: Job, file: Path) -> list[Path]:
     program = find_program_root(job, file, None) / job.spec.trainer.program.file
     beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
     return [path for path in (program, *beside) if path.is_file()]
+
+
+def _policy_source(name: str) -> dict[str, str]:
+    """Distribution, version and code digest of that policy; empty if it is built in."""
+    if name in BUILT_IN:
+        return {}
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return {
+                "distribution": "" if point.dist is None else point.dist.name,
+                "version": "" if point.dist is None else point.dist.version,
+                "sha256": _digest_of(sorted(_policy_files(point).items())),
+            }
+    return {}
+
+
+def _policy_files(point: EntryPoint) -> dict[str, Path]:
+    """The code of the entry point's distribution and of its top-level module, by name.
+
+    In an editable installation, the module is outside the distribution. Other modules that the
+    distribution names count only beside either of them: a module of that name in the working
+    directory is unrelated.
+    """
+    files: dict[str, Path] = {}
+    top = point.module.partition(".")[0]
+    own = importlib.util.find_spec(top)
+    if point.dist is not None:
+        for file in point.dist.files or ():
+            path = Path(str(file.locate()))
+            if file.suffix in _CODE and path.is_file():
+                files[str(file)] = path
+        places = [str(point.dist.locate_file("")), *_parent_folder(own)]
+        for name in (point.dist.read_text("top_level.txt") or "").split():
+            if name != top:
+                files.update(_module_files(PathFinder.find_spec(name, places)))
+    if own is not None and own.origin is None and point.module != top:
+        own = importlib.util.find_spec(point.module)
+    files.update(_module_files(own))
+    return files
+
+
+def _parent_folder(spec: ModuleSpec | None) -> Iterable[str]:
+    """The folder that contains the module or package; nothing for a namespace package."""
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin)
+        yield str((path if spec.submodule_search_locations is None else path.parent).parent)
+
+
+def _module_files(spec: ModuleSpec | None) -> Iterable[tuple[str, Path]]:
+    """A module's file, or all files of a package; nothing for a namespace package."""
+    if spec is None or spec.origin is None:
+        return
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        yield origin.name, origin
+        return
+    for path in origin.parent.rglob("*"):
+        if path.suffix in _CODE and path.is_file():
+            yield str(path.relative_to(origin.parent.parent)), path
+
+
+def _digest_of(files: Iterable[tuple[str, Path]]) -> str:
+    """Digest of the names and contents of files."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -1,20 +1,18 @@
 """Reads and validates the list `sites` in the chart's values.
 
-Called by `trust` and `preflight`. Adds checks of certificates to those of the chart's schema.
+Adds checks of certificates to those of the chart's schema.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from dlion_api.document import line_of, parse, setting
 from dlion_api.errors import ContractError, Problem, SpecError
 from dlion_api.spec.bounds import LABEL_FORM, MAX_SITES, SITE_NAME_LENGTH
 from dlion_cli.inputs.bundles import Bundle, read_bundle
+from dlion_cli.inputs.manifests import read_document, source_of
 
 _ADDRESS: Final = re.compile(r"[^\s/]+:([0-9]{1,5})")
 _UPDATE_BUNDLE_ADVICE: Final = "Run `dlion trust show` at that site and copy its output"
@@ -51,18 +49,15 @@ class TrustedSite:
     bundle: Bundle
 
 
-def trusted_sites(
-    document: object,
-    *,
-    source: str,
-    lines: Mapping[str, int],
-    now: datetime,
-    valid_for: timedelta,
-) -> list[TrustedSite]:
-    """The listed sites, each with its own address and bundle, valid now and for `valid_for`.
+def read_sites(file: str, *, valid_for: timedelta) -> list[TrustedSite]:
+    """The sites in a values file, each with its own address and bundle, valid now and for
+    `valid_for`.
 
-    Raises: SpecError with every problem; UnavailableError if `cryptography` is not installed.
+    Raises: as `read_document`; SpecError with every problem; UnavailableError if `cryptography` is
+    not installed.
     """
+    document, lines = read_document(file)
+    source, now = source_of(file), datetime.now(UTC)
     values: Any = document if isinstance(document, dict) else {}
     listed = {"sites": values["sites"]} if "sites" in values else {}
     sites = parse(SharedValues, listed, source=source, lines=lines).sites

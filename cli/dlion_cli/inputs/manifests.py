@@ -3,18 +3,17 @@
 `dlion_api.document.parse` validates the content.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
-from dlion_api.spec import Exchange, load_job
+from dlion_api.spec import Exchange, Job, load_job
 from dlion_core.policies.catalogue import find, parameters_of
 from dlion_environments.yaml_text import (
     MAX_BYTES,
@@ -23,11 +22,6 @@ from dlion_environments.yaml_text import (
     parse_documents,
     single_document,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.spec import Job
 
 STDIN: Final = "-"
 _ROOTS: Final = ("apiVersion", "kind", "metadata", "spec")

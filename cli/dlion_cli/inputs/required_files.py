@@ -1,9 +1,4 @@
-"""Checks that the files of a job exist, before starting runs that would fail seconds later.
-
-Does not read the files.
-"""
-
-from __future__ import annotations
+"""Checks that the files of a job exist, before starting runs that would fail seconds later."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,22 +4,17 @@ Called by `fetch`. The stream of `dlion_worker.artifact_server.pack` is untruste
 files within the folder are created, after every SHA-256 was verified.
 """
 
-from __future__ import annotations
-
 import hashlib
-import io
 import json
 import os
 import tarfile
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -60,7 +55,7 @@ def _receive(
     digests: dict[str, str] = {}
     expected: dict[str, str] | None = None
     done = 0
-    stream = io.BufferedReader(_Chunks(iter(chunks)), _CHUNK_BYTES)
+    stream: Any = _Chunks(chunks)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
@@ -150,24 +145,12 @@ def _check(expected: dict[str, str], digests: dict[str, str]) -> None:
         )
 
 
-class _Chunks(io.RawIOBase):
-    """Chunks as a readable file."""
+class _Chunks:
+    """Chunks as the file that `tarfile` reads as a stream; it accepts reads of any length."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = filter(None, chunks)
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer with the next bytes; 0 at the end."""
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+    def read(self, _size: int) -> bytes:
+        """The next chunk; empty at the end."""
+        return next(self._chunks, b"")

@@ -1,7 +1,5 @@
 """Runs the operator's coordinator in `dlion run`, with an in-memory authority and random tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

@@ -3,8 +3,6 @@
 Determines the exit code and the summary's ending, also after an interruption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -79,27 +77,14 @@ def _run_result(
     return RunResult(exit_code, ending, messages)
 
 
-@dataclass(frozen=True)
-class EnvironmentRequest:
-    """The requested environment: its plan, and its document as given."""
-
-    plan: Plan
-    document: dict[str, Any]
-
-    def report(
-        self, figures: tuple[EnvironmentFigure, ...] = (), notes: tuple[str, ...] = ()
-    ) -> EnvironmentReport:
-        """The request together with the measured values."""
-        given = notes if self.document else ()
-        return EnvironmentReport(self.plan.environment, figures, given, self.document)
-
-
 @dataclass(kw_only=True)
 class LocalTraining:
     """One training of a job on this machine; runs once."""
 
     job: Job
-    environment: EnvironmentRequest
+    plan: Plan
+    environment: dict[str, Any]
+    """The document of the requested environment; empty without one."""
     folder: ResultFolder
     console: Console
     data_root: Path
@@ -112,11 +97,9 @@ class LocalTraining:
 
     def run(self) -> RunResult:
         """Train to the end. Raises: KeyboardInterrupt, after an orderly shutdown."""
-        self.folder.write_environment(self.environment.report())
+        self._write_environment()
         self.folder.store_program_root(self.program_root)
-        view = LiveView(
-            self.folder.job, self.console, environment=self.environment.plan.environment
-        )
+        view = LiveView(self.folder.job, self.console, environment=self.plan.environment)
         with DeferredSignals() as signals, view:
             self._sink = sink = LocalRecordSink(self.folder, view)
             coordinator = LocalCoordinator(
@@ -175,7 +158,7 @@ class LocalTraining:
     def _runner_with(self, coordinator: LocalCoordinator, sink: LocalRecordSink) -> LocalRunner:
         return LocalRunner(
             job=self.job,
-            plan=self.environment.plan,
+            plan=self.plan,
             coordinator=coordinator,
             results_dir=self.folder.path.resolve(),
             data_root=self.data_root,
@@ -185,9 +168,16 @@ class LocalTraining:
             elapsed_s=self.folder.elapsed_s,
             privileged=self.privileged,
             check_folder=self.folder.check_exists,
-            on_environment=lambda *measured: self.folder.write_environment(
-                self.environment.report(*measured)
-            ),
+            on_environment=self._write_environment,
+        )
+
+    def _write_environment(
+        self, figures: tuple[EnvironmentFigure, ...] = (), notes: tuple[str, ...] = ()
+    ) -> None:
+        """Write the requested environment together with the measured values."""
+        given = notes if self.environment else ()
+        self.folder.write_environment(
+            EnvironmentReport(self.plan.environment, figures, given, self.environment)
         )
 
     def _forward_record(self, record: ProgressRecord) -> None:

@@ -1,13 +1,9 @@
 """The result of one check of `dlion preflight`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from dlion_api.exit_codes import ExitCode
 
 
 class CheckOutcome(StrEnum):
@@ -43,9 +39,3 @@ class Check:
             "advice": self.advice,
             "figures": dict(self.figures),
         }
-
-
-def exit_code(checks: Iterable[Check]) -> ExitCode:
-    """UNAVAILABLE if a check failed; warnings do not count."""
-    failed = any(check.outcome is CheckOutcome.FAIL for check in checks)
-    return ExitCode.UNAVAILABLE if failed else ExitCode.OK

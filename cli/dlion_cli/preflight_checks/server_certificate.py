@@ -3,23 +3,19 @@
 Called by `site_probe` after a handshake, which verifies the certificate itself. Pure.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cryptography import x509
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.terminal.formatting import format_duration, printable
-
-if TYPE_CHECKING:
-    from dlion_cli.inputs.listed_sites import TrustedSite
 
 WRONG_SERVER_ADVICE: Final = "Check what listens there: proxies between sites must pass TLS through"
 _GATEWAY_ADVICE: Final = "; a gateway presents its own certificate if it has no route for {name}"

@@ -4,10 +4,9 @@ Called by `trust`. Reads the bundle from a ConfigMap, because the authority's Se
 the private key.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.addresses import join_host_port
 from dlion_api.cluster_names import BUNDLE_KEY
@@ -19,16 +18,11 @@ from dlion_api.errors import (
     DLionError,
     UnavailableError,
 )
-from dlion_cli.cluster.client import READ_TIMEOUT_S, api_path
+from dlion_cli.cluster.client import READ_TIMEOUT_S, ClusterClient
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.inputs.listed_sites import address_problem
 from dlion_cli.preflight_checks.site_cluster import operator_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_cli.cluster.client import ClusterClient
 
 _PORT: Final = "federation"
 
@@ -70,9 +64,7 @@ def site_authority(cluster: ClusterClient, *, authority: str, address: str = "")
 def _read_published_bundle(cluster: ClusterClient, authority: str) -> Bundle:
     where = f"ConfigMap {cluster.namespace}/{authority}"
     try:
-        document = cluster.get(
-            api_path("api", "v1", "namespaces", cluster.namespace, "configmaps", authority)
-        )
+        document = cluster.get(cluster.core_path("configmaps", authority))
     except AbsentError as error:
         raise AbsentError(
             f"there is no {where} (context {cluster.context!r}). The operator publishes its "
@@ -93,9 +85,9 @@ def _read_published_bundle(cluster: ClusterClient, authority: str) -> Bundle:
 
 def _federation_address(cluster: ClusterClient) -> tuple[str, str]:
     """host:port for other sites, or a hint."""
-    path = api_path("api", "v1", "namespaces", cluster.namespace, "services")
+    selector = {"labelSelector": OPERATOR_SELECTOR}
     try:
-        listed = cluster.get(path, {"labelSelector": OPERATOR_SELECTOR}).get("items") or []
+        listed = cluster.get(cluster.core_path("services"), selector).get("items") or []
     except (DeniedError, UnavailableError):
         return "", "host:port of the federation Service (no permission to list Services)"
     address, hint = _service_address(listed)

@@ -1,26 +1,18 @@
-"""Checks a job's requirements at one site: exposure of its workers, capacity and images.
+"""Checks a job's requirements at one site: exposure of its workers, capacity and images."""
 
-Called by `preflight_clusters` with the state from `site_cluster`. Pure.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.errors import DLionError
+from dlion_api.spec import Job
+from dlion_api.spec.sites import Site
 from dlion_api.status.conditions import Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_checks import query_error_check
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.spec import Job
-    from dlion_api.spec.sites import Site
-    from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
 
 _ENDPOINTS: Final = {
     "PodNetwork": ("pods", f"ports {EXCHANGE_PORT} and {MEASURING_PORT}"),

@@ -1,12 +1,8 @@
-"""Checks of a site's cluster against the list of sites, for `dlion preflight --contexts`.
+"""Checks of a site's cluster against the list of sites, for `dlion preflight --contexts`."""
 
-`site_cluster` reads the cluster. Pure.
-"""
-
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.addresses import split_host_port
 from dlion_api.document import schema
@@ -15,16 +11,10 @@ from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_api.spec import Job
 from dlion_cli.cluster.documents import mappings_in
 from dlion_cli.inputs.bundles import Bundle, read_bundle
+from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_cluster import ClockBounds, OperatorSnapshot, SiteCluster
 from dlion_operator.federation.state import SILENT_AFTER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from dlion_cli.inputs.listed_sites import TrustedSite
-    from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot
-
 
 _CHECK_BUNDLES: Final = (
     "Check that the list has the newest bundles (`dlion trust show`), and upgrade it with the "

@@ -4,28 +4,22 @@ Only reads, and no Secrets. An object that cannot be read is replaced by its err
 evaluates the result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dlion_api.errors import AbsentError, DataError, DLionError
 from dlion_api.names import GROUP, KIND, VERSION
-from dlion_cli.cluster.client import api_path
+from dlion_cli.cluster.client import ClusterClient, api_path
 from dlion_cli.cluster.documents import OPERATOR_SELECTOR, mapping_of
 from dlion_environments.yaml_text import parse_any_documents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
-
-    from dlion_cli.cluster.client import ClusterClient
 
 T = TypeVar("T")
 Document = dict[str, Any]
@@ -150,13 +144,12 @@ def _spec_schema(cluster: ClusterClient, within_s: float) -> Document:
 def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
     """Raises: AbsentError without an operator; DataError if there are several; as `get`."""
 
-    def named(api: tuple[str, ...], kind: str, *name: str, **query: str) -> Document:
-        path = api_path(*api, "namespaces", cluster.namespace, kind, *name)
-        return cluster.get(path, query, timeout_s=within_s)
+    def named(kind: str, name: str) -> Document:
+        return cluster.get(cluster.core_path(kind, name), timeout_s=within_s)
 
-    deployments = _items(
-        named(("apis", "apps", "v1"), "deployments", labelSelector=OPERATOR_SELECTOR)
-    )
+    path = api_path("apis", "apps", "v1", "namespaces", cluster.namespace, "deployments")
+    selector = {"labelSelector": OPERATOR_SELECTOR}
+    deployments = _items(cluster.get(path, selector, timeout_s=within_s))
     if not deployments:
         raise AbsentError(
             f"there is no operator in namespace {cluster.namespace}: install it (helm "
@@ -169,11 +162,11 @@ def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
         )
     (deployment,) = deployments
     name = str(mapping_of(deployment.get("metadata")).get("name"))
-    service = _or_error(lambda: named(("api", "v1"), "services", f"{name}-federation"))
+    service = _or_error(lambda: named("services", f"{name}-federation"))
     return OperatorSnapshot(
         deployment=deployment,
         settings=operator_settings(cluster, name, within_s),
-        trust=_or_error(lambda: _bundles(named(("api", "v1"), "configmaps", f"{name}-trust"))),
+        trust=_or_error(lambda: _bundles(named("configmaps", f"{name}-trust"))),
         service=None if isinstance(service, AbsentError) else service,
         streams=_or_error(lambda: _streams(cluster, name, within_s)),
     )
@@ -184,8 +177,8 @@ def operator_settings(cluster: ClusterClient, operator: str, within_s: float) ->
 
     Raises: SpecError if they are no YAML; and as `ClusterClient.get`.
     """
-    path = api_path("api", "v1", "namespaces", cluster.namespace, "configmaps", operator)
-    data = mapping_of(cluster.get(path, timeout_s=within_s).get("data"))
+    answer = cluster.get(cluster.core_path("configmaps", operator), timeout_s=within_s)
+    data = mapping_of(answer.get("data"))
     source = f"ConfigMap {cluster.namespace}/{operator}"
     texts = parse_any_documents(str(data.get("config.yaml", "")), source=source)
     return mapping_of(texts[0].value) if texts else {}
@@ -197,10 +190,7 @@ def _bundles(document: Document) -> dict[str, str]:
 
 
 def _streams(cluster: ClusterClient, name: str, within_s: float) -> dict[str, dict[str, float]]:
-    service = f"{name}:metrics"
-    path = api_path(
-        "api", "v1", "namespaces", cluster.namespace, "services", service, "proxy", "metrics"
-    )
+    path = cluster.core_path("services", f"{name}:metrics", "proxy", "metrics")
     text = cluster.read_text(path, most_bytes=_MAX_METRICS_BYTES, within_s=within_s)
     samples: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
@@ -218,10 +208,7 @@ def measure_link(
     Raises: DataError if the response is invalid; and as `ClusterClient.read_text`.
     """
     service = f"{operator.deployment['metadata']['name']}:metrics"
-    path = api_path(
-        "api", "v1", "namespaces", cluster.namespace,
-        "services", service, "proxy", "bandwidth", site,
-    )  # fmt: skip
+    path = cluster.core_path("services", service, "proxy", "bandwidth", site)
     try:
         text = cluster.read_text(path, most_bytes=_MAX_MEASUREMENT_BYTES, within_s=within_s)
     except AbsentError as error:

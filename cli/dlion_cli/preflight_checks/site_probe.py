@@ -4,21 +4,21 @@ Uses the listed address and public bundle, and no credentials; sends nothing aft
 Every wait is bounded, because the server is untrusted.
 """
 
-from __future__ import annotations
-
 import errno
 import queue
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.addresses import join_host_port, split_host_port
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
+from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.server_certificate import (
     WRONG_SERVER_ADVICE,
@@ -29,11 +29,6 @@ from dlion_cli.preflight_checks.server_certificate import (
     untrusted_certificate_checks,
 )
 from dlion_cli.terminal.failures import message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_cli.inputs.listed_sites import TrustedSite
 
 MAX_ADDRESSES: Final = 8
 """Per name; the operators' gRPC also tries addresses one after the other."""

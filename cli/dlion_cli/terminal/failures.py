@@ -1,36 +1,12 @@
 """Maps errors to exit codes and messages of the command line; the only place that does."""
 
-from __future__ import annotations
-
-import errno
 import logging
 from typing import Final
 
-from dlion_api.errors import (
-    ContractError,
-    DataError,
-    DeniedError,
-    DivergedError,
-    DLionError,
-    ProgramError,
-    SpecError,
-    UnavailableError,
-)
-from dlion_api.exit_codes import ExitCode
+from dlion_api.errors import DLionError
+from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_results.run_folder.storage import StorageError
 
-_CODES: Final = (
-    (SpecError, ExitCode.SPEC),
-    (DataError, ExitCode.DATA),
-    (ProgramError, ExitCode.PROGRAM),
-    (UnavailableError, ExitCode.UNAVAILABLE),
-    (DivergedError, ExitCode.DIVERGED),
-    (DeniedError, ExitCode.DENIED),
-    (ContractError, ExitCode.FAILED),
-)
-_STORAGE: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
-)
 _CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "urllib3", "websocket"})
 """Packages of the extra `cluster`; all others belong to `worker`."""
 
@@ -47,18 +23,16 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """The exit code for this error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    if isinstance(error, SubprocessFailedError):
-        return error.exit_code
     chain: BaseException | None = error
     while chain is not None:  # StorageError may wrap an OSError
         if isinstance(chain, StorageError):
             return ExitCode.STORAGE
-        if isinstance(chain, OSError) and chain.errno in _STORAGE:
+        if isinstance(chain, OSError) and chain.errno in STORAGE_ERRNOS:
             return ExitCode.STORAGE
         chain = chain.__cause__
     if _missing_package(error):
         return ExitCode.UNAVAILABLE
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+    return error.exit_code if isinstance(error, DLionError) else ExitCode.FAILED
 
 
 def message_of(error: BaseException) -> str:
@@ -81,7 +55,7 @@ def message_of(error: BaseException) -> str:
 
 def _os_error_message(error: OSError) -> str:
     """A system error, with advice if a disk is the cause."""
-    if error.errno not in _STORAGE:
+    if error.errno not in STORAGE_ERRNOS:
         return str(error)
     what = "" if error.filename else "a file cannot be read or written: "
     return (

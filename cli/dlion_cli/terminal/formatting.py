@@ -1,7 +1,5 @@
 """Formats figures and untrusted text for the terminal."""
 
-from __future__ import annotations
-
 import math
 
 UNKNOWN = "—"

@@ -1,8 +1,7 @@
 """Command line options that several commands share, and a type of option."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +27,29 @@ result_folder: Final = click.option(
 
 data_root: Final = click.option(
     "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data. Default: the working directory.",
+    help="Base of relative paths of data and startFrom (a program's path is relative to the "
+    "manifest). Default: the working directory.",
+)  # fmt: skip
+
+
+def assignments(where: str) -> Callable[..., Any]:
+    """The option `--set`; `where` names the documents in which it sets a field."""
+    return click.option(
+        "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+        help=f"Set a field of {where}. An empty value removes the field. Repeatable.",
+    )  # fmt: skip
+
+
+calibration: Final = click.option(
+    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Costs of a step from `dlion calibrate`, instead of the environment's "
+    "samplesPerSPerCore.",
+)  # fmt: skip
+
+step_overhead: Final = click.option(
+    "--step-overhead", "step_overhead_s", type=FiniteFloatRange(0, 1000), metavar="SECONDS",
+    help="Fixed cost of a step, in seconds of one of the environment's cores. Default: 0, or the "
+    "calibration's.",
 )  # fmt: skip
 
 threads: Final = click.option(

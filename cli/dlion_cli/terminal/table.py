@@ -3,11 +3,12 @@
 Owns the style of tables without borders, too.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,12 +19,6 @@ from dlion_cli.terminal.formatting import (
     format_rate,
     printable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from rich.console import Console
 
 
 def plain_table(*titles: str, folded: str = "") -> Table:

@@ -4,19 +4,15 @@ Called by the commands that show jobs. Other versions of the operator may write 
 `dlion_api.status`.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _FAILURES = {
     Reason.INVALID_SPEC: ExitCode.SPEC,
@@ -48,33 +44,29 @@ class JobStatus:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        self._metadata = mapping_of(document.get("metadata"))
-        self._spec = mapping_of(document.get("spec"))
-        self._status = mapping_of(document.get("status"))
-        self._trainer = mapping_of(self._status.get("trainerStatus"))
-        self._links = mapping_of(self._status.get("links"))
-
-    @property
-    def name(self) -> str:
-        return text(self._metadata.get("name"))
-
-    @property
-    def namespace(self) -> str:
-        return text(self._metadata.get("namespace"))
-
-    @property
-    def uid(self) -> str:
+        self._metadata = metadata = mapping_of(document.get("metadata"))
+        self._spec = spec = mapping_of(document.get("spec"))
+        self._status = status = mapping_of(document.get("status"))
+        self._trainer = mapping_of(status.get("trainerStatus"))
+        self._links = mapping_of(status.get("links"))
+        self.name = text(metadata.get("name"))
+        self.namespace = text(metadata.get("namespace"))
+        self.uid = str(metadata.get("uid", ""))
         """Distinguishes the job from a later one of the same name."""
-        return str(self._metadata.get("uid", ""))
-
-    @property
-    def run_id(self) -> str:
-        return text(self._spec.get("runId"))
-
-    @property
-    def is_suspended(self) -> bool:
+        self.version = str(metadata.get("resourceVersion", ""))
+        self.finalizers = [text(each) for each in metadata.get("finalizers") or ()]
+        self.run_id = text(spec.get("runId"))
+        self.is_suspended = spec.get("suspend") is True
         """Whether the manifest requests suspension."""
-        return self._spec.get("suspend") is True
+        self.was_ever_observed = status.get("observedGeneration", -1) != -1
+        """Whether an operator has observed any generation."""
+        self.state = text(status.get("state"))
+        self.ready_sites = text(status.get("readySites"))
+        """Participating sites of all sites, such as 2/3."""
+        self.ready_workers = text(status.get("readyWorkers"))
+        """Training workers of all workers, such as 5/6."""
+        self.steps_per_second = text(status.get("stepsPerSecond"))
+        """Per worker."""
 
     @property
     def is_observed(self) -> bool:
@@ -82,15 +74,6 @@ class JobStatus:
         observed = self._status.get("observedGeneration")
         generation = self._metadata.get("generation")
         return isinstance(observed, int) and isinstance(generation, int) and observed >= generation
-
-    @property
-    def was_ever_observed(self) -> bool:
-        """Whether an operator has observed any generation."""
-        return bool(self._status.get("observedGeneration", -1) != -1)
-
-    @property
-    def state(self) -> str:
-        return text(self._status.get("state"))
 
     @property
     def progress_percentage(self) -> int | None:
@@ -106,21 +89,6 @@ class JobStatus:
     def remaining_s(self) -> int | None:
         value = self._trainer.get("estimatedRemainingSeconds")
         return value if isinstance(value, int) else None
-
-    @property
-    def ready_sites(self) -> str:
-        """Participating sites of all sites, such as 2/3."""
-        return text(self._status.get("readySites"))
-
-    @property
-    def ready_workers(self) -> str:
-        """Training workers of all workers, such as 5/6."""
-        return text(self._status.get("readyWorkers"))
-
-    @property
-    def steps_per_second(self) -> str:
-        """Per worker."""
-        return text(self._status.get("stepsPerSecond"))
 
     @property
     def metrics(self) -> dict[str, str]:

@@ -1,12 +1,11 @@
-"""Tables of a cluster's jobs: the list, and one job with its sites and conditions.
+"""Tables of a cluster's jobs: the list, and one job with its sites and conditions."""
 
-Called by `get` and `job_view`; `job_status` reads the documents.
-"""
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from dlion_api.status import ConditionType
@@ -14,13 +13,6 @@ from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.terminal.formatting import UNKNOWN, format_duration
 from dlion_cli.terminal.table import plain_table
 from dlion_cli.views.job_status import ConditionView, JobStatus, age_of, text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
-
-    from rich.console import RenderableType
-    from rich.table import Table
 
 _STATE_STYLES = {
     "Training": "green",

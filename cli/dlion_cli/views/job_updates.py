@@ -1,19 +1,15 @@
-"""Yields a job's document after each change, across lost connections and expired watches.
+"""Yields a job after each change, across lost connections and expired watches.
 
 Called by every command that waits. Prints nothing; `on_disconnect` receives connection errors.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from dlion_api.errors import AbsentError, DeniedError, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.views.job_status import JobStatus
 
 WATCH_S: Final = 60
 FIRST_PAUSE_S: Final = 0.5
@@ -32,7 +28,7 @@ def follow(
     on_disconnect: Callable[[str], None] = lambda _message: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Document]:
+) -> Iterator[JobStatus]:
     """Yield the job, then each change; end when it was deleted or replaced by one of its name.
 
     After the first response, it retries with increasing pauses while the server is unavailable.
@@ -45,19 +41,19 @@ def follow(
     pause_s = FIRST_PAUSE_S
     while True:
         try:
-            document = jobs.get(name)
-            if uid and _uid(document) != uid:
+            job = JobStatus(jobs.get(name))
+            if uid and job.uid != uid:
                 return
-            uid = _uid(document)
-            if _version(document) != version:
-                yield document
-            version = _version(document)
+            uid = job.uid
+            if job.version != version:
+                yield job
+            version = job.version
             pause_s = FIRST_PAUSE_S
-            for event in _changes(jobs, name, version, clock, deadline_s):
-                if event is None:
+            for changed in _changes(jobs, name, version, clock, deadline_s):
+                if changed is None:
                     return
-                version = _version(event)
-                yield event
+                version = changed.version
+                yield changed
         except AbsentError:
             if not uid:
                 raise
@@ -73,31 +69,19 @@ def follow(
 
 
 def _changes(
-    jobs: JobClient,
-    name: str,
-    version: str,
-    clock: Callable[[], float],
-    deadline_s: float | None,
-) -> Iterator[Document | None]:
-    """Documents of one watch, None if the job was deleted; ends when the watch ends."""
+    jobs: JobClient, name: str, version: str, clock: Callable[[], float], deadline_s: float | None
+) -> Iterator[JobStatus | None]:
+    """The job at each change, None once it was deleted; ends when one watch ends."""
     left_s = WATCH_S if deadline_s is None else max(1, min(WATCH_S, round(deadline_s - clock())))
     for event in jobs.watch(name, version, within_s=left_s):
         kind, document = event.get("type"), event.get("object") or {}
         if kind == "DELETED":
             yield None
         elif kind in ("ADDED", "MODIFIED"):
-            yield document
+            yield JobStatus(document)
         elif kind == "ERROR":
             if document.get("code") == 403:
                 raise DeniedError(str(document.get("message", "the watch was denied")))
             return  # 410: the version has expired; the caller reads the job again
         if deadline_s is not None and clock() >= deadline_s:
             return
-
-
-def _uid(document: Document) -> str:
-    return str(document.get("metadata", {}).get("uid", ""))
-
-
-def _version(document: Document) -> str:
-    return str(document.get("metadata", {}).get("resourceVersion", ""))

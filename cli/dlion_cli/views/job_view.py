@@ -3,19 +3,18 @@
 On a terminal it updates in place; otherwise it prints a line after each change.
 """
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-from rich.console import Group
-from rich.live import Live
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dlion_cli.cluster.cluster_jobs import Document
 from dlion_cli.terminal.formatting import format_duration
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import (
@@ -25,20 +24,14 @@ from dlion_cli.views.job_tables import (
     figures_line,
     sites_table,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console, RenderableType
-
-    from dlion_cli.cluster.cluster_jobs import Document
+from dlion_cli.views.terminal_view import TerminalView
 
 _EVENT_COUNT = 5
 _UNOBSERVED_AFTER_S = 10.0
 """After this time, the view warns that no operator has observed the job."""
 
 
-class JobProgressView:
+class JobProgressView(TerminalView):
     """Shows one job while it changes."""
 
     def __init__(
@@ -53,7 +46,6 @@ class JobProgressView:
         """`prefix` precedes each line if the output is no terminal."""
         self._prefix = prefix
         self._job = job
-        self._console = console
         self._clock = clock
         self._now = now
         self._changed_s = self._began_s = clock()
@@ -62,18 +54,7 @@ class JobProgressView:
         self._last_line = ""
         self._printed: set[tuple[str, str, str]] = set()
         self._lock = threading.Lock()
-        self._live = Live(
-            console=console, refresh_per_second=2, get_renderable=self.render, transient=False
-        )
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__init__(console)
 
     def update(self, job: JobStatus, events: Sequence[Document]) -> None:
         """Show the job's current state."""

@@ -1,26 +1,21 @@
 """Watches a job until its run ends, for `dlion watch` and `dlion submit --wait`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.console import Console
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.documents import without_managed_fields
-from dlion_cli.views.job_status import JobStatus, outcome_exit_code
+from dlion_cli.views.job_status import ConditionView, outcome_exit_code
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.views.job_status import ConditionView
 
 _EVENTS_EVERY_S: Final = 5.0
 _HEADLINES: Final = {
@@ -62,12 +57,11 @@ def _watch_json(jobs: JobClient, name: str, timeout_s: float | None) -> int:
     def connection_lost(message: str) -> None:
         click.echo(f"dlion: connection lost, retrying: {message}", err=True)
 
-    for document in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
-        click.echo(json.dumps(without_managed_fields(document), ensure_ascii=False))
+    for job in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
+        click.echo(json.dumps(without_managed_fields(job.document), ensure_ascii=False))
         sys.stdout.flush()
-        outcome = JobStatus(document).outcome
-        if outcome is not None:
-            return outcome_exit_code(outcome)
+        if job.outcome is not None:
+            return outcome_exit_code(job.outcome)
     raise _deleted(name)
 
 
@@ -81,8 +75,7 @@ def _watch_view(jobs: JobClient, name: str, timeout_s: float | None) -> int:
             view.connection_lost(message)
 
     with ExitStack() as stack:
-        for document in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
-            job = JobStatus(document)
+        for job in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
             outcome = job.outcome
             if view is None:
                 view = stack.enter_context(JobProgressView(job, Console(highlight=False)))

@@ -1,22 +1,13 @@
-"""Tables of the links between workers in the live view.
+"""Tables of the links between workers in the live view."""
 
-`live_view` chooses between one cell per worker in a wide table and a separate table.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
+from dlion_api.names import Rank
 from dlion_cli.terminal.formatting import UNKNOWN, format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_cli.views.worker_rows import LinkRow, WorkerRow
+from dlion_cli.views.worker_rows import LinkRow, WorkerRow
 
 _MAX_LINKS = 6
 """With more links, a worker shows its slowest and fastest link, and those that are down."""

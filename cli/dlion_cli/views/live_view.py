@@ -4,19 +4,17 @@ On a terminal it updates twice a second; otherwise it prints a line at intervals
 computes the figures; `table` prints the final result.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterable
 
-from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.spec import Job
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
     format_bytes,
@@ -26,17 +24,10 @@ from dlion_cli.terminal.formatting import (
     printable,
 )
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
+from dlion_cli.views.terminal_view import TerminalView
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_results.run_folder.description import worker_name
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rich.console import Console
-
-    from dlion_api.spec import Job
-
-REFRESHES_PER_S = 2.0
 LINE_INTERVAL_S = 10.0
 """Between two lines if output is no terminal."""
 _EVENT_COUNT = 5
@@ -53,7 +44,7 @@ _STYLES = {
 }
 
 
-class LiveView:
+class LiveView(TerminalView):
     """Shows a run while it lasts. `update` is thread-safe."""
 
     def __init__(
@@ -65,7 +56,6 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._stop = job, job.spec.trainer.stop
-        self._console = console
         self._environment = environment
         self._clock = clock
         self._started_s = clock()
@@ -75,24 +65,11 @@ class LiveView:
         self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
-        self._live = Live(
-            console=console,
-            refresh_per_second=REFRESHES_PER_S,
-            get_renderable=self.render,
-            transient=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start(refresh=True)
-        return self
+        super().__init__(console, redirect_stdout=False, redirect_stderr=False)
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
-        else:
+        super().__exit__()
+        if not self._console.is_terminal:
             self._console.print(self.line(), highlight=False)
 
     def update(self, record: ProgressRecord) -> None:
@@ -170,47 +147,32 @@ class LiveView:
 
         `≤` if another condition (an accuracy) may end the run earlier.
         """
-        ends = [
-            *self._seconds_left(),
-            *self._step_seconds_left(),
-            *self._epoch_seconds_left(),
+        stop, rows = self._stop, self._rows.values()
+        ends = []
+        starts_s = [row.first_step_s for row in rows if row.first_step_s is not None]
+        if stop.max_seconds is not None and starts_s:
+            ends.append(max(0.0, stop.max_seconds - (self._now_s() - min(starts_s))))
+        # The first worker to reach the last step or epoch ends the run for all.
+        paces = [
+            *((stop.max_steps, row.iteration, row.steps_per_s) for row in rows),
+            *((stop.max_epochs, row.epochs, row.epochs_per_s) for row in rows),
+        ]
+        ends += [
+            max(0.0, last - done) / per_s
+            for last, done, per_s in paces
+            if last is not None and done is not None and per_s
         ]
         if not ends:
             return UNKNOWN
-        return ("≤ " if self._stop.target_accuracy else "") + format_duration(min(ends))
-
-    def _seconds_left(self) -> list[float]:
-        starts = [r.first_step_s for r in self._rows.values() if r.first_step_s is not None]
-        if self._stop.max_seconds is None or not starts:
-            return []
-        return [max(0.0, self._stop.max_seconds - (self._now_s() - min(starts)))]
-
-    def _step_seconds_left(self) -> list[float]:
-        """The first worker to reach the last step ends the run for all."""
-        steps = self._stop.max_steps
-        if steps is None:
-            return []
-        paces = [(row.iteration, row.steps_per_s) for row in self._rows.values()]
-        return [max(0, steps - done) / pace for done, pace in paces if pace]
-
-    def _epoch_seconds_left(self) -> list[float]:
-        """Each worker counts all samples; the first to reach the last epoch ends the run."""
-        epochs = self._stop.max_epochs
-        if epochs is None:
-            return []
-        paces = [(row.epochs, row.epochs_per_s) for row in self._rows.values()]
-        return [max(0.0, epochs - done) / pace for done, pace in paces if done is not None and pace]
+        return ("≤ " if stop.target_accuracy else "") + format_duration(min(ends))
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]
         if not known:
             return UNKNOWN
         mean = format_percent(sum(known) / len(known))
-        return (
-            f"{mean} ({format_percent(min(known))} to {format_percent(max(known))})"
-            if len(known) > 1
-            else mean
-        )
+        span = f" ({format_percent(min(known))} to {format_percent(max(known))})"
+        return mean + (span if len(known) > 1 else "")
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)

@@ -1,23 +1,14 @@
-"""Reads and follows a container's log, without repeated lines after a reconnect.
-
-`logs` runs one thread per container.
-"""
-
-from __future__ import annotations
+"""Reads and follows a container's log, without repeated lines after a reconnect."""
 
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.errors import AbsentError, SpecError, UnavailableError
-from dlion_cli.cluster.client import api_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dlion_cli.cluster.client import ClusterClient
+from dlion_cli.cluster.client import ClusterClient
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d)")
 _PAUSE_S: Final = 1.0
@@ -29,16 +20,10 @@ _MAX_PAUSE_S: Final = 8.0
 class LogSource:
     """One container of one pod."""
 
-    namespace: str
     pod: str
     container: str
     label: str
     """Prefix of its lines."""
-
-    @property
-    def path(self) -> str:
-        """The API path of its log."""
-        return api_path("api", "v1", "namespaces", self.namespace, "pods", self.pod, "log")
 
 
 @dataclass(frozen=True)
@@ -67,12 +52,25 @@ def parse_line(content: str) -> LogLine:
     return LogLine(time, text, (int(second.timestamp()), int((match[2] or "").ljust(9, "0"))))
 
 
-def read_lines(cluster: ClusterClient, source: LogSource, *, tail: int | None) -> Iterator[LogLine]:
-    """The log's current content.
+def read_lines(
+    cluster: ClusterClient,
+    source: LogSource,
+    *,
+    tail: int | None,
+    since: str = "",
+    follow: bool = False,
+) -> Iterator[LogLine]:
+    """The log's content from a time on; with `follow`, also new lines until the stream ends.
 
     Raises: as `ClusterClient.stream_lines`; SpecError if the container has not started.
     """
-    yield from _stream(cluster, source, tail=tail, since="", follow=False)
+    query = {"container": source.container, "timestamps": "true"}
+    query |= {"follow": "true"} if follow else {}
+    query |= {"tailLines": str(tail)} if tail is not None else {}
+    query |= {"sinceTime": since} if since else {}
+    path = cluster.core_path("pods", source.pod, "log")
+    for content in cluster.stream_lines(path, query, silence_s=None if follow else 60.0):
+        yield parse_line(content.decode("utf-8", "replace"))
 
 
 def follow_lines(
@@ -87,7 +85,7 @@ def follow_lines(
     while not stop.is_set():
         skip, again = at_last, last
         try:
-            for line in _stream(cluster, source, tail=tail, since=last.time, follow=True):
+            for line in read_lines(cluster, source, tail=tail, since=last.time, follow=True):
                 if not line.time:  # an error message of the kubelet: the log is unavailable
                     continue
                 if _is_known(line, again, skip):  # sinceTime has a resolution of one second
@@ -109,14 +107,3 @@ def follow_lines(
 def _is_known(line: LogLine, last: LogLine, left_of_last: int) -> bool:
     """Whether a resumed stream repeats this line."""
     return line.instant < last.instant or (line.instant == last.instant and left_of_last > 0)
-
-
-def _stream(
-    cluster: ClusterClient, source: LogSource, *, tail: int | None, since: str, follow: bool
-) -> Iterator[LogLine]:
-    query = {"container": source.container, "timestamps": "true"}
-    query |= {"follow": "true"} if follow else {}
-    query |= {"tailLines": str(tail)} if tail is not None else {}
-    query |= {"sinceTime": since} if since else {}
-    for content in cluster.stream_lines(source.path, query, silence_s=None if follow else 60.0):
-        yield parse_line(content.decode("utf-8", "replace"))

@@ -9,29 +9,23 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_view import JobProgressView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
-    from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.views.terminal_view import TerminalView
 
 
 def watch_contexts(contexts: Contexts, name: str, *, output: str, timeout_s: float | None) -> int:
@@ -57,8 +51,7 @@ def _followed(
         view.connection_lost(context, message)
 
     try:
-        for update in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
-            job = JobStatus(update)
+        for job in follow(jobs, name, timeout_s=timeout_s, on_disconnect=connection_lost):
             view.update(context, job)
             if job.outcome is not None:
                 return outcome_exit_code(job.outcome)
@@ -92,7 +85,7 @@ class MultiContextJson:
             click.echo(f"dlion: context {context}: {message}", err=True)
 
 
-class MultiContextView:
+class MultiContextView(TerminalView):
     """Shows the job in each context while it changes. Thread-safe."""
 
     def __init__(
@@ -101,23 +94,12 @@ class MultiContextView:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._console = console or Console(highlight=False)
         self._now = now
         self._jobs: dict[str, JobStatus] = {}
         self._messages: dict[str, str] = {}
         self._logs: dict[str, JobProgressView] = {}
         self._lock = threading.Lock()
-        self._live = Live(
-            console=self._console, refresh_per_second=2, get_renderable=self.render, transient=False
-        )
-
-    def __enter__(self) -> None:
-        if self._console.is_terminal:
-            self._live.start(refresh=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__init__(console or Console(highlight=False))
 
     def update(self, context: str, job: JobStatus) -> None:
         """Show the job's current state."""

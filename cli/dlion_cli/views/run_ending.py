@@ -1,7 +1,5 @@
 """Writes the summary and report of `dlion run` and `dlion simulate` after an error or a signal."""
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime
 from pathlib import Path

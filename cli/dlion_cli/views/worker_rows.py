@@ -1,14 +1,10 @@
-"""Recent rates and the state of each worker, for the live view.
-
-`dlion_results.summary.tally` computes figures of a whole run.
-"""
-
-from __future__ import annotations
+"""Recent rates and the state of each worker, for the live view."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import (
@@ -19,9 +15,6 @@ from dlion_api.protocol.progress import (
     StepRecord,
 )
 from dlion_api.reasons import EventReason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WINDOW_S = 10.0
 """Averaging time of recent rates."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SOURCE = LogSource("ml", "w-0", "trainer", "small-0")
+SOURCE = LogSource("w-0", "trainer", "small-0")
 GONE = (404, json.dumps({"details": {"kind": "pods", "name": "w-0"}}))
 STARTING = (400, json.dumps({"message": 'container "trainer" is waiting to start'}))
 
@@ -151,7 +151,7 @@ def seen(cluster: ClusterClient, **options: Any) -> tuple[list[str], list[str]]:
     """Versions that were yielded until the job was gone, and troubles."""
     troubles: list[str] = []
     found = [
-        each["metadata"]["resourceVersion"]
+        each.version
         for each in follow(
             JobClient(cluster), "j", on_disconnect=troubles.append, sleep=lambda _s: None, **options
         )
@@ -262,7 +262,7 @@ def ran(tmp_path: Path, *frames: bytes) -> bytes:
         (tmp_path / "config").write_text(yaml.safe_dump(config))
         cluster = connect(kubeconfig=str(tmp_path / "config"))
         try:
-            return b"".join(cluster.exec_command("ml", "k", "keeper", ["python"]))
+            return b"".join(cluster.exec_command("k", "keeper", ["python"]))
         finally:
             thread.join()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlion_cli.commands.local.run import ResumeCommand
+from dlion_cli.commands.local.run import resume_command
 
 
 def with_a_checkpoint(folder: Path) -> Path:
@@ -16,19 +16,19 @@ def with_a_checkpoint(folder: Path) -> Path:
 
 def test_it_is_the_command_that_was_given(tmp_path: Path) -> None:
     folder = with_a_checkpoint(tmp_path / "my runs")
-    command = ResumeCommand(
-        Path("job.yaml"), "quickstart", ("trainer.seed=3",), Path("data"), unprivileged=True
+    command = resume_command(
+        folder, Path("job.yaml"), "quickstart", ("trainer.seed=3",), Path("data"), unprivileged=True
     )
-    assert shlex.split(command.command_line(folder)) == [
+    assert shlex.split(command) == [
         "dlion", "run", "job.yaml", "--resume", str(folder), "--environment", "quickstart",
         "--set", "trainer.seed=3", "--data-root", "data", "--unprivileged",
     ]  # fmt: skip
 
 
 def test_a_manifest_from_standard_input_is_in_the_folder(tmp_path: Path) -> None:
-    words = ResumeCommand(Path("-")).command_line(with_a_checkpoint(tmp_path))
+    words = resume_command(with_a_checkpoint(tmp_path), Path("-"))
     assert words == f"dlion run {tmp_path}/job.yaml --resume {tmp_path}"
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert ResumeCommand(Path("job.yaml")).command_line(tmp_path) == ""
+    assert resume_command(tmp_path, Path("job.yaml")) == ""

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlion_api.errors import (
-    ContractError,
-    DataError,
-    DivergedError,
-    DLionError,
-    ProgramError,
-    SpecError,
-    UnavailableError,
-)
-from dlion_api.exit_codes import ExitCode
+from dlion_api.errors import DLionError
+from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_worker.trainer.end_report import write_end_report
@@ -36,19 +27,6 @@ from dlion_worker.training import threads
 from dlion_worker.training.snapshot import storage_error_message
 
 _LOG = logging.getLogger("dlion_worker.trainer")
-
-_EXIT_CODES: tuple[tuple[type[DLionError], ExitCode], ...] = (
-    (SpecError, ExitCode.SPEC),
-    (DataError, ExitCode.DATA),
-    (ProgramError, ExitCode.PROGRAM),
-    (UnavailableError, ExitCode.UNAVAILABLE),
-    (DivergedError, ExitCode.DIVERGED),
-    (ModelLostError, ExitCode.MODEL_LOST),
-    (ContractError, ExitCode.FAILED),
-)
-_STORAGE = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM}
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except DLionError as error:
         _LOG.error("%s", error)
-        return exit_code_of(error)
+        return error.exit_code
     except OSError as error:
-        if error.errno in _STORAGE:
+        if error.errno in STORAGE_ERRNOS:
             _LOG.error("%s", storage_error_message(error))
             return ExitCode.STORAGE
         _LOG.exception("%s", error)
@@ -94,10 +72,6 @@ def _use_batch_scheduling() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def exit_code_of(error: DLionError) -> ExitCode:
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def _train(config: WorkerConfig, job: Job, signals: SignalHandler, report_path: Path | None) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlion_api.errors import DataError, DLionError, UnavailableError
+from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey, WorkerIdentity
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
@@ -38,6 +39,8 @@ MODEL_UPLOAD_TIMEOUT_S = 300.0
 
 class ModelLostError(DLionError):
     """The run is over, but the keeper did not receive the site's model."""
+
+    exit_code = ExitCode.MODEL_LOST
 
 
 class StateSaver:

@@ -1,24 +1,19 @@
 """`dlion delete`: delete jobs and all their objects at this site."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names)
+@names_argument(required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the deletion.")
 @click.option("--ignore-not-found", is_flag=True, help="Treat a missing job as deleted.")
@@ -41,7 +36,8 @@ def delete(
     dlion delete cifar10
     dlion delete cifar10 --yes --timeout 60
     """
-    documents = _find_jobs(jobs, names, ignore_not_found=ignore_not_found)
+    read = jobs.find if ignore_not_found else jobs.get
+    documents = [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
     if documents and not yes:
         _ask(jobs, [JobStatus(each).name for each in documents])
     for each in documents:
@@ -52,17 +48,10 @@ def delete(
             continue
         left = _wait_until_gone(jobs, job, timeout_s)
         if left is not None:
-            click.echo(_still_exists_message(job.name, left, timeout_s), err=True)
+            click.echo(_still_exists_message(left, timeout_s), err=True)
             return ExitCode.DEADLINE
         click.echo(f"dlionjob.dlion.dev/{job.name} deleted")
     return ExitCode.OK
-
-
-def _find_jobs(
-    jobs: JobClient, names: tuple[str, ...], *, ignore_not_found: bool
-) -> list[Document]:
-    read = jobs.find if ignore_not_found else jobs.get
-    return [found for name in dict.fromkeys(names) if (found := read(name)) is not None]
 
 
 def _ask(jobs: JobClient, names: list[str]) -> None:
@@ -75,12 +64,12 @@ def _ask(jobs: JobClient, names: list[str]) -> None:
     )
 
 
-def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> Document | None:
-    """None once the job is deleted, else its last document."""
-    last: Document = {}
+def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -> JobStatus | None:
+    """None once the job is deleted, else its last state."""
+    last = job
     try:
         for update in follow(jobs, job.name, timeout_s=timeout_s):
-            if JobStatus(update).uid != job.uid:
+            if update.uid != job.uid:
                 return None
             last = update
     except AbsentError:
@@ -90,7 +79,6 @@ def _wait_until_gone(jobs: JobClient, job: JobStatus, timeout_s: float | None) -
     return None
 
 
-def _still_exists_message(name: str, document: Document, timeout_s: float | None) -> str:
-    finalizers = document.get("metadata", {}).get("finalizers") or []
-    waits = f"; it waits for {', '.join(map(str, finalizers))}" if finalizers else ""
-    return f"dlion: {name} still exists after {timeout_s:g} s{waits}. The deletion continues"
+def _still_exists_message(job: JobStatus, timeout_s: float | None) -> str:
+    waits = f"; it waits for {', '.join(job.finalizers)}" if job.finalizers else ""
+    return f"dlion: {job.name} still exists after {timeout_s:g} s{waits}. The deletion continues"

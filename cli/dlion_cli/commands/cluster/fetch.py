@@ -1,11 +1,10 @@
 """`dlion fetch`: download a job's model, or all results, from the site's keeper."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,14 +12,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from dlion_api import cluster_names
 from dlion_api.errors import UnavailableError
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.views.job_status import JobStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
 
 _PACK = "dlion_worker.artifact_server.pack"
 
@@ -51,7 +46,7 @@ def fetch(
     form: str,
     everything: bool,
     run_id: str | None,
-) -> int:
+) -> None:
     """Download the model of job NAME: DIR/model.keras and its description, DIR/model.json.
 
     The files come from the keeper's pod at this cluster's site. They replace older files only after
@@ -72,7 +67,6 @@ def fetch(
     own_site = str(keeper["metadata"]["labels"].get(cluster_names.SITE_LABEL, ""))
     folder = f"models/{site or own_site}"
     chunks = jobs.cluster.exec_command(
-        jobs.cluster.namespace,
         str(keeper["metadata"]["name"]),
         cluster_names.KEEPER_CONTAINER,
         ["python", "-m", _PACK, "--run", run, "." if everything else folder],
@@ -81,7 +75,6 @@ def fetch(
         made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
     for path in _converted(made, form):
         click.echo(str(path))
-    return 0
 
 
 def _keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:

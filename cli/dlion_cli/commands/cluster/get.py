@@ -1,24 +1,19 @@
 """`dlion get`: list a cluster's jobs, or show one in detail."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 import yaml
 from rich.console import Console
 
 from dlion_api.names import API_VERSION, KIND
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, contexts_option
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, names_argument
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import list_table, one_job
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.cluster.contexts import Contexts
 
 MAX_EVENTS = 10
 _PIPE_COLUMNS = 500
@@ -56,7 +51,7 @@ def get_from_contexts(
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME…]", shell_complete=complete_names)
+@names_argument(required=False)
 @click.option(
     "-A", "--all-namespaces", "everywhere", is_flag=True, help="List jobs in all namespaces."
 )
@@ -65,7 +60,7 @@ def get_from_contexts(
 )
 @contexts_option(get_from_contexts)
 @cluster_options
-def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> int:
+def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) -> None:
     """List the cluster's jobs, or show one with its sites, conditions and events.
 
     The columns are those of `kubectl get dlionjob`. `-o wide` adds run, ETA, loss, accuracy, links
@@ -92,7 +87,6 @@ def get(jobs: JobClient, names: tuple[str, ...], everywhere: bool, output: str) 
         click.echo(f"dlion: there are no {KIND}s in {where}", err=True)
     else:
         _show(jobs, documents, single=len(names) == 1, wide=output == "wide", everywhere=everywhere)
-    return 0
 
 
 def _check_names(names: tuple[str, ...], everywhere: bool) -> None:

@@ -6,23 +6,20 @@ import heapq
 import queue
 import sys
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import click
 
 from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.log_lines import LogLine, LogSource, follow_lines, read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_cli.cluster.contexts import Contexts
 
 _POLL_INTERVAL_S: Final = 2.0
 _DRAIN_S: Final = 3.0
@@ -59,17 +56,10 @@ class LogSelector:
 
 
 def logs_from_contexts(
-    contexts: Contexts,
-    name: str,
-    group: str | None,
-    worker: int | None,
-    container: str,
-    follow: bool,
-    tail: int | None,
-    timestamps: bool,
+    contexts: Contexts, name: str, follow: bool, tail: int | None, timestamps: bool, **selected: Any
 ) -> int:
     """`logs` for several contexts; each context's name precedes the worker's."""
-    selector = LogSelector(container, group, worker)
+    selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
     if follow:
         contexts.query(
@@ -118,15 +108,8 @@ def _prefix(jobs: JobClient) -> str:
 @contexts_option(logs_from_contexts)
 @cluster_options
 def logs(
-    jobs: JobClient,
-    name: str,
-    group: str | None,
-    worker: int | None,
-    container: str,
-    follow: bool,
-    tail: int | None,
-    timestamps: bool,
-) -> int:
+    jobs: JobClient, name: str, follow: bool, tail: int | None, timestamps: bool, **selected: Any
+) -> None:
     """Print the logs of job NAME's workers at this site, each line with its worker's name.
 
     Prints the logs of the run that the manifest names. With -f it includes workers that start later
@@ -138,21 +121,20 @@ def logs(
     dlion logs cifar10 -c keeper
     dlion logs cifar10 -f --contexts plant-a,plant-b
     """
-    selector = LogSelector(container, group, worker)
+    selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
     if follow:
         _follow(jobs, name, selector, tail, printer)
-        return 0
+        return
     sources = _sources(jobs, JobStatus(jobs.get(name)), selector)
     _show(printer, (_lines(jobs, source, tail) for source in sources))
-    return 0
 
 
 def _sources(
     jobs: JobClient, job: JobStatus, selector: LogSelector, prefix: str = ""
 ) -> list[LogSource]:
     """Raises: UnavailableError if there are none."""
-    return [_source(jobs, pod, selector.container, prefix) for pod in _pods(jobs, job, selector)]
+    return [_source(pod, selector.container, prefix) for pod in _pods(jobs, job, selector)]
 
 
 def _show(printer: LogPrinter, streams: Iterable[Iterable[tuple[LogSource, LogLine]]]) -> None:
@@ -188,14 +170,13 @@ def _pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Docume
     return pods
 
 
-def _source(jobs: JobClient, pod: Document, container: str, prefix: str = "") -> LogSource:
+def _source(pod: Document, container: str, prefix: str = "") -> LogSource:
     labels = pod["metadata"].get("labels") or {}
     group, index = labels.get(cluster_names.GROUP_LABEL), labels.get(cluster_names.INDEX_LABEL)
     label = f"{group}-{index}" if group and index else str(pod["metadata"]["name"])
     if container == cluster_names.KEEPER_CONTAINER:
         label = cluster_names.KEEPER
-    name = str(pod["metadata"]["name"])
-    return LogSource(jobs.cluster.namespace, name, container, printable(prefix + label))
+    return LogSource(str(pod["metadata"]["name"]), container, printable(prefix + label))
 
 
 class LogPrinter:
@@ -244,7 +225,7 @@ def _follow(
     try:
         while True:
             for pod in jobs.pods(name, selector.labels(job.run_id)):
-                source = _source(jobs, pod, selector.container, prefix)
+                source = _source(pod, selector.container, prefix)
                 if source.pod not in threads:
                     threads[source.pod] = threading.Thread(
                         target=read, args=(source, tail), daemon=True, name=f"log {source.pod}"

@@ -1,29 +1,26 @@
 """`dlion preflight`: check whether the listed sites can reach and authenticate each other."""
 
-from __future__ import annotations
-
 import contextlib
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from rich.text import Text
 
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job
 from dlion_cli.cluster.cluster_options import context_names
+from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
-from dlion_cli.inputs.manifests import STDIN, read_document, read_job, source_of
-from dlion_cli.preflight_checks.checks import Check, CheckOutcome, exit_code
+from dlion_cli.inputs.listed_sites import TrustedSite, read_sites
+from dlion_cli.inputs.manifests import STDIN, read_job, source_of
+from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.terminal.table import plain_table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_api.spec import Job
-    from dlion_cli.inputs.listed_sites import TrustedSite
 
 _STYLES: Final = {
     CheckOutcome.OK: "green",
@@ -96,7 +93,7 @@ def preflight(
         raise click.UsageError("FILE and --job cannot both be standard input")
     if (bandwidth or least_mbit) and not contexts:
         raise click.UsageError("the sites' operators measure links: give --contexts")
-    sites = _listed(file)
+    sites = read_sites(file, valid_for=timedelta(0))
     job = None if manifest is None else read_job(manifest, source=source_of(manifest))
     from dlion_cli.preflight_checks.site_probe import probe_sites
 
@@ -104,7 +101,6 @@ def preflight(
     checks += [] if job is None else _named(job, sites)
     checks += probe_sites(sites, timeout_s)
     if contexts:
-        from dlion_cli.cluster.contexts import Contexts
         from dlion_cli.preflight_checks.preflight_clusters import cluster_checks, merge_checks
 
         clusters = Contexts(contexts, kubeconfig=kubeconfig, namespace=namespace)
@@ -113,16 +109,8 @@ def preflight(
             checks = merge_checks(checks, cluster_checks(clusters, sites, job, timeout_s, least))
     place = {site.name: index for index, site in enumerate(sites)}  # others come last
     _show(sorted(checks, key=lambda check: place.get(check.site, len(place))), output)
-    return exit_code(checks)
-
-
-def _listed(file: str) -> list[TrustedSite]:
-    """The listed sites. Raises: as `trust verify`, except for bundles that expire soon."""
-    from dlion_cli.inputs.listed_sites import trusted_sites
-
-    document, lines = read_document(file)
-    now, source = datetime.now(UTC), source_of(file)
-    return trusted_sites(document, source=source, lines=lines, now=now, valid_for=timedelta(0))
+    failed = any(check.outcome is CheckOutcome.FAIL for check in checks)  # warnings do not count
+    return ExitCode.UNAVAILABLE if failed else ExitCode.OK
 
 
 def _bundle(site: TrustedSite) -> Check:

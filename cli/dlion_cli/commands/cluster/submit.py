@@ -1,31 +1,25 @@
 """`dlion submit`: validate manifests, apply them to a cluster, and optionally wait for the end."""
 
-from __future__ import annotations
-
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import click
 import yaml
 
 from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import Metadata, load_job
+from dlion_api.spec import Job, Metadata, load_job
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
+from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.spec import Job
-    from dlion_cli.cluster.cluster_jobs import Document, JobClient
-    from dlion_environments.yaml_text import YamlDocument
-
+from dlion_environments.yaml_text import YamlDocument
 
 MAX_NAMED: Final = 4
 _ABSENT: Final = object()
@@ -84,10 +78,7 @@ class Manifest:
 
 @click.command()
 @click.argument("file")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of every document, e.g. runId=2. Repeatable.",
-)  # fmt: skip
+@options.assignments("every document, e.g. runId=2")
 @click.option(
     "--wait", is_flag=True, help="Wait until the run ends; the exit code is that of the run."
 )
@@ -205,12 +196,9 @@ def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
 def _with_lines(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
     """The API server's problems, with the manifest's lines and the changed values."""
     problems = [
-        Problem(
-            problem.path,
-            problem.message,
+        replace(
+            problem,
             value=changed_fields(before, manifest.document, problem.path) if problem.advice else "",
-            allowed=problem.allowed,
-            advice=problem.advice,
             line=(manifest.lines or {}).get(problem.path),
         )
         for problem in error.problems

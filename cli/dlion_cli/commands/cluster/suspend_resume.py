@@ -1,29 +1,20 @@
 """`dlion suspend` and `dlion resume`: stop a job's workers and keep the job; start them again."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import click
 
 from dlion_api.errors import AbsentError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType
-from dlion_cli.cluster.cluster_options import cluster_options, complete_names, wait_timeout
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.cluster_options import cluster_options, names_argument, wait_timeout
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import JobClient
-
-names_argument = click.argument(
-    "names", nargs=-1, required=True, metavar="NAME…", shell_complete=complete_names
-)
 wait_option = click.option("--wait", is_flag=True, help="Wait until the operator has completed it.")
 
 
 @click.command()
-@names_argument
+@names_argument(required=True)
 @wait_option
 @wait_timeout
 @cluster_options
@@ -40,7 +31,7 @@ def suspend(jobs: JobClient, names: tuple[str, ...], wait: bool, timeout_s: floa
 
 
 @click.command()
-@names_argument
+@names_argument(required=True)
 @wait_option
 @wait_timeout
 @cluster_options
@@ -76,8 +67,7 @@ def _change(
 def _wait_until(jobs: JobClient, name: str, suspended: bool, timeout_s: float | None) -> bool:
     """Whether it was done in time. Raises: AbsentError if the job was deleted."""
     try:
-        for update in follow(jobs, name, timeout_s=timeout_s):
-            job = JobStatus(update)
+        for job in follow(jobs, name, timeout_s=timeout_s):
             if job.is_observed and (_is_done(job, suspended) or job.outcome is not None):
                 return True
     except WaitTimeoutError:

@@ -1,24 +1,19 @@
 """`dlion trust`: print and verify the public certificates with which sites authenticate."""
 
-from __future__ import annotations
-
 import functools
 import json
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
 
 import click
 
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, contexts_option
-from dlion_cli.inputs.manifests import read_document, source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_cli.cluster.cluster_jobs import JobClient
-    from dlion_cli.cluster.contexts import Contexts
-    from dlion_cli.inputs.bundles import Bundle
-    from dlion_cli.preflight_checks.site_authority import SiteAuthority
+from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.inputs.bundles import Bundle
+from dlion_cli.inputs.listed_sites import address_problem, read_sites
+from dlion_cli.preflight_checks.site_authority import SiteAuthority, site_authority
 
 OPERATOR_NAMESPACE: Final = "dlion-system"
 MIN_VALID_DAYS: Final = 30
@@ -37,8 +32,6 @@ def trust() -> None:
 
 def show_from_contexts(contexts: Contexts, authority: str, address: str | None, output: str) -> int:
     """`show` for several sites: one list."""
-    from dlion_cli.preflight_checks.site_authority import site_authority
-
     if address is not None or output == "pem":
         raise click.UsageError("--address and -o pem are for one site: remove --contexts")
     results = contexts.query(lambda jobs: site_authority(jobs.cluster, authority=authority))
@@ -53,8 +46,6 @@ def show_from_contexts(contexts: Contexts, authority: str, address: str | None, 
 def _checked_address(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    from dlion_cli.inputs.listed_sites import address_problem
-
     if value is not None and (fault := address_problem(value)):
         raise click.BadParameter(fault)
     return value
@@ -72,7 +63,7 @@ def _checked_address(
 @click.option("-o", "--output", type=click.Choice(["yaml", "pem", "json"]), default="yaml")
 @contexts_option(show_from_contexts)
 @functools.partial(cluster_options, namespace=OPERATOR_NAMESPACE)
-def show(jobs: JobClient, authority: str, address: str | None, output: str) -> int:
+def show(jobs: JobClient, authority: str, address: str | None, output: str) -> None:
     """Print what other sites need to trust this one: its name, address and public certificates.
 
     Prints an entry of the chart's `sites`, with fingerprint and expiry; with --contexts, the whole
@@ -84,8 +75,6 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
     dlion trust show --contexts plant-a,plant-b,plant-c > sites.yaml
     dlion trust show -o pem | openssl x509 -noout -fingerprint -sha256
     """
-    from dlion_cli.preflight_checks.site_authority import site_authority
-
     site = site_authority(jobs.cluster, authority=authority, address=address or "")
     if output == "pem":
         click.echo(site.bundle.pem, nl=False)
@@ -93,7 +82,6 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
         click.echo(json.dumps(_as_json(site), indent=2))
     else:
         click.echo(_as_yaml([site]))
-    return 0
 
 
 @trust.command(short_help="Verify the list of sites in a values file.")
@@ -102,7 +90,7 @@ def show(jobs: JobClient, authority: str, address: str | None, output: str) -> i
     "--valid-for", type=click.IntRange(min=0), metavar="DAYS", default=MIN_VALID_DAYS,
     show_default=True, help="Reject bundles that expire sooner.",
 )  # fmt: skip
-def verify(file: str, valid_for: int) -> int:
+def verify(file: str, valid_for: int) -> None:
     """Verify the list `sites` of the chart's values in FILE; `-` reads standard input.
 
     Checks names, addresses and bundles. A bundle contains valid certificates of its own site's
@@ -110,19 +98,8 @@ def verify(file: str, valid_for: int) -> int:
     compare with those of `dlion trust show` at each site. The exit code is 65 if an entry is
     invalid, and 66 if the file cannot be read.
     """
-    from dlion_cli.inputs.listed_sites import trusted_sites
-
-    document, lines = read_document(file)
-    sites = trusted_sites(
-        document,
-        source=source_of(file),
-        lines=lines,
-        now=datetime.now(UTC),
-        valid_for=timedelta(days=valid_for),
-    )
-    for site in sites:
+    for site in read_sites(file, valid_for=timedelta(days=valid_for)):
         click.echo(f"{site.name}  {site.address}\n  {_fingerprint_line(site.bundle)}")
-    return 0
 
 
 def _fingerprint_line(bundle: Bundle) -> str:

@@ -1,11 +1,8 @@
 """`dlion watch`: watch a job of a cluster until its run ends."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import click
 
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import (
     cluster_options,
     contexts_option,
@@ -14,9 +11,6 @@ from dlion_cli.cluster.cluster_options import (
 )
 from dlion_cli.views.job_watch import watch_to_end
 from dlion_cli.views.multi_context_watch import watch_contexts
-
-if TYPE_CHECKING:
-    from dlion_cli.cluster.cluster_jobs import JobClient
 
 
 @click.command()

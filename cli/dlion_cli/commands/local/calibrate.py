@@ -1,22 +1,17 @@
-"""`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator.
-
-Owns the command and its table; `dlion_simulator.calibration.calibration` measures.
-"""
-
-from __future__ import annotations
+"""`dlion calibrate`: measure the cost of a job's step on this machine, for the simulator."""
 
 import json
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from dlion_api.exit_codes import ExitCode
 from dlion_api.spec.trainer import BUILTINS
 from dlion_cli.inputs.manifests import read_job
 from dlion_cli.inputs.required_files import find_program_root
@@ -24,12 +19,8 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_results.run_folder.storage import check_writable, write_whole
 from dlion_simulator.calibration import calibration
+from dlion_simulator.calibration.calibration import Calibration, Estimate
 from dlion_worker.training import threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dlion_simulator.calibration.calibration import Calibration, Estimate
 
 DEFAULT_BATCHES = (8, 16, 32, 64, 128, 256)
 MAX_BATCH_SIZE = 65_536
@@ -61,10 +52,7 @@ class _BatchSizes(click.ParamType[tuple[int, ...]]):
     "--builtin", type=click.Choice(BUILTINS),
     help="Without FILE: this built-in program, on random images.  [default: cipher]",
 )  # fmt: skip
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest")
 @click.option(
     "--batches", type=_BatchSizes(), default=",".join(map(str, DEFAULT_BATCHES)), metavar="N,N,…",
     show_default=True, help="Batch sizes to measure.",
@@ -88,7 +76,7 @@ def calibrate(
     out: Path | None,
     data_root: Path,
     output: str,
-) -> int:
+) -> None:
     """Measure the cost of a job's local step on one core of this machine: a + b x batch.
 
     Times real steps (gradient and update, compiled, one thread) of several batch sizes in CPU
@@ -132,7 +120,6 @@ def calibrate(
     if out is not None:  # last: if this fails, the result is already printed
         write_whole(out, text.encode())
         click.echo(f"Calibration: {out}", err=output == "json")
-    return ExitCode.OK
 
 
 def _step(

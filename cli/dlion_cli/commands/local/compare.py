@@ -4,8 +4,6 @@ Owns the options and the output. Each run is a `dlion simulate` process; `compar
 its figures.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -97,10 +95,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
     "--environment", "-e", "environments", multiple=True, required=True, metavar="NAME|FILE",
     help="Environment of the runs. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest, for all columns. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest, for all columns")
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True,
               help="Number of seeds; they are 1 to N.")  # fmt: skip
 @click.option(
@@ -132,14 +127,8 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
     "--against", "subject", metavar="NAME",
     help="Compare this column with each other one: speed-up, and accuracy in points and relative.",
 )  # fmt: skip
-@click.option(
-    "--step-overhead", "step_overhead_s", type=options.FiniteFloatRange(0, 1000), metavar="SECONDS",
-    help="As in dlion simulate, for all runs.",
-)  # fmt: skip
-@click.option(
-    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="As in dlion simulate, for all runs.",
-)  # fmt: skip
+@options.step_overhead
+@options.calibration
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N",
               help="Parallel runs. Default: the number of cores.")  # fmt: skip
 @click.option(

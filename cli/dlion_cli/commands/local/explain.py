@@ -1,22 +1,17 @@
 """`dlion explain`: describe fields of the manifest, their allowed values and defaults."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from dlion_api import document
+from dlion_api.document import Explanation
 from dlion_api.errors import DLionError, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.status import Status
 from dlion_core.policies import catalogue
-
-if TYPE_CHECKING:
-    from dlion_api.document import Explanation
 
 ROOTS = ("apiVersion", "kind", "metadata", "spec")
 STATUS = "status"

@@ -1,7 +1,5 @@
 """`dlion init`: create a manifest and a program to start from."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 
@@ -13,12 +11,9 @@ TEMPLATES = {"image": ("job.yaml", "program.py"), "digits": ("job.yaml",)}
 @click.command()
 @click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--template",
-    type=click.Choice(sorted(TEMPLATES)),
-    default="image",
-    show_default=True,
+    "--template", type=click.Choice(sorted(TEMPLATES)), default="image", show_default=True,
     help="image: your own model and data, in program.py. digits: a built-in program.",
-)
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def init(directory: Path, template: str, force: bool) -> None:
     """Create job.yaml in DIRECTORY, and program.py for a model of your own."""

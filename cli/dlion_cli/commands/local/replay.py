@@ -1,21 +1,17 @@
-"""`dlion replay`: simulate a recorded run again, as it was or with other settings.
-
-Joins the result folder, the simulation and the comparison of both.
-"""
-
-from __future__ import annotations
+"""`dlion replay`: simulate a recorded run again, as it was or with other settings."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from dlion_api.errors import DataError
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
 from dlion_cli.commands.local.simulate import (
     FinishedSimulation,
@@ -42,11 +38,6 @@ from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
 from dlion_results.summary.summary import SCHEMA_VERSION
 from dlion_simulator.calibration.recorded_run import RecordedConditions, recorded_plan
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dlion_api.protocol.progress import ProgressRecord
-
 REPLAY = "replay.json"
 
 
@@ -62,10 +53,7 @@ class _ReplayedRun:
 
 @click.command(short_help="Simulate a recorded run again, with other settings.")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest, e.g. exchange.policy=full. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest, e.g. exchange.policy=full")
 @click.option(
     "--exchange-cost", "exchange_factor", type=options.FiniteFloatRange(0, 100), default=1.0,
     metavar="FACTOR", show_default=True,

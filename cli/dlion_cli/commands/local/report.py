@@ -1,41 +1,30 @@
 """`dlion report`: one self-contained HTML page of one result folder, or of several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
-
-from dlion_api.exit_codes import ExitCode
 
 
 @click.command()
 @click.argument("folders", nargs=-1, required=True, metavar="DIR…", type=click.Path(path_type=Path))
 @click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    "--out", type=click.Path(dir_okay=False, path_type=Path),
     help="The page. Default: DIR/report.html, or ./report.html for several folders.",
-)
+)  # fmt: skip
 @click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="TEXT",
+    "--label", "labels", multiple=True, metavar="TEXT",
     help="Name of a run on the page, once per DIR in the same order. Default: the folder's name, "
     "with as much of its path as needed.",
-)
+)  # fmt: skip
 @click.option(
-    "--reference",
-    metavar="LABEL",
+    "--reference", metavar="LABEL",
     help="The single-worker run to which speed-up refers. Default: the first one.",
-)
+)  # fmt: skip
 @click.option("--title", default="", metavar="TEXT", help="Title of the page.")
 @click.option(
-    "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.svg",
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg",
     help="Also write the first charts as one SVG, for a README or a slide.",
-)
+)  # fmt: skip
 def report(
     folders: tuple[Path, ...],
     out: Path | None,
@@ -43,7 +32,7 @@ def report(
     reference: str | None,
     title: str,
     picture: Path | None,
-) -> int:
+) -> None:
     """Create an HTML report of one result folder, or compare several.
 
     The page contains its charts and needs no other files. Among several runs, one with a single
@@ -64,4 +53,3 @@ def report(
     click.echo(page)
     if picture is not None:
         click.echo(write_picture(folders, picture, labels=labels, title=title))
-    return ExitCode.OK

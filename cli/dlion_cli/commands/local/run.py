@@ -1,17 +1,13 @@
-"""`dlion run`: train a job on this machine, from the manifest to the report.
-
-`local_training` does the training.
-"""
-
-from __future__ import annotations
+"""`dlion run`: train a job on this machine, from the manifest to the report."""
 
 import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -19,21 +15,16 @@ from rich.console import Console
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
-from dlion_cli.inputs.manifests import (
-    STDIN,
-    read_job,
-    reject_cluster_authority,
-    reject_suspended,
-)
+from dlion_cli.inputs.manifests import STDIN, read_job, reject_cluster_authority, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root, require_program
 from dlion_cli.inputs.unreached import warn_unreached
-from dlion_cli.local_runs.local_training import EnvironmentRequest, LocalTraining, RunResult
+from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments.loading import load_environment
-from dlion_environments.plan import unlimited_plan
+from dlion_environments.plan import Plan, unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.folder import JOB, ResultFolder
 from dlion_results.run_folder.resume_checks import CHECKPOINTS
@@ -41,31 +32,31 @@ from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Json
 
 
-@dataclass(frozen=True)
-class ResumeCommand:
-    """The options of `dlion run` that a resumed run needs again."""
+def resume_command(
+    folder: Path,
+    file: Path,
+    environment: str | None = None,
+    assignments: Sequence[str] = (),
+    data_root: Path = Path(),
+    unprivileged: bool = False,
+) -> str:
+    """The command that continues in that result folder; empty if it has no checkpoint.
 
-    file: Path
-    environment: str | None = None
-    assignments: Sequence[str] = ()
-    data_root: Path = Path()
-    unprivileged: bool = False
-
-    def command_line(self, folder: Path) -> str:
-        """The command that continues in that result folder; empty if it has no checkpoint."""
-        if not any(folder.glob(CHECKPOINTS)):
-            return ""
-        file = folder / JOB if str(self.file) == STDIN else self.file
-        command_line = ["dlion", "run", str(file), "--resume", str(folder)]
-        if self.environment is not None:
-            command_line += ["--environment", self.environment]
-        for assignment in self.assignments:
-            command_line += ["--set", assignment]
-        if self.data_root != Path():
-            command_line += ["--data-root", str(self.data_root)]
-        if self.unprivileged:
-            command_line.append("--unprivileged")
-        return shlex.join(command_line)
+    The other arguments are the options of `dlion run` that a resumed run needs again.
+    """
+    if not any(folder.glob(CHECKPOINTS)):
+        return ""
+    manifest = folder / JOB if str(file) == STDIN else file
+    command_line = ["dlion", "run", str(manifest), "--resume", str(folder)]
+    if environment is not None:
+        command_line += ["--environment", environment]
+    for assignment in assignments:
+        command_line += ["--set", assignment]
+    if data_root != Path():
+        command_line += ["--data-root", str(data_root)]
+    if unprivileged:
+        command_line.append("--unprivileged")
+    return shlex.join(command_line)
 
 
 log = logging.getLogger(__name__)
@@ -81,21 +72,13 @@ MIN_CERTIFICATE_LIFE_S = 10
     help="Cores and links of each worker: the name of a published environment, or a file. "
     "Without it, workers use the machine without limits.",
 )  # fmt: skip
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. An empty value "
-    "removes the field. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest, e.g. trainer.optimizer.learningRate=0.1")
 @options.result_folder
 @click.option(
     "--resume", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
     help="Continue the run in this result folder from its checkpoints.",
 )  # fmt: skip
-@click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data and startFrom (a program's path is relative to the "
-    "manifest). Default: the working directory.",
-)  # fmt: skip
+@options.data_root
 @click.option(
     "--unprivileged", is_flag=True,
     help="Limit links by relays and CPU by a duty cycle, even as root.",
@@ -139,7 +122,7 @@ def run(
     job = read_job(file, assignments)
     reject_suspended(job, str(file))
     reject_cluster_authority(job, str(file))
-    requested = _environment_request(job, environment)
+    plan, document = _planned(job, environment)
     program_root = find_program_root(job, file, resume)
     require_program(job, program_root)
     now = datetime.now().astimezone()
@@ -149,7 +132,8 @@ def run(
     ):
         training = LocalTraining(
             job=job,
-            environment=requested,
+            plan=plan,
+            environment=document,
             folder=folder,
             console=Console(stderr=output == "json"),
             data_root=data_root.resolve(),
@@ -168,8 +152,10 @@ def run(
         print_result(Console(), summary, folder=folder.path, report=report, output=output)
         for problem in ended.problems:
             click.echo(f"dlion: {problem}", err=True)
-        command = ResumeCommand(file, environment, assignments, data_root, unprivileged)
-        _print_resume_command(ended, command.command_line(folder.path), folder)
+        command = resume_command(
+            folder.path, file, environment, assignments, data_root, unprivileged
+        )
+        _print_resume_command(ended, command, folder)
         return ended.exit_code
 
 
@@ -202,9 +188,10 @@ def _train(training: LocalTraining, now: datetime) -> tuple[RunResult, Json]:
         return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
 
 
-def _environment_request(job: Job, environment: str | None) -> EnvironmentRequest:
+def _planned(job: Job, environment: str | None) -> tuple[Plan, dict[str, Any]]:
+    """The plan of the environment, and its document."""
     if environment is None:
-        return EnvironmentRequest(unlimited_plan(job.workers()), {})
+        return unlimited_plan(job.workers()), {}
     loaded = load_environment(environment)
     plan = loaded.plan(
         job.workers(),
@@ -212,4 +199,4 @@ def _environment_request(job: Job, environment: str | None) -> EnvironmentReques
         duration_s=job.spec.trainer.stop.max_seconds,
     )
     warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
-    return EnvironmentRequest(plan, to_document(loaded))
+    return plan, to_document(loaded)

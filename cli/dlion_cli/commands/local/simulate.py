@@ -1,7 +1,4 @@
-"""`dlion simulate`: train a job in virtual time, into a result folder like a run's.
-
-Joins the simulation, the accuracy target, the result folder and the terminal.
-"""
+"""`dlion simulate`: train a job in virtual time, into a result folder like a run's."""
 
 from __future__ import annotations
 
@@ -89,35 +86,21 @@ Show = Callable[[SimulationRequest, FinishedSimulation], None]
     "--environment", "-e", metavar="NAME|FILE", required=True,
     help="Cores and links of each worker: the name of a published environment, or a file.",
 )  # fmt: skip
-@click.option(
-    "--set", "assignments", multiple=True, metavar="PATH=VALUE",
-    help="Set a field of the manifest, e.g. trainer.optimizer.learningRate=0.1. Repeatable.",
-)  # fmt: skip
+@options.assignments("the manifest, e.g. trainer.optimizer.learningRate=0.1")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Overrides trainer.seed.")
-@click.option(
-    "--step-overhead", "fixed_core_s", type=options.FiniteFloatRange(0, 1000), metavar="SECONDS",
-    help="Fixed cost of a step, in seconds of one of the environment's cores. Default: 0, or the "
-    "calibration's.",
-)  # fmt: skip
-@click.option(
-    "--calibration", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Costs of a step from `dlion calibrate`, instead of the environment's "
-    "samplesPerSPerCore.",
-)  # fmt: skip
+@options.step_overhead
+@options.calibration
 @options.threads
 @options.no_report
 @options.result_folder
-@click.option(
-    "--data-root", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="DIR",
-    help="Base of relative paths of data and startFrom. Default: the working directory.",
-)  # fmt: skip
+@options.data_root
 @options.output
 def simulate(
     file: Path,
     environment: str,
     assignments: tuple[str, ...],
     seed: int | None,
-    fixed_core_s: float | None,
+    step_overhead_s: float | None,
     calibration: Path | None,
     threads: int | None,
     no_report: bool,
@@ -153,14 +136,14 @@ def simulate(
     warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
     measured = None
     if calibration is not None:
-        plan, fixed_core_s, measured = _calibrated(plan, calibration, fixed_core_s)
+        plan, step_overhead_s, measured = _calibrated(plan, calibration, step_overhead_s)
     request = SimulationRequest(
         job=job,
         plan=plan,
         environment=EnvironmentReport(loaded.name, document=to_document(loaded)),
         program_root=find_program_root(job, file, None),
         data_root=data_root.resolve(),
-        fixed_core_s=fixed_core_s or 0.0,
+        fixed_core_s=step_overhead_s or 0.0,
         thread_count=threads,
         out=out,
         with_report=not no_report,
@@ -171,13 +154,13 @@ def simulate(
 
 
 def _calibrated(
-    plan: Plan, path: Path, fixed_core_s: float | None
+    plan: Plan, path: Path, step_overhead_s: float | None
 ) -> tuple[Plan, float, Mapping[str, str]]:
     """The plan with measured costs; an explicit fixed cost takes precedence."""
     measured_s, per_sample_s = read_costs(path)
     plan = replace(plan, samples_per_s_per_core=1.0 / per_sample_s)
     about = {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    return plan, measured_s if fixed_core_s is None else fixed_core_s, about
+    return plan, measured_s if step_overhead_s is None else step_overhead_s, about
 
 
 def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> int:

@@ -1,9 +1,8 @@
 """`dlion validate`: report every problem of manifests and environments, without a cluster."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -13,9 +12,7 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
 from dlion_environments.model import Environment
-
-if TYPE_CHECKING:
-    from dlion_environments.yaml_text import YamlDocument
+from dlion_environments.yaml_text import YamlDocument
 
 ENVIRONMENT = "environment"
 
@@ -110,18 +107,7 @@ def _result(
         "specHash": spec_hash,
         "exitCode": int(code if problems else ExitCode.OK),
         "note": note,
-        "problems": [_as_json(problem) for problem in problems],
-    }
-
-
-def _as_json(problem: Problem) -> dict[str, Any]:
-    return {
-        "path": problem.path,
-        "line": problem.line,
-        "message": problem.message,
-        "value": problem.value,
-        "allowed": problem.allowed,
-        "advice": problem.advice,
+        "problems": [asdict(problem) for problem in problems],
     }
 
 
