@@ -126,8 +126,8 @@ class BandwidthMeter:
         # No chunk may follow a refusal: where a write fails, grpc.aio replaces the status that the
         # site sent with INTERNAL (grpc/grpc#36066).
         if ACCEPTED_KEY in (await call.initial_metadata() or ()):
-            began_s, chunk = time.monotonic(), wire.LinkChunk(payload=payload)
-            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S:
+            chunk, until_s = wire.LinkChunk(payload=payload), time.monotonic() + SEND_DURATION_S
+            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() < until_s:
                 await call.write(chunk)
                 sent_bytes += CHUNK_BYTES
             await call.done_writing()
