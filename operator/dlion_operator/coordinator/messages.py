@@ -6,7 +6,7 @@ gRPC service only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.records import record_from_json
 from dlion_api.protocol.refusals import (
     MAX_CSR_BYTES,
@@ -31,16 +32,9 @@ from dlion_operator.coordinator.events import (
     PresentedToken,
     ReportReceived,
 )
+from dlion_operator.coordinator.feed import RecordBatch
 from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
-from dlion_operator.pki.token_bindings import Proof
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.protocol.membership import Membership
-    from dlion_operator.coordinator.feed import RecordBatch
-    from dlion_operator.pki.token_bindings import Bearer
-
+from dlion_operator.pki.token_bindings import Bearer, Proof
 
 ProvedRequest = (
     coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.FollowRequest

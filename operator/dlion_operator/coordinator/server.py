@@ -7,30 +7,26 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import grpc
 from cryptography import x509
 
 from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import MAX_REPORT_BYTES
 from dlion_api.protocol.trust import renewal_after
 from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
+from dlion_api.spec import Job
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from dlion_api.names import JobKey, SiteName, WorkerIdentity
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.spec import Job
-    from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""

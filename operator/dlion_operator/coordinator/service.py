@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,9 +22,6 @@ from dlion_operator.coordinator.events import CallRefusedError
 from dlion_operator.coordinator.messages import Request, checked_size
 from dlion_operator.coordinator.served_run import ServedRun
 from dlion_operator.kubernetes.wire_parsing import parser, readable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ threads or gRPC. `messages` parses messages, and the gRPC service verifies token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from dlion_api.names import KeeperIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
@@ -26,11 +26,6 @@ from dlion_operator.coordinator.events import (
 )
 from dlion_operator.model.rate_limiter import RateLimiter
 from dlion_operator.pki.token_bindings import TokenBindings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_api.names import JobKey, Rank, WorkerIdentity
 
 
 @dataclass

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlion_api.names import JobKey
-    from dlion_operator.coordinator.server import CoordinatorServer
+from dlion_api.names import JobKey
+from dlion_operator.coordinator.server import CoordinatorServer
 
 
 class CoordinatorThread:
