@@ -11,9 +11,8 @@ from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Resources
 from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.kubernetes.client import Document
 from dlion_operator.model.settings import Settings
-
-Document = dict[str, Any]
 
 USER_ID = 65532
 GRACE_S = 30

@@ -11,7 +11,6 @@ from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
 from dlion_operator.children.inherited_labels import inherited
 from dlion_operator.children.pods import (
-    Document,
     container,
     metadata_of,
     mount,
@@ -19,7 +18,7 @@ from dlion_operator.children.pods import (
     program_volume,
 )
 from dlion_operator.children.strategic_merge import merged
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
@@ -158,7 +159,9 @@ class Reconciler:
             state.unposted_events.append(JobEvent("PodNotReleased", message, "Warning"))
         state.blocked_pods = frozenset(blocked_pods)
 
-    def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
+    def _terminating_s(
+        self, name: ObjectName, pods: Iterable[Mapping[str, Any]]
+    ) -> Mapping[str, float]:
         tracker = self._terminating.setdefault(name, DurationTracker())
         return tracker.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
 

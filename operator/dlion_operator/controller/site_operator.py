@@ -33,7 +33,7 @@ from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
 from dlion_operator.pki.pod_tokens import PodTokens
-from dlion_operator.plan.decide import MANAGED_BY
+from dlion_operator.plan.decide import is_managed_here
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -216,9 +216,7 @@ class SiteOperator:
     def _is_ours(self, name: ObjectName) -> bool:
         """Whether the job exists and no other controller manages it."""
         job = self.store.get(Kind.DLION_JOB, name)
-        if job is None:
-            return False
-        return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
+        return job is not None and is_managed_here(job)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

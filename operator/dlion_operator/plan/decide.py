@@ -34,7 +34,6 @@ from dlion_operator.plan.decisions import (
 )
 from dlion_operator.plan.objects.exposure import addresses, exposing_objects, exposure_problems
 from dlion_operator.plan.objects.garbage_collection import (
-    delete_earlier_runs,
     delete_other_runs,
     delete_run_objects,
     delete_unneeded_services,
@@ -93,7 +92,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     """Return what to do about the observed job now."""
     document = observed.document
     if is_unmanaged(document):
-        is_ours = _managed_by(document) == MANAGED_BY
+        is_ours = is_managed_here(document)
         released = release_lost_pods(observed) if is_ours else ()
         requeue_s = REQUEUE_S if is_ours and observed.terminating else None
         return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
@@ -134,11 +133,11 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
 def is_unmanaged(document: Mapping[str, Any]) -> bool:
     """Whether the job is being deleted, or another controller manages it."""
     is_going = bool(document["metadata"].get("deletionTimestamp"))
-    return is_going or _managed_by(document) != MANAGED_BY
+    return is_going or not is_managed_here(document)
 
 
-def _managed_by(document: Mapping[str, Any]) -> str:
-    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY))
+def is_managed_here(document: Mapping[str, Any]) -> bool:
+    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
 
 
 # ---- a run that goes on ----------------------------------------------------------------------
@@ -146,7 +145,8 @@ def _managed_by(document: Mapping[str, Any]) -> str:
 
 def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> Decision:
     """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
-    cleaning = (*delete_earlier_runs(run, observed), *release_lost_pods(observed))
+    earlier = delete_other_runs(run.other_runs, run.job.key, observed)
+    cleaning = (*earlier, *release_lost_pods(observed))
     if run.job.spec.suspend:
         return _suspend(run, observed, settings, cleaning)
     if run.has_ended:
@@ -307,11 +307,11 @@ def _decide_after_end(
     it."""
     age = observed.now - (parse_time(time) or observed.now)
     actions: list[Action] = [
-        *delete_earlier_runs(run, observed),
+        *delete_other_runs(run.other_runs, run.job.key, observed),
         *halt_jobs(run),
         *release_lost_pods(observed),
+        *delete_worker_services(run, observed),
     ]
-    actions += delete_worker_services(run, observed)
     waits = [SERVE_AFTER_END]
     if age >= SERVE_AFTER_END:
         actions.append(CloseRun())

@@ -5,13 +5,12 @@ Pure. `reconcile` counts for how long they have been missing; `diagnosis` report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
-from dlion_operator.model.job_view import WorkerJobView, condition
+from dlion_operator.model.job_view import Document, WorkerJobView, condition
 from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView, first_of
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
@@ -34,12 +33,12 @@ _STUCK_AFTER_S = STUCK_AFTER.total_seconds()
 
 
 def missing_pods(
-    key: JobKey, jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
+    key: JobKey, jobs: Iterable[Document], pods: Iterable[Document]
 ) -> list[MissingPod]:
     """Return the pods of that run that Kubernetes was asked for and that do not exist."""
     views = [v for v in map(WorkerJobView, jobs) if v.run_id == key.run_id]
     views = [v for v in views if not v.suspended and v.ended_at is None]
-    there = [p for p in map(PodView, pods) if p.labels.get(names.RUN_LABEL) == key.run_id]
+    there = [pod for pod in map(PodView, pods) if pod.run_id == key.run_id]
     pods_missing = [
         (view.name, index)
         for view in views
@@ -47,7 +46,7 @@ def missing_pods(
             set(range(view.workers)) - view.finished_indexes - _present_indexes(view, there)
         )
     ]
-    keepers = (p for p in there if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER)
+    keepers = (pod for pod in there if pod.component == names.KEEPER)
     if views and not any(_is_alive(pod) for pod in keepers):
         pods_missing.append((names.keeper_name(key), 0))
     return pods_missing
@@ -61,9 +60,7 @@ def _present_indexes(view: WorkerJobView, pods: Iterable[PodView]) -> set[int]:
     return {
         pod.index
         for pod in pods
-        if pod.index is not None
-        and pod.phase != "Failed"
-        and pod.labels.get(names.GROUP_LABEL) == view.group
+        if pod.index is not None and pod.phase != "Failed" and pod.group == view.group
     }
 
 
@@ -85,7 +82,7 @@ def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
 
 def _backoff_s(run: Run, group: str, index: int) -> float:
     """Seconds that Kubernetes waits after the newest pod of that worker."""
-    pods = [p for p in run.pods if p.labels.get(names.GROUP_LABEL) == group and p.index == index]
+    pods = [pod for pod in run.pods if (pod.group, pod.index) == (group, index)]
     if not pods:
         return 0.0
     failures = max(pod.failures for pod in pods)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport
@@ -18,7 +17,13 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
-from dlion_operator.model.job_view import condition, condition_text, parse_time
+from dlion_operator.model.job_view import (
+    Document,
+    ObjectView,
+    condition,
+    condition_text,
+    parse_time,
+)
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
 
@@ -72,7 +77,6 @@ def describe_exit_code(code: int) -> str:
     return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
 
 
-Document = Mapping[str, Any]
 MissingPod = tuple[str, int]
 """A pod that does not exist: name of its Job or Deployment, and its index."""
 UnreadyPod = tuple[str, str]
@@ -209,17 +213,11 @@ class PodProblem:
     message: str
 
 
-class PodView:
+class PodView(ObjectView):
     def __init__(self, document: Document) -> None:
-        self.document = document
-        metadata = document["metadata"]
-        self.name = str(metadata["name"])
-        self.uid = str(metadata.get("uid", ""))
-        self.labels: Mapping[str, str] = metadata.get("labels") or {}
-        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
-        self.deleted_at = parse_time(metadata.get("deletionTimestamp"))
+        super().__init__(document)
+        self.deleted_at = parse_time(document["metadata"].get("deletionTimestamp"))
         """End of its grace period by the API server's clock. None: it is not being deleted."""
-        self._status: Document = document.get("status") or {}
 
     @property
     def worker(self) -> str:
@@ -337,10 +335,6 @@ class PodView:
             if status.get("name") == names.TRAINER_CONTAINER:
                 return (status.get("state") or {}).get(state) or {}
         return {}
-
-    @property
-    def created_at(self) -> datetime | None:
-        return parse_time(self.document["metadata"].get("creationTimestamp"))
 
     @property
     def failure(self) -> str:

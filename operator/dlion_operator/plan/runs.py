@@ -42,16 +42,14 @@ class Run:
         views = [WorkerJobView(document) for document in observed.jobs]
         run_id = job.key.run_id
         jobs = {view.group: view for view in views if view.run_id == run_id}
-        pods = [
-            pod for pod in map(PodView, observed.pods) if pod.labels.get(names.RUN_LABEL) == run_id
-        ]
+        pods = [pod for pod in map(PodView, observed.pods) if pod.run_id == run_id]
         return cls(
             job=_with_initial_sizes(job, jobs, site),
             wanted={group.name: group.workers for group in groups_of(job, site)},
             site=site,
             jobs=jobs,
-            pods=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.WORKER],
-            keepers=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER],
+            pods=[pod for pod in pods if pod.component == names.WORKER],
+            keepers=[pod for pod in pods if pod.component == names.KEEPER],
             other_runs=[view for view in views if view.run_id != run_id],
         )
 
@@ -137,7 +135,7 @@ class Run:
         view = self.jobs.get(group)
         if view is None:
             return names.QUEUE_LABEL in self.job.metadata.labels
-        here = (pod for pod in self.pods if pod.labels.get(names.GROUP_LABEL) == group)
+        here = (pod for pod in self.pods if pod.group == group)
         return view.queued and view.suspended and all(pod.is_finished for pod in here)
 
     @property

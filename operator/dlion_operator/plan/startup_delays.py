@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.status import Reason
+from dlion_operator.model.job_view import Document
 from dlion_operator.plan.observed import PodProblem, PodView, RunView, UnreadyPod
 
 STUCK_AFTER = timedelta(seconds=60)
@@ -56,14 +56,13 @@ def join_delay(pod: PodView, name: str, view: RunView, now: datetime) -> PodProb
     return PodProblem(Reason.NOT_JOINING, message)
 
 
-def unready_keepers(pods: Iterable[Mapping[str, Any]]) -> list[UnreadyPod]:
+def unready_keepers(pods: Iterable[Document]) -> list[UnreadyPod]:
     """Keepers' pods that run and do not serve. `reconcile` counts for how long.
 
     A keeper serves only after this operator has signed its certificate. So the time without an
     operator must not count.
     """
-    views = map(PodView, pods)
-    keepers = (pod for pod in views if pod.labels.get(names.COMPONENT_LABEL) == names.KEEPER)
+    keepers = (pod for pod in map(PodView, pods) if pod.component == names.KEEPER)
     return [each for keeper in keepers if (each := keeper.unready)]
 
 

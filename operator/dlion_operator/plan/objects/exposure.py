@@ -19,8 +19,9 @@ from dlion_api.spec import Job
 from dlion_operator import children
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.failure_backoff import FailedObject
+from dlion_operator.model.job_view import ObjectView
 from dlion_operator.model.settings import Settings
-from dlion_operator.plan.observed import Document, Observed, PodView
+from dlion_operator.plan.observed import Observed, PodView
 from dlion_operator.plan.runs import Run
 
 EXPOSURE_TIMEOUT = timedelta(minutes=5)
@@ -44,20 +45,7 @@ Addresses = Mapping[WorkerIdentity, WorkerAddresses]
 """The known addresses. A worker without one cannot be reached yet."""
 
 
-class WorkerService:
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        metadata = document["metadata"]
-        self.name = str(metadata["name"])
-        self.uid = str(metadata.get("uid", ""))
-        self.labels: Mapping[str, str] = metadata.get("labels") or {}
-        self._spec: Document = document.get("spec") or {}
-        self._status: Document = document.get("status") or {}
-
-    @property
-    def run_id(self) -> str:
-        return self.labels.get(names.RUN_LABEL, "")
-
+class WorkerService(ObjectView):
     @property
     def node_ports(self) -> Mapping[str, int]:
         """Node ports by port name. Empty unless all ports have one."""
@@ -87,13 +75,12 @@ def is_exposed(job: Job) -> bool:
 
 def worker_services(observed: Observed) -> dict[str, WorkerService]:
     """Existing worker Services of any run that are not being deleted, by name."""
-    views = [
-        WorkerService(document)
-        for document in observed.services
-        if document["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
-        and not document["metadata"].get("deletionTimestamp")
-    ]
-    return {view.name: view for view in views}
+    views = map(WorkerService, observed.services)
+    return {
+        view.name: view
+        for view in views
+        if view.component == names.WORKER and not view.document["metadata"].get("deletionTimestamp")
+    }
 
 
 def service_name(run: Run, worker: WorkerIdentity) -> str:

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
-from dlion_operator.kubernetes.client import Document, Kind
-from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.plan.decisions import Action, Delete, Patch
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
@@ -54,9 +53,7 @@ def release_lost_pods(observed: Observed) -> Iterator[Action]:
     return release_pods(observed.terminating, observed.terminating_s, observed.now, observed.nodes)
 
 
-def overdue_pods(
-    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
-) -> Iterator[PodView]:
+def overdue_pods(pods: Iterable[Document], terminating_s: Mapping[str, float]) -> Iterator[PodView]:
     """Those of these pods that have been terminating for longer than their nodes should need."""
     for pod in map(PodView, pods):
         is_ending = pod.containers_ended and not pod.is_finished
@@ -65,9 +62,7 @@ def overdue_pods(
             yield pod
 
 
-def overdue_nodes(
-    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
-) -> set[str]:
+def overdue_nodes(pods: Iterable[Document], terminating_s: Mapping[str, float]) -> set[str]:
     return {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
 
 
@@ -76,7 +71,7 @@ def node_name(pod: PodView) -> str:
 
 
 def pods_on_ready_nodes(
-    pods: Iterable[Mapping[str, Any]],
+    pods: Iterable[Document],
     terminating_s: Mapping[str, float],
     nodes: Mapping[str, NodeState],
 ) -> list[PodView]:
@@ -86,7 +81,7 @@ def pods_on_ready_nodes(
 
 
 def release_pods(
-    pods: Iterable[Mapping[str, Any]],
+    pods: Iterable[Document],
     terminating_s: Mapping[str, float],
     now: datetime,
     nodes: Mapping[str, NodeState],
@@ -124,10 +119,6 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
             return is_so or waited_s > pod.grace_s + CLEANUP_TIMEOUT_S
 
 
-def delete_earlier_runs(run: Run, observed: Observed) -> Iterator[Action]:
-    yield from delete_other_runs(run.other_runs, run.job.key, observed)
-
-
 def delete_other_runs(
     other_runs: Sequence[WorkerJobView], key: JobKey, observed: Observed
 ) -> Iterator[Action]:
@@ -147,20 +138,16 @@ def delete_unneeded_services(run: Run, observed: Observed) -> Iterator[Action]:
     """Delete Services of removed, finished workers: ports and load balancers are expensive."""
     wanted = {service_name(run, worker) for worker in local_workers(run)}
     used = {
-        names.worker_service_name(run.job.key, group, int(index))
+        names.worker_service_name(run.job.key, pod.group, int(index))
         for pod in run.pods
-        if not pod.is_finished
-        and (group := pod.labels.get(names.GROUP_LABEL))
-        and (index := pod.labels.get(names.INDEX_LABEL))
+        if not pod.is_finished and pod.group and (index := pod.labels.get(names.INDEX_LABEL))
     }
-    return _delete_services_except(wanted | used, run, observed)
+    return delete_worker_services(run, observed, kept=wanted | used)
 
 
-def delete_worker_services(run: Run, observed: Observed) -> Iterator[Action]:
-    return _delete_services_except(set(), run, observed)
-
-
-def _delete_services_except(kept: set[str], run: Run, observed: Observed) -> Iterator[Action]:
+def delete_worker_services(
+    run: Run, observed: Observed, *, kept: Collection[str] = ()
+) -> Iterator[Action]:
     for service in worker_services(observed).values():
         if service.run_id == run.job.key.run_id and service.name not in kept:
             yield Delete(Kind.SERVICE, service.name, service.uid)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlion_api.status import ConditionType, Reason
-from dlion_operator.model.job_view import condition
+from dlion_operator.model.job_view import Document, condition
 from dlion_operator.plan.decisions import JobEvent
-from dlion_operator.plan.observed import Document, Observed
+from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 
 _WARNING_PHASES = (JobPhase.FAILED, JobPhase.STUCK, JobPhase.DEGRADED, JobPhase.KEEPER_AWAY)
