@@ -14,7 +14,7 @@ from dlion_api.document import to_document
 from dlion_api.endings import EndReport
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
-from dlion_operator import children
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
 from dlion_operator.plan.decide import decide
@@ -130,7 +130,7 @@ class World:
         job = load_job(self.document).with_group_ranks()
         for group in groups_of(job, self.settings.site):
             made = copy.deepcopy(
-                children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
+                worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
             )
             made["metadata"] |= {
                 "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)

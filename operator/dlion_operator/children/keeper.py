@@ -7,7 +7,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
 from dlion_operator.children.pods import (
     container,
     metadata_of,

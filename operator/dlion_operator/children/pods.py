@@ -10,7 +10,7 @@ from dlion_api.document import to_document
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Resources
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
 from dlion_operator.kubernetes.client import Document
 from dlion_operator.model.settings import Settings
 

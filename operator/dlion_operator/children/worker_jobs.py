@@ -9,7 +9,7 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
 from dlion_operator.children.pods import (
     container,
     metadata_of,

@@ -25,8 +25,7 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.api import KubernetesApi, connect
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.kubernetes.lease import Leases
-from dlion_operator.kubernetes.leased_cluster import LeasedCluster
+from dlion_operator.kubernetes.lease import LeasedCluster, Leases
 from dlion_operator.kubernetes.resync import Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings

@@ -15,8 +15,14 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
-from dlion_operator import children
+from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.children.pods import owner_of
+from dlion_operator.children.run_objects import (
+    authority_certificate,
+    config_map,
+    headless_service,
+)
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
 from dlion_operator.model.settings import Settings
@@ -233,7 +239,7 @@ def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
 def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:
     """The request to cert-manager, where it issues the job's authority."""
     if run.job.spec.tls.mode == "CertManager":
-        yield Apply(children.authority_certificate(run.job, settings, owner_of(observed.document)))
+        yield Apply(authority_certificate(run.job, settings, owner_of(observed.document)))
 
 
 def _objects(
@@ -243,15 +249,15 @@ def _objects(
     owner = owner_of(observed.document)
     yield from _requested_certificate(run, observed, settings)
     documents = [
-        children.config_map(run.job, settings, owner, authority_pem=observed.authority_pem),
-        children.headless_service(run.job, settings, owner),
-        *children.keeper_objects(run.job, settings, owner),
+        config_map(run.job, settings, owner, authority_pem=observed.authority_pem),
+        headless_service(run.job, settings, owner),
+        *keeper_objects(run.job, settings, owner),
     ]
     for document in documents:
         yield Create(document) if Kind.of(document) in CREATE_ONLY else Apply(document)
     for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
-            made = children.worker_job(run.job, group, settings, owner)
+            made = worker_job(run.job, group, settings, owner)
             digest = run.manifest_digest or manifest_digest(run.job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             yield Create(made)

@@ -16,7 +16,7 @@ from dlion_api.addresses import join_host_port
 from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec import Job
-from dlion_operator import children
+from dlion_operator.children.exposed_workers import worker_routes, worker_service
 from dlion_operator.children.pods import owner_of
 from dlion_operator.kubernetes.failure_backoff import FailedObject
 from dlion_operator.model.job_view import ObjectView
@@ -108,9 +108,9 @@ def exposing_objects(
         name = service_name(run, worker)
         service = there.get(name)
         ports = service.node_ports if service else {}
-        yield name, children.worker_service(run.job, worker, ports, settings, owner)
+        yield name, worker_service(run.job, worker, ports, settings, owner)
         if service and by_gateway and settings.gateway:
-            routes = children.worker_routes(run.job, worker, settings.gateway, service.document)
+            routes = worker_routes(run.job, worker, settings.gateway, service.document)
             yield from ((name, route) for route in routes)
 
 

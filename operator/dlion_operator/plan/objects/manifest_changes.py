@@ -14,8 +14,8 @@ from dlion_api.document import to_document
 from dlion_api.errors import Problem
 from dlion_api.spec import Job
 from dlion_api.status import Reason
-from dlion_operator import children
 from dlion_operator.children.pods import owner_of
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.model.settings import Settings
@@ -82,7 +82,7 @@ def template_problem(run: Run, observed: Observed, settings: Settings) -> str:
     wrong: set[str] = set()
     try:
         for group in run.groups:
-            made = children.worker_job(run.job, group, settings, owner_of(observed.document))
+            made = worker_job(run.job, group, settings, owner_of(observed.document))
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         # Our CRD leaves podTemplate free in form, so the API server cannot validate it.
