@@ -189,9 +189,6 @@ class CoordinatorState:
     def _check_caller(self, event: AccessRequested | JoinRequested | ReportReceived) -> None:
         """Refuse a caller that is neither a worker of this run nor one of its keepers."""
         caller = event.worker
-        if event.run != str(self.job):
-            message = f"run {event.run!r:.200} is not served here; this is {self.job}"
-            raise CallRefusedError(RefusalReason.WRONG_RUN, message)
         if isinstance(caller, KeeperIdentity):
             if all(worker.site != caller.site for worker in self._expected.values()):
                 message = f"site {caller.site!r:.200}: not in the manifest here"
@@ -201,16 +198,14 @@ class CoordinatorState:
         ):
             message = f"rank {caller.rank}, {caller.name:.200}: not in the manifest here"
             raise CallRefusedError(RefusalReason.UNKNOWN_WORKER, message)
-        if event.presented.bearer is None:
+        if event.bearer is None:
             message = f"{caller.name}: the token is not its own"
             raise CallRefusedError(RefusalReason.BAD_TOKEN, message)
 
     def _check_replay(self, event: AccessRequested | JoinRequested, use: str) -> None:
         """Refuse a token that another pod presents, or a repeated request."""
-        caller, presented = event.worker, event.presented
-        if presented.bearer is None or self._bindings.admit(
-            caller, use, presented.bearer, presented.proof
-        ):
+        caller, bearer = event.worker, event.bearer
+        if bearer is None or self._bindings.admit(caller, use, bearer, event.proof):
             return
         message = (
             f"{caller.name}: not signed by the key that its pod first used ({use}), or a repeated"
