@@ -11,7 +11,7 @@ from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
 from dlion_api.status import Reason
 from dlion_operator.model.job_view import Document, WorkerJobView, condition
-from dlion_operator.plan.observed import MissingPod, Observed, PodProblem, PodView, first_of
+from dlion_operator.plan.observed import MissingPod, PodProblem, PodView, first_of
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
     STUCK_AFTER,
@@ -64,20 +64,20 @@ def _present_indexes(view: WorkerJobView, pods: Iterable[PodView]) -> set[int]:
     }
 
 
-def pod_creation_problems(run: Run, observed: Observed) -> list[PodProblem]:
+def pod_creation_problems(run: Run) -> list[PodProblem]:
     """Problems of Jobs whose pods are not created, and of the keeper's Deployment."""
     problems = []
     for group, view in run.jobs.items():
         late = [
             f"{group}-{index}"
-            for (name, index), since_s in observed.missing_s.items()
+            for (name, index), since_s in run.observed.missing_s.items()
             if name == view.name and since_s >= _STUCK_AFTER_S + _backoff_s(run, group, index)
         ]
         if late:
             pods = f"pods for {first_of(late, MAX_LISTED_PODS)}"
             message = f"Job {view.name} creates no {pods}: see `kubectl describe job {view.name}`"
             problems.append(PodProblem(Reason.PODS_REFUSED, message))
-    return [*problems, *_keeper_creation_problems(run, observed)]
+    return [*problems, *_keeper_creation_problems(run)]
 
 
 def _backoff_s(run: Run, group: str, index: int) -> float:
@@ -89,22 +89,26 @@ def _backoff_s(run: Run, group: str, index: int) -> float:
     return min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures, 10))
 
 
-def _keeper_creation_problems(run: Run, observed: Observed) -> Iterator[PodProblem]:
+def _keeper_creation_problems(run: Run) -> Iterator[PodProblem]:
     name = names.keeper_name(run.job.key)
-    if observed.missing_s.get((name, 0), 0.0) < _STUCK_AFTER_S:
+    if run.observed.missing_s.get((name, 0), 0.0) < _STUCK_AFTER_S:
         return
-    refusal = condition(observed.keeper or {}, "ReplicaFailure")
+    refusal = condition(run.observed.keeper or {}, "ReplicaFailure")
     why = [str(refusal.get("message"))] if refusal.get("status") == "True" else []
     look = f"see `kubectl describe deployment {name}`"
     message = f"Deployment {name} creates no pod for the keeper: {'; '.join([*why, look])}"
     yield PodProblem(Reason.PODS_REFUSED, message)
 
 
-def keeper_problems(run: Run, observed: Observed) -> list[PodProblem]:
+def keeper_problems(run: Run) -> list[PodProblem]:
     """Why the run's keeper has not served for a minute or more. Empty: no problem known."""
-    pods = [pod for pod in run.keepers if _is_alive(pod) and is_start_overdue(pod, observed.now)]
+    pods = [
+        pod for pod in run.keepers if _is_alive(pod) and is_start_overdue(pod, run.observed.now)
+    ]
     pod_problems = (
-        pod.problem() or start_delay(pod, observed.now) or keeper_not_ready(pod, observed.unready_s)
+        pod.problem()
+        or start_delay(pod, run.observed.now)
+        or keeper_not_ready(pod, run.observed.unready_s)
         for pod in pods
     )
-    return [*_keeper_creation_problems(run, observed), *filter(None, pod_problems)]
+    return [*_keeper_creation_problems(run), *filter(None, pod_problems)]

@@ -134,7 +134,7 @@ def delete_other_runs(
         yield from delete_run_objects(JobKey(key.namespace, key.name, before))
 
 
-def delete_unneeded_services(run: Run, observed: Observed) -> Iterator[Action]:
+def delete_unneeded_services(run: Run) -> Iterator[Action]:
     """Delete Services of removed, finished workers: ports and load balancers are expensive."""
     wanted = {service_name(run, worker) for worker in local_workers(run)}
     used = {
@@ -142,13 +142,11 @@ def delete_unneeded_services(run: Run, observed: Observed) -> Iterator[Action]:
         for pod in run.pods
         if not pod.is_finished and pod.group and (index := pod.labels.get(names.INDEX_LABEL))
     }
-    return delete_worker_services(run, observed, kept=wanted | used)
+    return delete_worker_services(run, kept=wanted | used)
 
 
-def delete_worker_services(
-    run: Run, observed: Observed, *, kept: Collection[str] = ()
-) -> Iterator[Action]:
-    for service in worker_services(observed).values():
+def delete_worker_services(run: Run, *, kept: Collection[str] = ()) -> Iterator[Action]:
+    for service in worker_services(run.observed).values():
         if service.run_id == run.job.key.run_id and service.name not in kept:
             yield Delete(Kind.SERVICE, service.name, service.uid)
 

@@ -13,7 +13,6 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.pki.run_trust import bundles_to_text
 from dlion_operator.plan.decisions import Action, Patch
-from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.runs import Run
 
 
@@ -34,11 +33,11 @@ def update_jobs(run: Run) -> Iterator[Action]:
             yield Patch(Kind.JOB, view.name, _patch_body(view, spec))
 
 
-def store_bundles(run: Run, observed: Observed) -> Iterator[Action]:
+def store_bundles(run: Run) -> Iterator[Action]:
     """Store the trust bundles on the Jobs, for an operator that restarts."""
-    if observed.run is None or not observed.run.bundles:
+    if not run.view.bundles:
         return
-    kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(observed.run.bundles, run.site)}
+    kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(run.view.bundles, run.site)}
     for view in run.jobs.values():
         if view.ended_at is None and not kept.items() <= view.annotations.items():
             patch = {"metadata": {"uid": view.uid, "annotations": kept}}

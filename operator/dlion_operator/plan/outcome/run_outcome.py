@@ -6,9 +6,8 @@ may depend on facts that an operator loses in a restart: such facts are stored o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
@@ -18,7 +17,7 @@ from dlion_operator.model.job_view import condition, is_true
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.runs import Run
+from dlion_operator.plan.runs import Run, status_of_run
 
 CLOCK_TOLERANCE_S = 5.0
 """A Job's creation time is in whole seconds."""
@@ -34,43 +33,35 @@ _EXIT_REASONS = {
 }
 
 
-def status_of_run(observed: Observed, run_id: str) -> Mapping[str, Any]:
-    """The current status, if it belongs to that run; else empty."""
-    status = observed.document.get("status") or {}
-    return status if status.get("runId") == run_id else {}
-
-
-def has_trained(run: Run, observed: Observed) -> bool:
+def has_trained(run: Run) -> bool:
     """Whether workers of this site have trained in this run.
 
     An operator that has just started reads it from the status.
     """
-    if observed.run is not None and observed.run.training:
-        return True
-    status = status_of_run(observed, run.job.key.run_id)
     # Older operators write `trainerStatus` without `trainingStartTime`.
-    return bool(status.get("trainingStartTime") or status.get("trainerStatus"))
+    was_training = run.status.get("trainingStartTime") or run.status.get("trainerStatus")
+    return run.view.training or bool(was_training)
 
 
-def may_miss_workers(run: Run, observed: Observed) -> bool:
+def may_miss_workers(run: Run) -> bool:
     """Whether there may be workers that have not reported to this operator yet."""
-    if observed.run is None:
+    if run.observed.run is None:
         return True
-    age_s = (observed.now - run.created_at).total_seconds() if run.created_at else 0.0
-    has_served_all_along = age_s <= observed.run.open_s + CLOCK_TOLERANCE_S
-    return observed.run.open_s < ALL_HEARD_AFTER_S and not has_served_all_along
+    age_s, open_s = run.age.total_seconds(), run.view.open_s
+    has_served_all_along = age_s <= open_s + CLOCK_TOLERANCE_S
+    return open_s < ALL_HEARD_AFTER_S and not has_served_all_along
 
 
-def cannot_continue_reason(run: Run, observed: Observed) -> str:
+def cannot_continue_reason(run: Run) -> str:
     """Why a run cannot go on without its failed workers. Empty: it can."""
     if not run.failed:
         return ""
     spec = run.job.spec
-    if not has_trained(run, observed) and spec.start_deadline_seconds is None:
+    if not has_trained(run) and spec.start_deadline_seconds is None:
         # Others may train that have not reported to this operator yet.
         return (
             ""
-            if may_miss_workers(run, observed)
+            if may_miss_workers(run)
             else "the others would wait for it (no startDeadlineSeconds)"
         )
     if spec.failure_policy == "Fail":
@@ -100,22 +91,22 @@ def end_condition(observed: Observed, run_id: str) -> tuple[str, str] | None:
 # ---- how it ended ------------------------------------------------------------------------------
 
 
-def diagnose_outcome(run: Run, observed: Observed) -> Diagnosis:
+def diagnose_outcome(run: Run) -> Diagnosis:
     """Diagnose how a run ended whose Jobs have all ended, or that is abandoned."""
     lost = [pod.failure for pod in run.pods if pod.trainer_exit == ExitCode.MODEL_LOST]
     if lost:
         lost_model = "the run is over and the site's model is lost: the keeper did not get it"
         return Diagnosis(JobPhase.FAILED, Reason.MODEL_LOST, join_messages([lost_model, *lost]))
-    if is_deadline_exceeded(run, run.ended_at or observed.now):
+    if is_deadline_exceeded(run, run.ended_at or run.observed.now):
         limit = run.job.spec.active_deadline_seconds
         message = f"the run took longer than activeDeadlineSeconds ({limit} s); its state is saved"
         return Diagnosis(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED, message)
     if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
         return diagnose_failure(run)
-    why = stop_reason(run, observed)
+    why = stop_reason(run)
     missing = _missing_replicas(run)
     if why and not is_stop_rule(why):
-        early = f"ended {_progress_text(run, observed)}, before its stop rule was met: {why}"
+        early = f"ended {_progress_text(run)}, before its stop rule was met: {why}"
         return Diagnosis(JobPhase.FAILED, Reason.ENDED_EARLY, join_messages([early, *missing]))
     done = why or f"{run.succeeded} workers ended well"
     if missing:
@@ -123,13 +114,13 @@ def diagnose_outcome(run: Run, observed: Observed) -> Diagnosis:
     return Diagnosis(JobPhase.SUCCEEDED, Reason.COMPLETED, done)
 
 
-def stop_reason(run: Run, observed: Observed) -> str:
+def stop_reason(run: Run) -> str:
     """Why the run ended, as its workers report it. Empty: not known.
 
     A stop rule outweighs the report of a worker that rejoined at the end.
     """
     reasons = [report.stop_reason for report in _reports(run)]
-    reasons += [own_reason(observed.run.stop_reason)] if observed.run else []
+    reasons.append(own_reason(run.view.stop_reason))
     reasons = [reason for reason in reasons if reason != A_WORKER_FINISHED]
     return next(filter(is_stop_rule, reasons), next(filter(None, reasons), ""))
 
@@ -159,14 +150,14 @@ def _missing_replicas(run: Run) -> list[str]:
     return messages
 
 
-def _progress_text(run: Run, observed: Observed) -> str:
+def _progress_text(run: Run) -> str:
     """The progress that was reached, as text."""
     iteration = max((report.iteration for report in _reports(run)), default=0)
-    iteration = iteration or (observed.run.iteration if observed.run else 0)
-    trainer = (observed.run.trainer_status if observed.run else None) or None
+    iteration = iteration or run.view.iteration
+    trainer = run.view.trainer_status
     percent = trainer.progress_percentage if trainer else None
     if percent is None:
-        before = status_of_run(observed, run.job.key.run_id).get("trainerStatus") or {}
+        before = run.status.get("trainerStatus") or {}
         percent = before.get("progressPercentage")
     share = "" if percent is None else f" ({percent} %)"
     return f"at iteration {iteration}{share}" if iteration else f"early{share}"
