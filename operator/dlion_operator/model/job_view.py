@@ -120,6 +120,10 @@ def job_key(document: Document) -> JobKey:
     return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
 
 
+def generation_of(document: Document) -> int:
+    return int(document["metadata"].get("generation") or 0)
+
+
 def condition(document: Document, type_: str) -> Document:
     """The condition of that type in an object's status. Empty: it has none."""
     conditions = (document.get("status") or {}).get("conditions") or ()

@@ -11,7 +11,7 @@ from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
 from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
-from dlion_operator.model.job_view import job_key, parse_time
+from dlion_operator.model.job_view import generation_of, job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
     Diagnosis,
@@ -41,7 +41,7 @@ def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, An
     held = _conditions(diagnosis, observed)
     run_id = job_key(observed.document).run_id[:24]
     status = Status(
-        observed_generation=_generation(observed),
+        observed_generation=generation_of(observed.document),
         state=state_of(held).value,
         run_id=run_id,
         conditions=held,
@@ -57,7 +57,7 @@ def run_status(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
     sites = tuple(_site(site.name, run, view) for site in run.job.spec.sites)
     before = run.status
     status = Status(
-        observed_generation=_generation(run.observed),
+        observed_generation=generation_of(run.observed.document),
         state=state_of(held).value,
         run_id=run.job.key.run_id,
         spec_hash=run.spec_hash,
@@ -186,14 +186,8 @@ def _heartbeat_time(name: str, there: RemoteView, run: Run) -> str | None:
 
 
 def _conditions(diagnosis: Diagnosis, observed: Observed) -> tuple[Condition, ...]:
-    before = (observed.document.get("status") or {}).get("conditions") or ()
-    return job_conditions(
-        diagnosis,
-        before=before,
-        generation=_generation(observed),
-        now=format_time(observed.now),
-        consistency=_consistency(observed.run),
-    )
+    now, consistency = format_time(observed.now), _consistency(observed.run)
+    return job_conditions(diagnosis, observed.document, now, consistency)
 
 
 def _consistency(view: RunView | None) -> SpecConsistency:
@@ -204,10 +198,6 @@ def _consistency(view: RunView | None) -> SpecConsistency:
         return SpecConsistency("False", view.drift)
     is_known = view.remote and all(site.has_run for site in view.remote.values())
     return SpecConsistency("True" if is_known else "Unknown")
-
-
-def _generation(observed: Observed) -> int:
-    return int(observed.document["metadata"].get("generation") or 0)
 
 
 def format_time(time: datetime) -> str:
