@@ -66,28 +66,22 @@ class CoordinationService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handler of these calls."""
+        answer: tuple[Any, Any] = (grpc.unary_unary_rpc_method_handler, self._answer)
+        stream: tuple[Any, Any] = (grpc.unary_stream_rpc_method_handler, self._stream)
         wire = coordination_pb2
+        calls: dict[str, tuple[Any, ...]] = {
+            "Sign": (*answer, ServedRun.sign, wire.SignRequest, wire.SignResponse),
+            "Join": (*stream, ServedRun.join, wire.JoinRequest, wire.MembershipUpdate),
+            "Report": (*answer, ServedRun.report, wire.ProgressReport, wire.ReportReply),
+            "Follow": (*stream, ServedRun.follow, wire.FollowRequest, wire.FollowedRecords),
+        }
         methods = {
-            "Sign": grpc.unary_unary_rpc_method_handler(
-                partial(self._answer, "Sign", ServedRun.sign),
-                request_deserializer=parser(wire.SignRequest),
-                response_serializer=wire.SignResponse.SerializeToString,
-            ),
-            "Join": grpc.unary_stream_rpc_method_handler(
-                partial(self._stream, "Join", ServedRun.join),
-                request_deserializer=parser(wire.JoinRequest),
-                response_serializer=wire.MembershipUpdate.SerializeToString,
-            ),
-            "Report": grpc.unary_unary_rpc_method_handler(
-                partial(self._answer, "Report", ServedRun.report),
-                request_deserializer=parser(wire.ProgressReport),
-                response_serializer=wire.ReportReply.SerializeToString,
-            ),
-            "Follow": grpc.unary_stream_rpc_method_handler(
-                partial(self._stream, "Follow", ServedRun.follow),
-                request_deserializer=parser(wire.FollowRequest),
-                response_serializer=wire.FollowedRecords.SerializeToString,
-            ),
+            name: handler(
+                partial(serve, name, call),
+                request_deserializer=parser(request),
+                response_serializer=reply.SerializeToString,
+            )
+            for name, (handler, serve, call, request, reply) in calls.items()
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
