@@ -21,7 +21,7 @@ from dlion_operator.plan.decide import decide
 from dlion_operator.plan.decisions import Apply, Decision
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.objects.manifest_changes import manifest_digest
-from dlion_operator.plan.observed import MissingPod, Observed, RunView, UnreadyPod
+from dlion_operator.plan.observed import MissingPod, Observed, RunView, TerminatingPods, UnreadyPod
 from dlion_operator.plan.runs import groups_of
 from dlion_operator.plan.startup_delays import unready_keepers
 
@@ -89,9 +89,9 @@ class World:
         key = JobKey(metadata["namespace"], metadata["name"], run_id)
         return Observed(
             missing_s=self._missing.of(missing_pods(key, jobs, pods), now_s),
-            terminating=terminating,
-            terminating_s=self._terminating.of(
-                [pod["metadata"]["uid"] for pod in terminating], now_s
+            terminating=TerminatingPods(
+                terminating,
+                self._terminating.of([pod["metadata"]["uid"] for pod in terminating], now_s),
             ),
             unready_s=self._unready.of(unready_keepers(pods), now_s),
             document=self.document,

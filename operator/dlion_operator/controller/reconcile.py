@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
 from dlion_api.errors import DLionError
@@ -43,15 +43,14 @@ from dlion_operator.plan.decisions import (
     StopRun,
 )
 from dlion_operator.plan.missing_pods import missing_pods
-from dlion_operator.plan.node_states import NodeStates
+from dlion_operator.plan.node_states import read_node_state
 from dlion_operator.plan.objects.garbage_collection import (
-    node_name,
-    overdue_nodes,
+    overdue_pods,
     pods_on_ready_nodes,
-    release_pods,
+    release_lost_pods,
     terminating_pods,
 )
-from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, TerminatingPods
 from dlion_operator.plan.startup_delays import unready_keepers
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -81,7 +80,6 @@ class Reconciler:
         self._events = events
         self._now = now
         self._monotonic_s = monotonic_s
-        self._nodes = NodeStates(cluster, may_read=not settings.namespaces)
         self._states: dict[ObjectName, ReconcileState] = {}
         self._terminating: dict[ObjectName, DurationTracker[str]] = {}
         """How long each pod has been terminating, also for jobs that are gone."""
@@ -131,26 +129,20 @@ class Reconciler:
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""
-        pods = terminating_pods(self._store.of_job(Kind.POD, name))
-        if not pods:
+        terminating = await self._with_nodes(self._terminating_pods(name))
+        if not terminating.documents:
             self._terminating.pop(name, None)
             return None
         applier = ObjectApplier(self._cluster, self._store, self._monotonic_s)
-        terminating_s = self._terminating_s(name, pods)
-        nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
-        actions = tuple(release_pods(pods, terminating_s, self._now(), nodes))
+        actions = tuple(release_lost_pods(terminating, self._now()))
         await applier.execute(actions, name.namespace, create=False)
         return REQUEUE_S
 
     async def _check_nodes(self, name: ObjectName, state: ReconcileState) -> None:
         """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""
-        pods = terminating_pods(self._store.of_job(Kind.POD, name))
-        terminating_s = self._terminating_s(name, pods)
-        state.nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
-        blocked_pods = {
-            pod.name: node_name(pod)
-            for pod in pods_on_ready_nodes(pods, terminating_s, state.nodes)
-        }
+        terminating = await self._with_nodes(self._terminating_pods(name))
+        state.nodes = terminating.nodes
+        blocked_pods = {pod.name: pod.node for pod in pods_on_ready_nodes(terminating)}
         for pod in sorted(blocked_pods.keys() - state.blocked_pods):
             message = (
                 f"pod {pod} does not terminate, and its node {blocked_pods[pod]} is ready: "
@@ -159,11 +151,19 @@ class Reconciler:
             state.unposted_events.append(JobEvent("PodNotReleased", message, "Warning"))
         state.blocked_pods = frozenset(blocked_pods)
 
-    def _terminating_s(
-        self, name: ObjectName, pods: Iterable[Mapping[str, Any]]
-    ) -> Mapping[str, float]:
+    def _terminating_pods(self, name: ObjectName) -> TerminatingPods:
+        pods = terminating_pods(self._store.of_job(Kind.POD, name))
         tracker = self._terminating.setdefault(name, DurationTracker())
-        return tracker.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+        uids = [str(pod["metadata"]["uid"]) for pod in pods]
+        return TerminatingPods(pods, tracker.of(uids, self._monotonic_s()))
+
+    async def _with_nodes(self, terminating: TerminatingPods) -> TerminatingPods:
+        """Read the states of nodes with overdue pods, which needs cluster-wide rights."""
+        if self._settings.namespaces:
+            return terminating
+        names = {pod.node for pod in overdue_pods(terminating)} - {""}
+        nodes = {name: await read_node_state(self._cluster, name) for name in sorted(names)}
+        return replace(terminating, nodes=nodes)
 
     def _state_of(self, name: ObjectName, document: Document) -> ReconcileState:
         uid = str(document["metadata"]["uid"])
@@ -210,7 +210,6 @@ class Reconciler:
         key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
-        going = terminating_pods(all_pods)
         job_uids = {job["metadata"].get("uid") for job in jobs}
         pods = [pod for pod in all_pods if job_uids & owner_uids(pod) or _is_keeper(pod)]
         services = self._store.of_job(Kind.SERVICE, name)
@@ -228,9 +227,7 @@ class Reconciler:
             authority=state.authority,
             last_error=state.last_error,
             missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
-            terminating=going,
-            terminating_s=self._terminating_s(name, going),
-            nodes=state.nodes,
+            terminating=replace(self._terminating_pods(name), nodes=state.nodes),
             unready_s=state.unready.of(unready_keepers(pods), self._monotonic_s()),
             keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )

@@ -95,8 +95,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     document = observed.document
     if is_unmanaged(document):
         is_ours = is_managed_here(document)
-        released = release_lost_pods(observed) if is_ours else ()
-        requeue_s = REQUEUE_S if is_ours and observed.terminating else None
+        released = release_lost_pods(observed.terminating, observed.now) if is_ours else ()
+        requeue_s = REQUEUE_S if is_ours and observed.terminating.documents else None
         return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
     unknown: list[Problem] = []
     try:
@@ -127,7 +127,7 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
     actions = (
         *closing,
         *delete_other_runs(other_runs, key, observed),
-        *release_lost_pods(observed),
+        *release_lost_pods(observed.terminating, observed.now),
     )
     return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
@@ -148,7 +148,7 @@ def is_managed_here(document: Mapping[str, Any]) -> bool:
 def _decide_run(run: Run, note: str) -> Decision:
     """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
     earlier = delete_other_runs(run.other_runs, run.job.key, run.observed)
-    cleaning = (*earlier, *release_lost_pods(run.observed))
+    cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if run.job.spec.suspend:
         return _suspend(run, cleaning)
     if run.has_ended:
@@ -296,7 +296,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
     actions: list[Action] = [
         *delete_other_runs(run.other_runs, run.job.key, run.observed),
         *halt_jobs(run),
-        *release_lost_pods(run.observed),
+        *release_lost_pods(run.observed.terminating, run.observed.now),
         *delete_worker_services(run),
     ]
     waits = [SERVE_AFTER_END]
@@ -314,7 +314,7 @@ def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
             actions += delete_run_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
-    due += [REQUEUE_S] if run.observed.terminating else []
+    due += [REQUEUE_S] if run.observed.terminating.documents else []
     return Decision(
         tuple(actions), _refreshed_status(run.observed), requeue_after_s=min(due, default=None)
     )
@@ -340,5 +340,5 @@ def _with_status(
     is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
         diagnosis.phase is JobPhase.SUSPENDED and is_alone
     )
-    looks_again = observed.terminating or not is_idle
+    looks_again = observed.terminating.documents or not is_idle
     return Decision(actions, status, events, REQUEUE_S if looks_again else None)

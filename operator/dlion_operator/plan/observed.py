@@ -172,6 +172,17 @@ class RejectedObject:
 
 
 @dataclass(frozen=True)
+class TerminatingPods:
+    """Terminating pods of one job, of any run, with or without their Jobs."""
+
+    documents: Sequence[Document] = ()
+    durations_s: Mapping[str, float] = field(default_factory=dict)
+    """How long each of them has been terminating, by UID."""
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """States of the nodes of overdue ones, by name (`garbage_collection.overdue_pods`)."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """One job and all its objects, at one moment."""
 
@@ -195,14 +206,9 @@ class Observed:
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
     missing_s: Mapping[MissingPod, float] = field(default_factory=dict)
     """How long each missing pod has been missing (`missing_pods`)."""
-    terminating: Sequence[Document] = ()
-    """Terminating pods of this job, of any run, with or without their Jobs."""
-    terminating_s: Mapping[str, float] = field(default_factory=dict)
-    """How long each of these has been terminating, by UID."""
+    terminating: TerminatingPods = TerminatingPods()
     unready_s: Mapping[UnreadyPod, float] = field(default_factory=dict)
     """How long each keeper's pod has run without serving (`startup_delays`)."""
-    nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    """States of nodes with overdue pods, by name (`garbage_collection.overdue_pods`)."""
     keeper: Document | None = None
     """The keeper's Deployment."""
 
@@ -256,6 +262,11 @@ class PodView(ObjectView):
     def node_address(self) -> str:
         """Address of its node. Empty: it has none yet."""
         return str(self._status.get("hostIP") or "")
+
+    @property
+    def node(self) -> str:
+        """Name of its node. Empty: it has none yet."""
+        return str(self._spec.get("nodeName") or "")
 
     @property
     def phase(self) -> str:

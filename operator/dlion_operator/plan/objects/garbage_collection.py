@@ -15,7 +15,7 @@ from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.plan.decisions import Action, Delete, Patch
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
-from dlion_operator.plan.observed import Observed, PodView
+from dlion_operator.plan.observed import Observed, PodView, TerminatingPods
 from dlion_operator.plan.runs import Run
 
 LOST_AFTER_S = 60.0
@@ -49,46 +49,25 @@ def _is_ours(pod: Document) -> bool:
     )
 
 
-def release_lost_pods(observed: Observed) -> Iterator[Action]:
-    return release_pods(observed.terminating, observed.terminating_s, observed.now, observed.nodes)
-
-
-def overdue_pods(pods: Iterable[Document], terminating_s: Mapping[str, float]) -> Iterator[PodView]:
-    """Those of these pods that have been terminating for longer than their nodes should need."""
-    for pod in map(PodView, pods):
+def overdue_pods(terminating: TerminatingPods) -> Iterator[PodView]:
+    """Those pods that have been terminating for longer than their nodes should need."""
+    for pod in map(PodView, terminating.documents):
         is_ending = pod.containers_ended and not pod.is_finished
         patience_s = CLEANUP_TIMEOUT_S if is_ending else LOST_AFTER_S
-        if terminating_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
+        if terminating.durations_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
             yield pod
 
 
-def overdue_nodes(pods: Iterable[Document], terminating_s: Mapping[str, float]) -> set[str]:
-    return {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-
-
-def node_name(pod: PodView) -> str:
-    return str((pod.document.get("spec") or {}).get("nodeName") or "")
-
-
-def pods_on_ready_nodes(
-    pods: Iterable[Document],
-    terminating_s: Mapping[str, float],
-    nodes: Mapping[str, NodeState],
-) -> list[PodView]:
+def pods_on_ready_nodes(terminating: TerminatingPods) -> list[PodView]:
     """Overdue pods on working nodes. They may still run, so they are never released."""
-    waiting = overdue_pods(pods, terminating_s)
-    return [pod for pod in waiting if nodes.get(node_name(pod)) is NodeState.READY]
+    waiting, nodes = overdue_pods(terminating), terminating.nodes
+    return [pod for pod in waiting if nodes.get(pod.node) is NodeState.READY]
 
 
-def release_pods(
-    pods: Iterable[Document],
-    terminating_s: Mapping[str, float],
-    now: datetime,
-    nodes: Mapping[str, NodeState],
-) -> Iterator[Action]:
+def release_lost_pods(terminating: TerminatingPods, now: datetime) -> Iterator[Action]:
     """Release pods on lost nodes."""
-    for pod in overdue_pods(pods, terminating_s):
-        if not _is_lost(pod, terminating_s[pod.uid], nodes):
+    for pod in overdue_pods(terminating):
+        if not _is_lost(pod, terminating.durations_s[pod.uid], terminating.nodes):
             continue
         if not pod.is_finished:
             # The Job waits for the end of its pod, which a lost node cannot report.
@@ -104,10 +83,9 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
     Where nodes may not be read, the cluster's eviction from a lost node counts
     (DeletionByTaintManager). Without that, the longer timeout applies.
     """
-    node = node_name(pod)
-    if not node:
+    if not pod.node:
         return True
-    match nodes.get(node, NodeState.FORBIDDEN):
+    match nodes.get(pod.node, NodeState.FORBIDDEN):
         case NodeState.ABSENT | NodeState.NOT_READY:
             return True
         case NodeState.READY | NodeState.UNANSWERED:
