@@ -88,19 +88,16 @@ class CoordinatorState:
             event.exchange_address,
             event.measuring_address,
         )
+        changed = earlier is None or earlier.member != member
+        instructions: list[Instruction] = []
+        if earlier is not None and earlier.stream is not None:
+            instructions.append(EndStream(earlier.stream))
         if earlier is not None and earlier.member.incarnation == event.incarnation:
-            changed = earlier.member != member
-            replaced = earlier.stream
             earlier.member, earlier.stream = member, event.stream
         else:
-            changed = True
-            replaced = earlier.stream if earlier else None
-            self._workers[rank] = _TrackedWorker(member, event.stream)
-        if earlier is not None:  # joining again does not reset it
-            self._workers[rank].rate_limiter = earlier.rate_limiter
-        instructions: list[Instruction] = []
-        if replaced is not None:
-            instructions.append(EndStream(replaced))
+            # A new incarnation does not reset the limit.
+            limiter = earlier.rate_limiter if earlier else RateLimiter()
+            self._workers[rank] = _TrackedWorker(member, event.stream, rate_limiter=limiter)
         if changed or event.known_version > self._version:
             self._version = max(self._version, event.known_version) + 1
             instructions.append(Publish())
@@ -116,7 +113,6 @@ class CoordinatorState:
         return ()  # refused or replaced earlier
 
     def report(self, event: ReportReceived) -> tuple[Instruction, ...]:
-        """Take a worker's progress."""
         self._check_caller(event)
         self._check_incarnation(event)
         self._check_records(event)
