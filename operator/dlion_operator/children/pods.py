@@ -139,7 +139,6 @@ def container(
 
 
 def mount(volume: str, path: str, *, read_only: bool = False) -> Document:
-    """Return a container's volume mount."""
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
 
 

@@ -1,7 +1,6 @@
 """Convert wire messages to events, and a membership to a wire message.
 
-Messages are untrusted: `checked_size` enforces the limit of every field first. Called by the
-gRPC service only.
+Messages are untrusted: `checked_size` enforces the limit of every field first.
 """
 
 from __future__ import annotations

@@ -103,7 +103,6 @@ class ServedRun:
         self._carry_out(self.state.stop(reason))
 
     def expect(self, workers: Sequence[WorkerIdentity]) -> None:
-        """Set the workers that the manifest expects."""
         self._carry_out(self.state.expect(workers))
 
     def update_remote_members(self, members: Sequence[Member]) -> None:

@@ -1,7 +1,4 @@
-"""The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`.
-
-Owns the port, the server's certificate with its renewal, and the set of open runs.
-"""
+"""The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`."""
 
 from __future__ import annotations
 

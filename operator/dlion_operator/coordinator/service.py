@@ -1,7 +1,4 @@
-"""gRPC service of the coordinator: dispatch each call to its run and return each refusal.
-
-Parses messages and maps run names to runs. `server` opens the port; `served_run` handles calls.
-"""
+"""gRPC service of the coordinator: dispatch each call to its run and return each refusal."""
 
 from __future__ import annotations
 
@@ -65,7 +62,6 @@ class CoordinationService:
         """
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the gRPC handler of these calls."""
         answer: tuple[Any, Any] = (grpc.unary_unary_rpc_method_handler, self._answer)
         stream: tuple[Any, Any] = (grpc.unary_stream_rpc_method_handler, self._stream)
         wire = coordination_pb2

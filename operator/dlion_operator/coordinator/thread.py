@@ -1,7 +1,4 @@
-"""Run the coordinator in its own thread and event loop, for `dlion run`.
-
-The operator instead starts `CoordinatorServer` in kopf's loop.
-"""
+"""Run the coordinator in its own thread and event loop, for `dlion run`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ class CoordinatorThread:
 
     @property
     def authority_pem(self) -> bytes:
-        """CA bundle that workers verify this server with; empty without TLS."""
         return self._server.authority_pem
 
     def start(self) -> int:

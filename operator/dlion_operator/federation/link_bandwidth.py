@@ -67,7 +67,6 @@ class ChunkTimer:
         self.last_s = now_s
 
     def result(self) -> wire.LinkTiming:
-        """Return the answer to the sender."""
         took_s = 0.0 if self.first_s is None else self.last_s - self.first_s
         return wire.LinkTiming(
             timed_bytes=self.timed_bytes, receiver_micros=max(0, round(took_s * 1e6))

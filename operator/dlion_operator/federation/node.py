@@ -1,7 +1,4 @@
-"""This site's node in the federation: one port, one stream to each other site, trusted bundles.
-
-Runs in the operator's event loop.
-"""
+"""This site's node in the federation: one port, one stream to each other site, trusted bundles."""
 
 from __future__ import annotations
 
@@ -85,18 +82,15 @@ class FederationNode:
         return port
 
     async def close(self) -> None:
-        """Close all streams and the port."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.service.shut_down()
 
     def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        """Return the last report of that run from each site that has it."""
         return self._state.reports(run)
 
     def reachability(self, site: SiteName) -> SiteReachability:
-        """Return whether that site is reachable now."""
         return self._state.reachability(site, time.monotonic())
 
     def problem(self, site: SiteName) -> str:

@@ -1,8 +1,4 @@
-"""gRPC server: receives the reports of other sites' operators.
-
-Owns the streams and their refusals. `credentials` authenticates callers, `messages` parses their
-messages and `state` handles them.
-"""
+"""gRPC server: receives the reports of other sites' operators, and refuses what is not theirs."""
 
 from __future__ import annotations
 
@@ -260,7 +256,6 @@ def _bad_certificates_refused() -> Iterator[None]:
 
 
 def _certificate(context: Context) -> bytes | None:
-    """Return the caller's certificate (PEM)."""
     return next(iter(context.auth_context().get("x509_pem_cert") or ()), None)
 
 

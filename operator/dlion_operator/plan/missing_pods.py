@@ -1,7 +1,4 @@
-"""Pods that should exist and are not created: a quota, pod security, a missing service account.
-
-Pure. `reconcile` counts for how long they have been missing; `diagnosis` reports them.
-"""
+"""Pods that should exist and do not: a quota, pod security, a missing service account. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the operator observes of one job before it decides: pure views of Kubernetes objects.
-
-`reconcile` builds them, and `decide` reads them.
-"""
+"""What the operator observes of one job before it decides: pure views of Kubernetes objects."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pods that take too long to start, without an error. Pure.
-
-Each delay has a time after which waiting alone will not help.
-"""
+"""Pods that take too long to start, without an error. Pure."""
 
 from __future__ import annotations
 

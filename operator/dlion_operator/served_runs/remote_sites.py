@@ -1,7 +1,4 @@
-"""Interpret the reports of other sites for one run. Pure.
-
-It decides which workers count, which members are admitted, and where manifests differ.
-"""
+"""Interpret the reports of other sites for one run. Pure."""
 
 from __future__ import annotations
 

@@ -277,7 +277,6 @@ class SiteRuns:
             self._server.runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
-        """Stop serving any run of that job."""
         for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:
             del self._served[key]
             self._server.close(key)

@@ -1,7 +1,4 @@
-"""What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure.
-
-`decide` calls it.
-"""
+"""What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure.
-
-`decide` calls it.
-"""
+"""How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure."""
 
 from __future__ import annotations
 

@@ -72,7 +72,6 @@ def cannot_continue_reason(run: Run) -> str:
 
 
 def is_deadline_exceeded(run: Run, now: datetime) -> bool:
-    """Whether the run has exceeded its activeDeadlineSeconds."""
     limit = run.job.spec.active_deadline_seconds
     if limit is None or run.started_at is None:
         return False
