@@ -185,7 +185,7 @@ class SiteOperator:
     ) -> None:
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
-        measure = node.bandwidth if node is not None and may_measure else None
+        measure = node.meter.bandwidth if node is not None and may_measure else None
         health = HealthMonitor(self._metrics, resync)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),

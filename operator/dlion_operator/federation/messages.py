@@ -41,7 +41,6 @@ from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
 """The largest site, 8 groups of 999 workers with the longest addresses, needs less."""
-MAX_RANK = 2**31 - 1
 HASH_BYTES = 32
 NAMESPACE_LENGTH = 63
 
@@ -149,8 +148,8 @@ def _identity(place: wire.WorkerPlace, site: SiteName) -> WorkerIdentity:
 
 
 def _rank(number: int) -> Rank:
-    if number > MAX_RANK:
-        raise ContractError(f"rank {number}; allowed: up to {MAX_RANK}")
+    if number > INT32_MAX:
+        raise ContractError(f"rank {number}; allowed: up to {INT32_MAX}")
     return Rank(number)
 
 

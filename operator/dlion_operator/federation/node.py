@@ -13,7 +13,7 @@ from dlion_api.names import JobKey, SiteName
 from dlion_operator.federation.bundles import Bundles
 from dlion_operator.federation.client import FederationClient
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.link_bandwidth import BandwidthMeter, LinkBandwidth
+from dlion_operator.federation.link_bandwidth import BandwidthMeter
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.federation.service import FederationService
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState, SiteReachability
@@ -63,7 +63,7 @@ class FederationNode:
             for site in sites
         }
         addresses = {SiteName(site.name): site.address for site in sites}
-        self._meter = BandwidthMeter(own, addresses, self.credentials)
+        self.meter = BandwidthMeter(own, addresses, self.credentials)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, listen_address: str) -> int:
@@ -105,10 +105,6 @@ class FederationNode:
         if not reachability.reachable:
             return f"no message from its operator for more than {SILENT_AFTER_S:g} s"
         return ""
-
-    async def bandwidth(self, site: SiteName) -> LinkBandwidth:
-        """Measure the bandwidth to that site. Raises as `BandwidthMeter.bandwidth` does."""
-        return await self._meter.bandwidth(site)
 
     def has_bundle(self, site: SiteName) -> bool:
         """Whether that site is trusted, by its current or its last valid bundle."""

@@ -23,6 +23,8 @@ from dlion_operator.pki import run_trust
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodView, RemoteView, RunView
 
+NOT_READ = NamedAuthority(None, "the authority that tls names has not been read yet")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -80,7 +82,9 @@ class Run:
     @property
     def authority(self) -> NamedAuthority | None:
         """The state of the authority that the job names. None: it names none."""
-        return run_trust.authority_of(self.job, self.observed.authority)
+        if not run_trust.names_authority(self.job):
+            return None
+        return self.observed.authority or NOT_READ
 
     @property
     def groups(self) -> Sequence[Group]:

@@ -59,11 +59,8 @@ def cannot_continue_reason(run: Run) -> str:
     spec = run.job.spec
     if not has_trained(run) and spec.start_deadline_seconds is None:
         # Others may train that have not reported to this operator yet.
-        return (
-            ""
-            if may_miss_workers(run)
-            else "the others would wait for it (no startDeadlineSeconds)"
-        )
+        why = "the others would wait for it (no startDeadlineSeconds)"
+        return "" if may_miss_workers(run) else why
     if spec.failure_policy == "Fail":
         return "failurePolicy is Fail"
     if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
@@ -165,18 +162,13 @@ def _progress_text(run: Run) -> str:
 def diagnose_failure(run: Run) -> Diagnosis:
     """Diagnose why a run failed, from its failed pods."""
     failures = [pod for pod in run.pods if pod.failure]
-    codes = [pod.trainer_exit for pod in failures]
-    known = [code for code in codes if code is not None and code in set(ExitCode)]
-    reason = next(
-        (_EXIT_REASONS[ExitCode(c)] for c in known if ExitCode(c) in _EXIT_REASONS),
-        Reason.WORKERS_FAILED
-        if any(ExitCode(c).fatal for c in known)
-        else Reason.RESTARTS_EXCEEDED,
-    )
+    codes = [ExitCode(pod.trainer_exit) for pod in failures if pod.trainer_exit in set(ExitCode)]
+    is_fatal = any(code.fatal for code in codes)
+    other = Reason.WORKERS_FAILED if is_fatal else Reason.RESTARTS_EXCEEDED
+    reason = next((_EXIT_REASONS[code] for code in codes if code in _EXIT_REASONS), other)
     messages = [pod.failure for pod in failures]
     messages = messages or [job.failure for job in run.jobs.values() if job.failure]
     if run.failed:
         messages.insert(0, f"{first_of(run.failed, MAX_LISTED)} failed for good")
-    return Diagnosis(
-        JobPhase.FAILED, reason, join_messages(messages or ["no worker trained to the end"])
-    )
+    messages = messages or ["no worker trained to the end"]
+    return Diagnosis(JobPhase.FAILED, reason, join_messages(messages))
