@@ -27,7 +27,7 @@ def update_jobs(run: Run) -> Iterator[Action]:
             spec |= {"suspend": True} if view.is_scaled_to_zero else {}
             spec |= {"parallelism": size, "completions": size}
         if spec:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, spec))
+            yield _patch(view, spec)
 
 
 def store_bundles(run: Run) -> Iterator[Action]:
@@ -51,11 +51,11 @@ def halt_jobs(run: Run) -> Iterator[Action]:
         if view.ended_at is not None:
             continue
         if view.queued and view.workers:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, {"parallelism": 0}))
+            yield _patch(view, {"parallelism": 0})
         elif not view.queued and not view.suspended:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, {"suspend": True}))
+            yield _patch(view, {"suspend": True})
 
 
-def _patch_body(view: WorkerJobView, spec: dict[str, Any]) -> dict[str, Any]:
+def _patch(view: WorkerJobView, spec: dict[str, Any]) -> Patch:
     """A patch that another Job of the same name rejects."""
-    return {"metadata": {"uid": view.uid}, "spec": spec}
+    return Patch(Kind.JOB, view.name, {"metadata": {"uid": view.uid}, "spec": spec})
