@@ -67,7 +67,7 @@ async def federated(
 async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     async with federated(a, b) as (here, there):
-        first = await here.bandwidth(B)
+        first = await here.meter.bandwidth(B)
         assert (
             0
             < first.bytes_count
@@ -76,11 +76,11 @@ async def test_both_ways_are_measured_and_soon_after_only_told(folder: Path) -> 
         assert first.bytes_per_s == pytest.approx(first.bytes_count / first.seconds)
         received = there.service.measured_bytes
         assert received == first.bytes_count + link_bandwidth.CHUNK_BYTES
-        assert await here.bandwidth(B) == first
+        assert await here.meter.bandwidth(B) == first
         assert there.service.measured_bytes == received
-        assert (await there.bandwidth(A)).bytes_per_s > 0
+        assert (await there.meter.bandwidth(A)).bytes_per_s > 0
         with pytest.raises(LookupError):
-            await here.bandwidth(C)
+            await here.meter.bandwidth(C)
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def test_no_more_is_measured_than_the_link_carries(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     rate = 1_000_000.0
     async with paced(b.port, rate) as b.reached_at, federated(a, b) as (here, _there):
-        assert 0 < (await here.bandwidth(B)).bytes_per_s < 1.25 * rate
+        assert 0 < (await here.meter.bandwidth(B)).bytes_per_s < 1.25 * rate
 
 
 @within
@@ -131,9 +131,9 @@ async def test_one_is_taken_at_a_time(folder: Path) -> None:
     async with federated(a, b) as (here, there):
         async with there.service.measuring:
             with pytest.raises(UnavailableError, match="another site is measuring now"):
-                await here.bandwidth(B)
+                await here.meter.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.TOO_MUCH: 1}
-        assert (await here.bandwidth(B)).bytes_count > 0
+        assert (await here.meter.bandwidth(B)).bytes_count > 0
 
 
 @within
@@ -155,7 +155,7 @@ async def test_a_longer_one_than_allowed_is_refused(folder: Path) -> None:
             patch.setattr(link_bandwidth.ChunkTimer, "take", strict)
             # Its status may be INTERNAL: this caller goes on sending (grpc/grpc#36066).
             with pytest.raises(ContractError):
-                await here.bandwidth(B)
+                await here.meter.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.MALFORMED: 1}
         assert there.service.measured_bytes <= most + link_bandwidth.CHUNK_BYTES
         assert not there.service.measuring.locked(), "it is free again"
@@ -167,7 +167,7 @@ async def test_another_authority_s_operator_is_refused(folder: Path) -> None:
     async with federated(a, b) as (here, there):
         here.credentials.replace_authority(CertificateAuthority(A))
         with pytest.raises(UnavailableError):
-            await here.bandwidth(B)
+            await here.meter.bandwidth(B)
         assert there.service.measured_bytes == 0
 
 
@@ -176,12 +176,12 @@ async def test_a_site_that_claims_another_name_is_refused(folder: Path) -> None:
     a, b, c = federated_sites(folder, A, B, C)
     try:
         here, there = await a.start(b), await b.start(a, c)
-        here._meter._own = C
+        here.meter._own = C
         with pytest.raises(ContractError, match="UNAUTHENTICATED"):
-            await here.bandwidth(B)
-        here._meter._own, there.service._own = A, C
+            await here.meter.bandwidth(B)
+        here.meter._own, there.service._own = A, C
         with pytest.raises(ContractError, match="NOT_FOUND"):
-            await here.bandwidth(B)
+            await here.meter.bandwidth(B)
         assert there.service.refusals[FederationRefusalReason.BAD_CERTIFICATE] == 1
         assert there.service.refusals[FederationRefusalReason.WRONG_SITE] == 1
         assert there.service.measured_bytes == 0
@@ -219,7 +219,7 @@ async def test_it_is_told_by_http(folder: Path) -> None:
     a, b = federated_sites(folder, A, B)
     (port,) = free_ports(1)
     async with federated(a, b) as (here, there):
-        runner = await serve_metrics(CollectorRegistry(), port, here.bandwidth)
+        runner = await serve_metrics(CollectorRegistry(), port, here.meter.bandwidth)
         try:
             code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
             assert (code, told["site"]) == (200, B)
@@ -228,7 +228,7 @@ async def test_it_is_told_by_http(folder: Path) -> None:
             assert code == 404
             assert "'nowhere' is not among the sites" in told["message"]
             await there.close()
-            here._meter._last.clear()
+            here.meter._last.clear()
             code, told = await asyncio.to_thread(asked, port, f"bandwidth/{B}")
             assert code == 503
             assert told["message"].startswith(f"site {B}: UNAVAILABLE")

@@ -325,7 +325,8 @@ def of_a_worker(scene: Scene) -> ServerIdentity:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    return ServerIdentity(pem, scene.authorities[B].sign(csr, worker(B, 1), JOB))
+    chain = scene.authorities[B].sign(csr, worker(B, 1), JOB)
+    return ServerIdentity(pem, chain, renew_at=ago(0))
 
 
 def ago(hours: float) -> datetime:

@@ -24,7 +24,7 @@ from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import Job, load_job
 from dlion_core.links.events import LinkUp
 from dlion_core.policies.interface import Message, MessageArrived, MessageKind
-from dlion_operator.children import worker_routes
+from dlion_operator.children.exposed_workers import worker_routes
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials

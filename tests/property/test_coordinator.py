@@ -22,7 +22,6 @@ from dlion_operator.coordinator.events import (
     EndStream,
     Instruction,
     JoinRequested,
-    PresentedToken,
     Publish,
     ReportReceived,
 )
@@ -63,8 +62,7 @@ def test_any_bytes_become_an_event_or_are_refused(content: bytes, call: str) -> 
 
 
 def joins(stream: int, rank: int, incarnation: int) -> JoinRequested:
-    shown = PresentedToken(Bearer())
-    return JoinRequested(stream, str(JOB), WORKERS[rank], shown, incarnation, "h:1", "", "hash", 0)
+    return JoinRequested(stream, WORKERS[rank], Bearer(), incarnation, "h:1", "", "hash", 0)
 
 
 STEPS = st.lists(
@@ -95,11 +93,8 @@ def test_the_membership_is_consistent_over_any_timeline(steps: list[tuple[str, i
                 expected ^= {rank}
                 instructions = state.expect([WORKERS[each] for each in sorted(expected)])
             else:
-                shown = PresentedToken(Bearer())
                 instructions = state.report(
-                    ReportReceived(
-                        str(JOB), WORKERS[rank], shown, incarnation, number + 1, (), True, 0.0
-                    )
+                    ReportReceived(WORKERS[rank], Bearer(), incarnation, number + 1, (), True, 0.0)
                 )
         except CallRefusedError:
             is_accepted = False

@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 from dlion_api.spec import load_job
-from dlion_operator import children
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.plan.runs import groups_of
 from operator_world import SETTINGS, dlion_job
 
@@ -89,7 +89,7 @@ def allowed() -> dict[str, Any]:
     """The spec of a worker's pod as the operator makes it."""
     job = load_job(dlion_job())
     (group,) = groups_of(job, "plant-a")
-    made = children.worker_job(job, group, SETTINGS, {"uid": "u"})
+    made = worker_job(job, group, SETTINGS, {"uid": "u"})
     spec: dict[str, Any] = copy.deepcopy(made["spec"]["template"]["spec"])
     return spec
 

@@ -14,14 +14,14 @@ from dlion_api.document import to_document
 from dlion_api.endings import EndReport
 from dlion_api.names import JobKey, SiteName
 from dlion_api.spec import load_job
-from dlion_operator import children
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.settings import CoordinatorSettings, Images, Settings
 from dlion_operator.plan.decide import decide
 from dlion_operator.plan.decisions import Apply, Decision
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.objects.manifest_changes import manifest_digest
-from dlion_operator.plan.observed import MissingPod, Observed, RunView, UnreadyPod
+from dlion_operator.plan.observed import MissingPod, Observed, RunView, TerminatingPods, UnreadyPod
 from dlion_operator.plan.runs import groups_of
 from dlion_operator.plan.startup_delays import unready_keepers
 
@@ -89,9 +89,9 @@ class World:
         key = JobKey(metadata["namespace"], metadata["name"], run_id)
         return Observed(
             missing_s=self._missing.of(missing_pods(key, jobs, pods), now_s),
-            terminating=terminating,
-            terminating_s=self._terminating.of(
-                [pod["metadata"]["uid"] for pod in terminating], now_s
+            terminating=TerminatingPods(
+                terminating,
+                self._terminating.of([pod["metadata"]["uid"] for pod in terminating], now_s),
             ),
             unready_s=self._unready.of(unready_keepers(pods), now_s),
             document=self.document,
@@ -130,7 +130,7 @@ class World:
         job = load_job(self.document).with_group_ranks()
         for group in groups_of(job, self.settings.site):
             made = copy.deepcopy(
-                children.worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
+                worker_job(job, group, self.settings, {"uid": "u-1", "name": "digits"})
             )
             made["metadata"] |= {
                 "uid": f"job-{group.name}", "creationTimestamp": stamp(self.now)

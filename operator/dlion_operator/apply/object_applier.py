@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dlion_api.names import GROUP
-from dlion_operator import children
-from dlion_operator.children.child_labels import identifying_labels, label_patch
+from dlion_operator.children.labels import identifying_labels, label_patch
+from dlion_operator.children.run_objects import config_map_changes
 from dlion_operator.kubernetes.client import (
     ConflictError,
     Document,
@@ -273,7 +273,7 @@ class ObjectApplier:
                 # The decision assumed that there is no such object.
                 what = f"{document['kind']} {name}"
                 raise ConflictError(f"{what} had lost its labels; reconciling the job again")
-            if kind is Kind.CONFIG_MAP and (data := children.config_map_changes(live, document)):
+            if kind is Kind.CONFIG_MAP and (data := config_map_changes(live, document)):
                 # What new pods need from the current operator.
                 patch = {"metadata": {"uid": live["metadata"]["uid"]}, "data": data}
                 await self._patch(kind, document["metadata"]["namespace"], name, patch, "")

@@ -29,9 +29,8 @@ def is_telemetry(old: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
     """Whether a status patch only holds figures and messages, which change constantly."""
     if not patch.keys() <= {*TELEMETRY, "conditions"}:
         return False
-    return _without_messages(old.get("conditions")) == _without_messages(
-        patch.get("conditions", old.get("conditions"))
-    )
+    before = old.get("conditions")
+    return _without_messages(before) == _without_messages(patch.get("conditions", before))
 
 
 def _without_messages(conditions: Any) -> list[tuple[object, ...]]:

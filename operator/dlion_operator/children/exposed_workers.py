@@ -11,8 +11,8 @@ from typing import Any
 from dlion_api import cluster_names as names
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
-from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.children.pods import metadata_of
+from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model.settings import Gateway, Settings
 
 _SERVICE_PORTS = {names.EXCHANGE: names.EXCHANGE_PORT, names.MEASURING: names.MEASURING_PORT}

@@ -7,16 +7,15 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
 from dlion_operator.children.pods import (
-    Document,
     container,
     metadata_of,
     mount,
     pod_spec,
     program_volume,
 )
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model.settings import Settings
 
 

@@ -10,10 +10,9 @@ from dlion_api.document import to_document
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Resources
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
+from dlion_operator.kubernetes.client import Document
 from dlion_operator.model.settings import Settings
-
-Document = dict[str, Any]
 
 USER_ID = 65532
 GRACE_S = 30
@@ -140,7 +139,6 @@ def container(
 
 
 def mount(volume: str, path: str, *, read_only: bool = False) -> Document:
-    """Return a container's volume mount."""
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
 
 

@@ -10,9 +10,9 @@ from dlion_api import cluster_names as names
 from dlion_api.names import GROUP
 from dlion_api.protocol.pod_config import PodConfig
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
-from dlion_operator.children.inherited_labels import inherited
-from dlion_operator.children.pods import Document, metadata_of
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.children.labels import inherited
+from dlion_operator.children.pods import metadata_of
+from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model.settings import Settings
 
 CERTIFICATE_DURATION = "2160h"

@@ -9,9 +9,8 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
-from dlion_operator.children.inherited_labels import inherited
+from dlion_operator.children.labels import inherited
 from dlion_operator.children.pods import (
-    Document,
     container,
     metadata_of,
     mount,
@@ -19,7 +18,7 @@ from dlion_operator.children.pods import (
     program_volume,
 )
 from dlion_operator.children.strategic_merge import merged
-from dlion_operator.kubernetes.client import Kind
+from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
 

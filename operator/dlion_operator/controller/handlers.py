@@ -7,7 +7,6 @@ state in annotations.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import kopf
 
 from dlion_api.cluster_names import JOB_LABEL, MANAGER
 from dlion_api.errors import DLionError
+from dlion_operator.controller.site_operator import SiteOperator
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.kubernetes.resync import WATCHED
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of, name_of
+from dlion_operator.kubernetes.store import job_of, name_of
 
 REQUEST_TIMEOUT_S = 30.0
 WATCH_INACTIVITY_TIMEOUT_S = 70.0
@@ -30,14 +30,8 @@ RESOURCES = {kind: (*kind.value[0].rpartition("/")[::2], kind.value[2]) for kind
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-def build_registry(
-    store: ClusterStore,
-    trigger: Callable[[ObjectName], None],
-    *,
-    start: Callable[[], Awaitable[None]],
-    stop: Callable[[], Awaitable[None]],
-) -> kopf.OperatorRegistry:
-    """kopf's registry of this operator. `start` runs before the first event, `stop` after the
+def build_registry(operator: SiteOperator) -> kopf.OperatorRegistry:
+    """kopf's registry of this operator, which starts before the first event and stops after the
     last."""
     registry = kopf.OperatorRegistry()
 
@@ -45,25 +39,24 @@ def build_registry(
     async def started(settings: kopf.OperatorSettings, **_: Any) -> None:
         _configure(settings)
         try:
-            await start()
+            await operator.start()
         except (DLionError, OSError) as error:
             # End this process: it is restarted, while an operator with half its parts is useless.
             raise kopf.PermanentError(str(error)) from error
 
     @kopf.on.cleanup(registry=registry)
     async def ended(**_: Any) -> None:
-        await stop()
+        await operator.stop()
 
     @kopf.on.login(registry=registry, retries=3)
     def logged_in(**keywords: Any) -> kopf.ConnectionInfo | None:
         if SERVICE_ACCOUNT.exists() and not os.environ.get("KUBECONFIG"):
-            return _with_user_agent(
-                _with_server_address(kopf.login_with_service_account(**keywords))
-            )
+            info = kopf.login_with_service_account(**keywords)
+            return _with_user_agent(_with_server_address(info))
         return _with_user_agent(kopf.login_with_kubeconfig(**keywords))
 
     for kind, resource in RESOURCES.items():
-        _watch(kind, resource, store, trigger, registry)
+        _watch(kind, resource, operator, registry)
     return registry
 
 
@@ -92,10 +85,10 @@ def _with_user_agent(info: kopf.ConnectionInfo | None) -> kopf.ConnectionInfo | 
 def _watch(
     kind: Kind,
     resource: tuple[str, str, str],
-    store: ClusterStore,
-    trigger: Callable[[ObjectName], None],
+    operator: SiteOperator,
     registry: kopf.OperatorRegistry,
 ) -> None:
+    store = operator.store
     labels = None if kind is Kind.DLION_JOB else {JOB_LABEL: kopf.PRESENT}
 
     @kopf.on.event(*resource, id=kind.name, labels=labels, registry=registry)
@@ -108,7 +101,7 @@ def _watch(
             store.put(kind, document)
         # A changed label may move an object from one job to another.
         for job in {job_of(kind, each) for each in (known, document) if each is not None}:
-            trigger(job)
+            operator.trigger(job)
 
 
 def _configure(settings: kopf.OperatorSettings) -> None:

@@ -80,15 +80,9 @@ async def _run(settings: Settings, options: argparse.Namespace) -> None:
         identity=os.environ.get(IDENTITY_VARIABLE) or f"{socket.gethostname()}-{os.getpid()}",
         kubeconfig=options.kubeconfig,
     )
-    registry = build_registry(
-        operator.store,
-        operator.trigger,
-        start=operator.start,
-        stop=operator.stop,
-    )
     try:
         await kopf.operator(
-            registry=registry,
+            registry=build_registry(operator),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=list(settings.namespaces),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER, keeper_name
@@ -27,7 +28,7 @@ from dlion_operator.kubernetes.client import (
     RequestRefusedError,
     ServerError,
 )
-from dlion_operator.kubernetes.store import ClusterStore, ObjectName, owner_uids
+from dlion_operator.kubernetes.store import ClusterStore, ObjectName, name_of, owner_uids
 from dlion_operator.model.durations import DurationTracker
 from dlion_operator.model.job_view import job_key
 from dlion_operator.model.settings import Settings
@@ -42,15 +43,14 @@ from dlion_operator.plan.decisions import (
     StopRun,
 )
 from dlion_operator.plan.missing_pods import missing_pods
-from dlion_operator.plan.node_states import NodeStates
+from dlion_operator.plan.node_states import read_node_state
 from dlion_operator.plan.objects.garbage_collection import (
-    node_name,
-    overdue_nodes,
+    overdue_pods,
     pods_on_ready_nodes,
-    release_pods,
+    release_lost_pods,
     terminating_pods,
 )
-from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, TerminatingPods
 from dlion_operator.plan.startup_delays import unready_keepers
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -80,7 +80,6 @@ class Reconciler:
         self._events = events
         self._now = now
         self._monotonic_s = monotonic_s
-        self._nodes = NodeStates(cluster, may_read=not settings.namespaces)
         self._states: dict[ObjectName, ReconcileState] = {}
         self._terminating: dict[ObjectName, DurationTracker[str]] = {}
         """How long each pod has been terminating, also for jobs that are gone."""
@@ -100,27 +99,27 @@ class Reconciler:
             state.authority = await state.secret.read(document)
             await state.applier.restore_labels(name)
         await self._check_nodes(name, state)
-        decision = decide(self._observed(document, state), self._settings)
+        decision = self._decide(state)
         failed_objects = state.applier.failed_objects
         is_due = state.rejection.is_due(self._monotonic_s())
         try:
-            await self._execute(decision, document, state, create=is_due)
+            await self._execute(decision, state, create=is_due)
             if is_due and state.rejection.reset():
-                decision = decide(self._observed(document, state), self._settings)
+                decision = self._decide(state)
         except RequestRefusedError as error:
             _LOG.warning("%s", error)
             state.rejection.record(document, error, self._monotonic_s())
-            decision = decide(self._observed(document, state), self._settings)
-            await self._execute(decision, document, state, create=False)
+            decision = self._decide(state)
+            await self._execute(decision, state, create=False)
         except (ConflictError, ServerError) as error:
-            await self._report_error(error, document, state)
+            await self._report_error(error, state)
             raise
         state.failing_since_s = None
         if state.last_error or state.applier.failed_objects != failed_objects:
             state.last_error = ""
-            decision = decide(self._observed(document, state), self._settings)
-        requeue_s = await self._write_status(decision, document, state)
-        await self._post_events(self._runs.events(job_key(document)), document, state)
+            decision = self._decide(state)
+        requeue_s = await self._write_status(decision, state)
+        await self._post_events(self._runs.events(job_key(document)), state)
         if state.unposted_events:
             requeue_s = _sooner(requeue_s, REQUEUE_S)
         if state.rejection.rejected is not None:
@@ -130,26 +129,20 @@ class Reconciler:
 
     async def _release_pods(self, name: ObjectName) -> float | None:
         """Release pods of a deleted job on lost nodes. Return when to check again."""
-        pods = terminating_pods(self._store.of_job(Kind.POD, name))
-        if not pods:
+        terminating = await self._with_nodes(self._terminating_pods(name))
+        if not terminating.documents:
             self._terminating.pop(name, None)
             return None
         applier = ObjectApplier(self._cluster, self._store, self._monotonic_s)
-        terminating_s = self._terminating_s(name, pods)
-        nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
-        actions = tuple(release_pods(pods, terminating_s, self._now(), nodes))
+        actions = tuple(release_lost_pods(terminating, self._now()))
         await applier.execute(actions, name.namespace, create=False)
         return REQUEUE_S
 
     async def _check_nodes(self, name: ObjectName, state: ReconcileState) -> None:
         """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""
-        pods = terminating_pods(self._store.of_job(Kind.POD, name))
-        terminating_s = self._terminating_s(name, pods)
-        state.nodes = await self._nodes.of(overdue_nodes(pods, terminating_s))
-        blocked_pods = {
-            pod.name: node_name(pod)
-            for pod in pods_on_ready_nodes(pods, terminating_s, state.nodes)
-        }
+        terminating = await self._with_nodes(self._terminating_pods(name))
+        state.nodes = terminating.nodes
+        blocked_pods = {pod.name: pod.node for pod in pods_on_ready_nodes(terminating)}
         for pod in sorted(blocked_pods.keys() - state.blocked_pods):
             message = (
                 f"pod {pod} does not terminate, and its node {blocked_pods[pod]} is ready: "
@@ -158,9 +151,19 @@ class Reconciler:
             state.unposted_events.append(JobEvent("PodNotReleased", message, "Warning"))
         state.blocked_pods = frozenset(blocked_pods)
 
-    def _terminating_s(self, name: ObjectName, pods: list[Document]) -> Mapping[str, float]:
+    def _terminating_pods(self, name: ObjectName) -> TerminatingPods:
+        pods = terminating_pods(self._store.of_job(Kind.POD, name))
         tracker = self._terminating.setdefault(name, DurationTracker())
-        return tracker.of([str(pod["metadata"]["uid"]) for pod in pods], self._monotonic_s())
+        uids = [str(pod["metadata"]["uid"]) for pod in pods]
+        return TerminatingPods(pods, tracker.of(uids, self._monotonic_s()))
+
+    async def _with_nodes(self, terminating: TerminatingPods) -> TerminatingPods:
+        """Read the states of nodes with overdue pods, which needs cluster-wide rights."""
+        if self._settings.namespaces:
+            return terminating
+        names = {pod.node for pod in overdue_pods(terminating)} - {""}
+        nodes = {name: await read_node_state(self._cluster, name) for name in sorted(names)}
+        return replace(terminating, nodes=nodes)
 
     def _state_of(self, name: ObjectName, document: Document) -> ReconcileState:
         uid = str(document["metadata"]["uid"])
@@ -168,26 +171,27 @@ class Reconciler:
         if state is not None and state.uid != uid:
             self._runs.close(*name)  # the served run belongs to an earlier job of that name
         if state is None or state.uid != uid:
-            state = self._states[name] = self._new_state(uid)
+            state = self._states[name] = self._new_state(document)
+        state.document = document
         state.rejection.reset_if_changed(document)
         return state
 
-    def _new_state(self, uid: str) -> ReconcileState:
+    def _new_state(self, document: Document) -> ReconcileState:
+        uid = str(document["metadata"]["uid"])
         applier = ObjectApplier(self._cluster, self._store, self._monotonic_s, owner_uid=uid)
         secret = NamedSecret(
             self._cluster, self._settings, now=self._now, monotonic_s=self._monotonic_s
         )
-        return ReconcileState(uid, applier, secret)
+        return ReconcileState(document, applier, secret)
 
     def reset(self) -> None:
         """Forget all objects, but not which jobs exist. Needed when the cluster's state has gone
         back, as after a restore of etcd."""
-        self._states = {name: self._new_state(m.uid) for name, m in self._states.items()}
+        states = self._states.items()
+        self._states = {name: self._new_state(state.document) for name, state in states}
         self._terminating.clear()
 
-    async def _report_error(
-        self, error: DLionError, document: Document, state: ReconcileState
-    ) -> None:
+    async def _report_error(self, error: DLionError, state: ReconcileState) -> None:
         """Report a lasting error in the status, if at least that can be written."""
         now_s = self._monotonic_s()
         if state.failing_since_s is None:
@@ -195,17 +199,17 @@ class Reconciler:
         if now_s - state.failing_since_s >= FAILING_AFTER_S:
             state.last_error = str(error)
             with suppress(DLionError):
-                decision = decide(self._observed(document, state), self._settings)
-                await self._write_status(decision, document, state)
+                await self._write_status(self._decide(state), state)
 
-    def _observed(self, document: Document, state: ReconcileState) -> Observed:
-        metadata = document["metadata"]
-        name = ObjectName(metadata["namespace"], metadata["name"])
+    def _decide(self, state: ReconcileState) -> Decision:
+        return decide(self._observed(state), self._settings)
+
+    def _observed(self, state: ReconcileState) -> Observed:
+        document, name = state.document, name_of(state.document)
         jobs = [job for job in self._store.of_job(Kind.JOB, name) if state.uid in owner_uids(job)]
         key = job_key(document)
         run = self._runs.view(key)
         all_pods = self._store.of_job(Kind.POD, name)
-        going = terminating_pods(all_pods)
         job_uids = {job["metadata"].get("uid") for job in jobs}
         pods = [pod for pod in all_pods if job_uids & owner_uids(pod) or _is_keeper(pod)]
         services = self._store.of_job(Kind.SERVICE, name)
@@ -223,19 +227,15 @@ class Reconciler:
             authority=state.authority,
             last_error=state.last_error,
             missing_s=state.missing.of(missing_pods(key, jobs, pods), self._monotonic_s()),
-            terminating=going,
-            terminating_s=self._terminating_s(name, going),
-            nodes=state.nodes,
+            terminating=replace(self._terminating_pods(name), nodes=state.nodes),
             unready_s=state.unready.of(unready_keepers(pods), self._monotonic_s()),
             keeper=self._store.get(Kind.DEPLOYMENT, ObjectName(name.namespace, keeper_name(key))),
         )
 
-    async def _execute(
-        self, decision: Decision, document: Document, state: ReconcileState, *, create: bool = True
-    ) -> None:
+    async def _execute(self, decision: Decision, state: ReconcileState, *, create: bool) -> None:
         """Carry out a decision. `create` is False directly after a rejection: then no objects are
         created."""
-        key = job_key(document)
+        key = job_key(state.document)
         # Serve training workers even if the API server rejects their objects.
         for action in decision.actions:
             match action:
@@ -250,21 +250,19 @@ class Reconciler:
                 case _:
                     pass
         made = await state.applier.execute(decision.actions, key.namespace, create=create)
-        await self._post_events(made, document, state)
+        await self._post_events(made, state)
 
-    async def _write_status(
-        self, decision: Decision, document: Document, state: ReconcileState
-    ) -> float | None:
+    async def _write_status(self, decision: Decision, state: ReconcileState) -> float | None:
         """Write the status, if it has changed. This is the only status write."""
         if decision.status is None:
             return decision.requeue_after_s
-        patch = merge_patch(document.get("status") or {}, decision.status)
+        before, metadata = state.document.get("status") or {}, state.document["metadata"]
+        patch = merge_patch(before, decision.status)
         if not patch:
             return decision.requeue_after_s
         wait_s = state.status_written_s + TELEMETRY_EVERY_S - self._monotonic_s()
-        if is_telemetry(document.get("status") or {}, patch) and wait_s > 0:
+        if is_telemetry(before, patch) and wait_s > 0:
             return _sooner(decision.requeue_after_s, wait_s)
-        metadata = document["metadata"]
         written = await self._cluster.patch(
             Kind.DLION_JOB,
             metadata["namespace"],
@@ -275,16 +273,13 @@ class Reconciler:
         state.status_written_s = self._monotonic_s()
         if written is not None:
             self._store.put(Kind.DLION_JOB, written)
-            await self._post_events(decision.events, document, state)
+            await self._post_events(decision.events, state)
         return decision.requeue_after_s
 
-    async def _post_events(
-        self, events: Iterable[JobEvent], document: Document, state: ReconcileState
-    ) -> None:
+    async def _post_events(self, events: Iterable[JobEvent], state: ReconcileState) -> None:
         """Post these events, after earlier unposted ones."""
-        state.unposted_events = await self._events.post_all(
-            document, [*state.unposted_events, *events]
-        )
+        pending = [*state.unposted_events, *events]
+        state.unposted_events = await self._events.post_all(state.document, pending)
 
 
 def _sooner(requeue_s: float | None, other_s: float) -> float:

@@ -60,20 +60,25 @@ class RejectionBackoff:
 
 @dataclass
 class ReconcileState:
-    uid: str
+    document: Document
+    """The DLionJob, as the latest pass found it."""
     applier: ObjectApplier
     secret: NamedSecret
     authority: NamedAuthority | None = None
     rejection: RejectionBackoff = field(default_factory=RejectionBackoff)
     failing_since_s: float | None = None
     last_error: str = ""
-    status_written_s: float = field(default=float("-inf"))
+    status_written_s: float = float("-inf")
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     blocked_pods: frozenset[str] = frozenset()
     """Terminating pods on working nodes for which an event was posted."""
     missing: DurationTracker[MissingPod] = field(default_factory=DurationTracker)
     unready: DurationTracker[UnreadyPod] = field(default_factory=DurationTracker)
     unposted_events: list[JobEvent] = field(default_factory=list)
+
+    @property
+    def uid(self) -> str:
+        return str(self.document["metadata"]["uid"])
 
 
 def _manifest_version(document: Document) -> ManifestVersion:

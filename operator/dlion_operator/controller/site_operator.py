@@ -25,15 +25,14 @@ from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.kubernetes.api import KubernetesApi, connect
 from dlion_operator.kubernetes.client import Kind
-from dlion_operator.kubernetes.lease import Leases
-from dlion_operator.kubernetes.leased_cluster import LeasedCluster
+from dlion_operator.kubernetes.lease import LeasedCluster, Leases
 from dlion_operator.kubernetes.resync import Resync
 from dlion_operator.kubernetes.store import ClusterStore, ObjectName, job_of
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.authority_secret import AuthoritySecret
 from dlion_operator.pki.pod_tokens import PodTokens
-from dlion_operator.plan.decide import MANAGED_BY
+from dlion_operator.plan.decide import is_managed_here
 from dlion_operator.plan.objects.garbage_collection import terminating_pods
 from dlion_operator.served_runs.site_runs import SiteRuns
 
@@ -186,7 +185,7 @@ class SiteOperator:
     ) -> None:
         federation = self._settings.federation
         may_measure = federation is not None and federation.measure_on_demand
-        measure = node.bandwidth if node is not None and may_measure else None
+        measure = node.meter.bandwidth if node is not None and may_measure else None
         health = HealthMonitor(self._metrics, resync)
         for runner in (
             await serve_metrics(self._metrics.registry, self._settings.metrics_port, measure),
@@ -216,9 +215,7 @@ class SiteOperator:
     def _is_ours(self, name: ObjectName) -> bool:
         """Whether the job exists and no other controller manages it."""
         job = self.store.get(Kind.DLION_JOB, name)
-        if job is None:
-            return False
-        return str((job.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
+        return job is not None and is_managed_here(job)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

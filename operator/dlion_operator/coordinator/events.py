@@ -1,4 +1,7 @@
-"""What the coordinator's state machine handles, and the instructions it returns."""
+"""What the coordinator's state machine handles, and the instructions it returns.
+
+`bearer` is the owner of the caller's token. None: the token is invalid.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,14 @@ from dlion_operator.pki.token_bindings import Bearer, Proof
 
 
 @dataclass(frozen=True)
-class PresentedToken:
-    """The token of a call and its pod's proof."""
-
-    bearer: Bearer | None
-    """None: the token is invalid."""
-    proof: Proof = Proof()  # noqa: RUF009 - frozen
-
-
-@dataclass(frozen=True)
 class AccessRequested:
     """A caller requests a certificate, or a keeper the stream of the run's records."""
 
-    run: str
     worker: WorkerIdentity | KeeperIdentity
     use: str
     """The role of the certificate, or `FOLLOWING`."""
-    presented: PresentedToken
+    bearer: Bearer | None
+    proof: Proof = Proof()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)
@@ -35,23 +29,22 @@ class JoinRequested:
     """A worker opened a join stream, which `served_run` numbers as `stream`."""
 
     stream: int
-    run: str
     worker: WorkerIdentity
-    presented: PresentedToken
+    bearer: Bearer | None
     incarnation: int
     exchange_address: str
     measuring_address: str
     spec_hash: str
     known_version: int
+    proof: Proof = Proof()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True)
 class ReportReceived:
     """A worker reported progress. `now_s` is a monotonic time, for the rate limit."""
 
-    run: str
     worker: WorkerIdentity
-    presented: PresentedToken
+    bearer: Bearer | None
     incarnation: int
     sequence: int
     records: tuple[ProgressRecord, ...]

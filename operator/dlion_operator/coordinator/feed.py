@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlion_api.protocol.refusals import MAX_RECORDS_PER_REPORT, MAX_REPORT_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_FEED_BYTES = 8 * 1024 * 1024
 """Per run: a few minutes of a few workers, while the keeper is unreachable."""

@@ -1,12 +1,11 @@
 """Convert wire messages to events, and a membership to a wire message.
 
-Messages are untrusted: `checked_size` enforces the limit of every field first. Called by the
-gRPC service only.
+Messages are untrusted: `checked_size` enforces the limit of every field first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dlion_api.errors import ContractError
 from dlion_api.names import KeeperIdentity, Rank, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Membership
 from dlion_api.protocol.records import record_from_json
 from dlion_api.protocol.refusals import (
     MAX_CSR_BYTES,
@@ -25,22 +25,10 @@ from dlion_api.protocol.refusals import (
 )
 from dlion_api.protocol.trust import FOLLOWING, JOINING, proof_statement
 from dlion_api.wire import coordination_pb2
-from dlion_operator.coordinator.events import (
-    AccessRequested,
-    JoinRequested,
-    PresentedToken,
-    ReportReceived,
-)
+from dlion_operator.coordinator.events import AccessRequested, JoinRequested, ReportReceived
+from dlion_operator.coordinator.feed import RecordBatch
 from dlion_operator.kubernetes.wire_parsing import MAX_COUNTER, check_length
-from dlion_operator.pki.token_bindings import Proof
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.protocol.membership import Membership
-    from dlion_operator.coordinator.feed import RecordBatch
-    from dlion_operator.pki.token_bindings import Bearer
-
+from dlion_operator.pki.token_bindings import Bearer, Proof
 
 ProvedRequest = (
     coordination_pb2.SignRequest | coordination_pb2.JoinRequest | coordination_pb2.FollowRequest
@@ -129,38 +117,31 @@ def worker_of(request: WorkerRequest) -> WorkerIdentity:
 def access_event(
     request: coordination_pb2.SignRequest | coordination_pb2.FollowRequest, bearer: Bearer | None
 ) -> AccessRequested:
-    """Convert a size-checked request. Raises as `_presented_token` does."""
+    """Convert a size-checked request.
+
+    Raises: ContractError if the token is valid and the proof is not; so does `join_event`.
+    """
     if isinstance(request, coordination_pb2.FollowRequest):
         use, csr_pem = FOLLOWING, b""
     else:
         use, csr_pem = request.role, request.csr_pem
-    presented = _presented_token(bearer, request, use, csr_pem)
-    return AccessRequested(request.run, caller_of(request), use, presented)
+    proof = checked_proof(request, use, csr_pem) if bearer else Proof()
+    return AccessRequested(caller_of(request), use, bearer, proof)
 
 
 def join_event(
     request: coordination_pb2.JoinRequest, *, stream: int, bearer: Bearer | None
 ) -> JoinRequested:
-    """Convert a size-checked request. Raises as `_presented_token` does."""
     return JoinRequested(
         stream=stream,
-        run=request.run,
         worker=worker_of(request),
-        presented=_presented_token(bearer, request, JOINING),
+        bearer=bearer,
+        proof=checked_proof(request, JOINING) if bearer else Proof(),
         incarnation=request.incarnation,
         exchange_address=request.exchange_address,
         measuring_address=request.measuring_address,
         spec_hash=request.spec_hash,
         known_version=request.known_version,
-    )
-
-
-def _presented_token(
-    bearer: Bearer | None, request: ProvedRequest, use: str, csr_pem: bytes = b""
-) -> PresentedToken:
-    """Return token and proof, which must be valid (ContractError) if the token is."""
-    return PresentedToken(
-        bearer, Proof() if bearer is None else checked_proof(request, use, csr_pem)
     )
 
 
@@ -172,9 +153,8 @@ def report_event(
     Raises: ContractError if a record violates the protocol.
     """
     return ReportReceived(
-        run=request.run,
         worker=worker_of(request),
-        presented=PresentedToken(bearer),
+        bearer=bearer,
         incarnation=request.incarnation,
         sequence=request.sequence,
         records=tuple(map(record_from_json, request.records_json)) if bearer else (),

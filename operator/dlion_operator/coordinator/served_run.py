@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from dlion_api.errors import ContractError
+from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
-from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_api.protocol.refusals import RefusalReason
 from dlion_api.reasons import EventReason
@@ -35,17 +37,10 @@ from dlion_operator.coordinator.messages import (
     membership_update,
     report_event,
 )
+from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_operator.pki.job_authority import CannotSignError, JobAuthority
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-
-    from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_operator.coordinator.state import CoordinatorState
-    from dlion_operator.pki.token_bindings import Bearer
-
+from dlion_operator.pki.token_bindings import Bearer
 
 Signer = CertificateAuthority | JobAuthority
 """A site's certificate authority for one run."""
@@ -108,7 +103,6 @@ class ServedRun:
         self._carry_out(self.state.stop(reason))
 
     def expect(self, workers: Sequence[WorkerIdentity]) -> None:
-        """Set the workers that the manifest expects."""
         self._carry_out(self.state.expect(workers))
 
     def update_remote_members(self, members: Sequence[Member]) -> None:

@@ -1,36 +1,27 @@
-"""The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`.
-
-Owns the port, the server's certificate with its renewal, and the set of open runs.
-"""
+"""The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import grpc
-from cryptography import x509
 
 from dlion_api.errors import UnavailableError
+from dlion_api.names import JobKey, SiteName, WorkerIdentity
+from dlion_api.protocol.membership import Membership
+from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.protocol.refusals import MAX_REPORT_BYTES
-from dlion_api.protocol.trust import renewal_after
 from dlion_api.protocol.worker_config import COORDINATOR_DNS_NAME
+from dlion_api.spec import Job
 from dlion_operator.coordinator.feed import MAX_FEED_BYTES, RecordFeed
 from dlion_operator.coordinator.served_run import ServedRun, Signer, TokenVerifier
 from dlion_operator.coordinator.service import CoordinationService
 from dlion_operator.coordinator.state import CoordinatorState
 from dlion_operator.kubernetes.wire_parsing import SERVER_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from dlion_api.names import JobKey, SiteName, WorkerIdentity
-    from dlion_api.protocol.membership import Membership
-    from dlion_api.protocol.progress import ProgressRecord
-    from dlion_api.spec import Job
-    from dlion_operator.pki.authority import CertificateAuthority
+from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CALLS = 16_384
 """Concurrent calls. A worker holds one stream and at most one report and two signing calls."""
@@ -178,7 +169,6 @@ class ServerCertificate:
 
     def __init__(self, authority: CertificateAuthority) -> None:
         self.authority = authority
-        self._renew_at = datetime.now(UTC)
         self.configuration = self._make()
 
     def replace_authority(self, authority: CertificateAuthority) -> None:
@@ -194,11 +184,8 @@ class ServerCertificate:
         return self.configuration
 
     def _make(self) -> grpc.ServerCertificateConfiguration:
-        now = datetime.now(UTC)
-        identity = self.authority.server_identity(COORDINATOR_DNS_NAME, now=now)
-        certificate = x509.load_pem_x509_certificate(identity.certificate_chain_pem)
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        self._renew_at = now + renewal_after(begins, ends)
+        identity = self.authority.server_identity(COORDINATOR_DNS_NAME)
+        self._renew_at = identity.renew_at
         return grpc.ssl_server_certificate_configuration(
             [(identity.key_pem, identity.certificate_chain_pem)]
         )

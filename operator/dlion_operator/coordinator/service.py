@@ -1,15 +1,13 @@
-"""gRPC service of the coordinator: dispatch each call to its run and return each refusal.
-
-Parses messages and maps run names to runs. `server` opens the port; `served_run` handles calls.
-"""
+"""gRPC service of the coordinator: dispatch each call to its run and return each refusal."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,9 +19,6 @@ from dlion_operator.coordinator.events import CallRefusedError
 from dlion_operator.coordinator.messages import Request, checked_size
 from dlion_operator.coordinator.served_run import ServedRun
 from dlion_operator.kubernetes.wire_parsing import parser, readable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,29 +62,22 @@ class CoordinationService:
         """
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the gRPC handler of these calls."""
+        answer: tuple[Any, Any] = (grpc.unary_unary_rpc_method_handler, self._answer)
+        stream: tuple[Any, Any] = (grpc.unary_stream_rpc_method_handler, self._stream)
         wire = coordination_pb2
+        calls: dict[str, tuple[Any, ...]] = {
+            "Sign": (*answer, ServedRun.sign, wire.SignRequest, wire.SignResponse),
+            "Join": (*stream, ServedRun.join, wire.JoinRequest, wire.MembershipUpdate),
+            "Report": (*answer, ServedRun.report, wire.ProgressReport, wire.ReportReply),
+            "Follow": (*stream, ServedRun.follow, wire.FollowRequest, wire.FollowedRecords),
+        }
         methods = {
-            "Sign": grpc.unary_unary_rpc_method_handler(
-                partial(self._answer, "Sign", ServedRun.sign),
-                request_deserializer=parser(wire.SignRequest),
-                response_serializer=wire.SignResponse.SerializeToString,
-            ),
-            "Join": grpc.unary_stream_rpc_method_handler(
-                partial(self._stream, "Join", ServedRun.join),
-                request_deserializer=parser(wire.JoinRequest),
-                response_serializer=wire.MembershipUpdate.SerializeToString,
-            ),
-            "Report": grpc.unary_unary_rpc_method_handler(
-                partial(self._answer, "Report", ServedRun.report),
-                request_deserializer=parser(wire.ProgressReport),
-                response_serializer=wire.ReportReply.SerializeToString,
-            ),
-            "Follow": grpc.unary_stream_rpc_method_handler(
-                partial(self._stream, "Follow", ServedRun.follow),
-                request_deserializer=parser(wire.FollowRequest),
-                response_serializer=wire.FollowedRecords.SerializeToString,
-            ),
+            name: handler(
+                partial(serve, name, call),
+                request_deserializer=parser(request),
+                response_serializer=reply.SerializeToString,
+            )
+            for name, (handler, serve, call, request, reply) in calls.items()
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 

@@ -6,10 +6,10 @@ threads or gRPC. `messages` parses messages, and the gRPC service verifies token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from dlion_api.names import KeeperIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_api.protocol.refusals import RefusalReason
@@ -26,11 +26,6 @@ from dlion_operator.coordinator.events import (
 )
 from dlion_operator.model.rate_limiter import RateLimiter
 from dlion_operator.pki.token_bindings import TokenBindings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dlion_api.names import JobKey, Rank, WorkerIdentity
 
 
 @dataclass
@@ -93,19 +88,16 @@ class CoordinatorState:
             event.exchange_address,
             event.measuring_address,
         )
+        changed = earlier is None or earlier.member != member
+        instructions: list[Instruction] = []
+        if earlier is not None and earlier.stream is not None:
+            instructions.append(EndStream(earlier.stream))
         if earlier is not None and earlier.member.incarnation == event.incarnation:
-            changed = earlier.member != member
-            replaced = earlier.stream
             earlier.member, earlier.stream = member, event.stream
         else:
-            changed = True
-            replaced = earlier.stream if earlier else None
-            self._workers[rank] = _TrackedWorker(member, event.stream)
-        if earlier is not None:  # joining again does not reset it
-            self._workers[rank].rate_limiter = earlier.rate_limiter
-        instructions: list[Instruction] = []
-        if replaced is not None:
-            instructions.append(EndStream(replaced))
+            # A new incarnation does not reset the limit.
+            limiter = earlier.rate_limiter if earlier else RateLimiter()
+            self._workers[rank] = _TrackedWorker(member, event.stream, rate_limiter=limiter)
         if changed or event.known_version > self._version:
             self._version = max(self._version, event.known_version) + 1
             instructions.append(Publish())
@@ -121,7 +113,6 @@ class CoordinatorState:
         return ()  # refused or replaced earlier
 
     def report(self, event: ReportReceived) -> tuple[Instruction, ...]:
-        """Take a worker's progress."""
         self._check_caller(event)
         self._check_incarnation(event)
         self._check_records(event)
@@ -194,9 +185,6 @@ class CoordinatorState:
     def _check_caller(self, event: AccessRequested | JoinRequested | ReportReceived) -> None:
         """Refuse a caller that is neither a worker of this run nor one of its keepers."""
         caller = event.worker
-        if event.run != str(self.job):
-            message = f"run {event.run!r:.200} is not served here; this is {self.job}"
-            raise CallRefusedError(RefusalReason.WRONG_RUN, message)
         if isinstance(caller, KeeperIdentity):
             if all(worker.site != caller.site for worker in self._expected.values()):
                 message = f"site {caller.site!r:.200}: not in the manifest here"
@@ -206,16 +194,14 @@ class CoordinatorState:
         ):
             message = f"rank {caller.rank}, {caller.name:.200}: not in the manifest here"
             raise CallRefusedError(RefusalReason.UNKNOWN_WORKER, message)
-        if event.presented.bearer is None:
+        if event.bearer is None:
             message = f"{caller.name}: the token is not its own"
             raise CallRefusedError(RefusalReason.BAD_TOKEN, message)
 
     def _check_replay(self, event: AccessRequested | JoinRequested, use: str) -> None:
         """Refuse a token that another pod presents, or a repeated request."""
-        caller, presented = event.worker, event.presented
-        if presented.bearer is None or self._bindings.admit(
-            caller, use, presented.bearer, presented.proof
-        ):
+        caller, bearer = event.worker, event.bearer
+        if bearer is None or self._bindings.admit(caller, use, bearer, event.proof):
             return
         message = (
             f"{caller.name}: not signed by the key that its pod first used ({use}), or a repeated"

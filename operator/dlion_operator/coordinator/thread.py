@@ -1,17 +1,12 @@
-"""Run the coordinator in its own thread and event loop, for `dlion run`.
-
-The operator instead starts `CoordinatorServer` in kopf's loop.
-"""
+"""Run the coordinator in its own thread and event loop, for `dlion run`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlion_api.names import JobKey
-    from dlion_operator.coordinator.server import CoordinatorServer
+from dlion_api.names import JobKey
+from dlion_operator.coordinator.server import CoordinatorServer
 
 
 class CoordinatorThread:
@@ -29,7 +24,6 @@ class CoordinatorThread:
 
     @property
     def authority_pem(self) -> bytes:
-        """CA bundle that workers verify this server with; empty without TLS."""
         return self._server.authority_pem
 
     def start(self) -> int:

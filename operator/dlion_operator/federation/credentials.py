@@ -16,7 +16,6 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 
 from dlion_api.errors import ContractError
 from dlion_api.names import OperatorIdentity, SiteName
-from dlion_api.protocol.trust import renewal_after
 from dlion_operator.pki.authority import CertificateAuthority
 
 MAX_CERTIFICATE_BYTES = 16384
@@ -53,7 +52,7 @@ class Credentials:
     def renew(self, *, now: datetime | None = None) -> None:
         """Make a new certificate if one is due."""
         now = now or datetime.now(UTC)
-        if now >= self._renew_at:
+        if now >= self._own.renew_at:
             self._make(now)
 
     def server(self) -> grpc.ServerCredentials:
@@ -134,9 +133,6 @@ class Credentials:
 
     def _make(self, now: datetime) -> None:
         self._own = self._authority.operator_identity(life=self._life, now=now)
-        certificate = x509.load_pem_x509_certificate(self._own.certificate_chain_pem)
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        self._renew_at = now + renewal_after(begins, ends)
         self.version += 1
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:

@@ -74,7 +74,6 @@ def differences(prints: Mapping[SiteName, SpecFingerprint]) -> tuple[Difference,
 
 
 def _paths(one: SpecFingerprint, other: SpecFingerprint) -> tuple[str, ...]:
-    """Return the fields in which they differ."""
     both = one.fields.keys() & other.fields.keys()
     differing = {path for path in both if one.fields[path] != other.fields[path]}
     known_to_one = one.fields.keys() ^ other.fields.keys()

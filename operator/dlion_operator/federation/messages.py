@@ -1,7 +1,6 @@
 """Convert wire messages to statements and back.
 
-Messages of other sites' operators are untrusted: every field is checked against its limit. Called
-by the gRPC client and server only.
+Messages of other sites' operators are untrusted: every field is checked against its limit.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from dlion_operator.pki.authority_bundles import MAX_RUN_BUNDLE_BYTES
 
 MAX_STATEMENT_BYTES = 4 * 1024 * 1024
 """The largest site, 8 groups of 999 workers with the longest addresses, needs less."""
-MAX_RANK = 2**31 - 1
 HASH_BYTES = 32
 NAMESPACE_LENGTH = 63
 
@@ -79,7 +77,6 @@ def statement_of(message: wire.Statement, site: SiteName) -> Statement:
 
 
 def to_wire(statement: Statement) -> wire.Statement:
-    """Convert a statement to its wire message."""
     match statement:
         case RunReported():
             return wire.Statement(run=_report(statement))
@@ -151,8 +148,8 @@ def _identity(place: wire.WorkerPlace, site: SiteName) -> WorkerIdentity:
 
 
 def _rank(number: int) -> Rank:
-    if number > MAX_RANK:
-        raise ContractError(f"rank {number}; allowed: up to {MAX_RANK}")
+    if number > INT32_MAX:
+        raise ContractError(f"rank {number}; allowed: up to {INT32_MAX}")
     return Rank(number)
 
 
@@ -229,23 +226,19 @@ def _report(reported: RunReported) -> wire.RunReport:
     """Convert a report. Protobuf leaves out a field that is None."""
     return wire.RunReport(
         run=str(reported.run),
-        spec=_wire_spec(reported.spec),
-        workers=_wire_workers(reported.workers),
-        figures=_wire_figures(reported.figures),
+        spec=_wire_spec(reported.spec) if reported.spec else None,
+        workers=_wire_workers(reported.workers) if reported.workers else None,
+        figures=_wire_figures(reported.figures) if reported.figures else None,
         bundle_pem=reported.bundle_pem,
     )
 
 
-def _wire_figures(figures: TrainingFigures | None) -> wire.RunFigures | None:
-    if figures is None:
-        return None
+def _wire_figures(figures: TrainingFigures) -> wire.RunFigures:
     links = [wire.LinksTo(**vars(each)) for each in figures.links]  # of the same fields
     return wire.RunFigures(**vars(figures) | {"links": links})
 
 
-def _wire_spec(spec: SpecFingerprint | None) -> wire.RunSpec | None:
-    if spec is None:
-        return None
+def _wire_spec(spec: SpecFingerprint) -> wire.RunSpec:
     return wire.RunSpec(
         spec_hash=bytes.fromhex(spec.spec_hash),
         fields=dict(spec.fields),
@@ -253,9 +246,7 @@ def _wire_spec(spec: SpecFingerprint | None) -> wire.RunSpec | None:
     )
 
 
-def _wire_workers(workers: ReportedWorkers | None) -> wire.RunWorkers | None:
-    if workers is None:
-        return None
+def _wire_workers(workers: ReportedWorkers) -> wire.RunWorkers:
     return wire.RunWorkers(
         wanted=[_place(worker) for worker in workers.wanted],
         members=[_wire_member(member, workers.accuracies) for member in workers.members],

@@ -1,7 +1,4 @@
-"""This site's node in the federation: one port, one stream to each other site, trusted bundles.
-
-Runs in the operator's event loop.
-"""
+"""This site's node in the federation: one port, one stream to each other site, trusted bundles."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from dlion_api.names import JobKey, SiteName
 from dlion_operator.federation.bundles import Bundles
 from dlion_operator.federation.client import FederationClient
 from dlion_operator.federation.credentials import Credentials
-from dlion_operator.federation.link_bandwidth import BandwidthMeter, LinkBandwidth
+from dlion_operator.federation.link_bandwidth import BandwidthMeter
 from dlion_operator.federation.reports import RunReport
 from dlion_operator.federation.service import FederationService
 from dlion_operator.federation.state import SILENT_AFTER_S, FederationState, SiteReachability
@@ -66,7 +63,7 @@ class FederationNode:
             for site in sites
         }
         addresses = {SiteName(site.name): site.address for site in sites}
-        self._meter = BandwidthMeter(own, addresses, self.credentials)
+        self.meter = BandwidthMeter(own, addresses, self.credentials)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, listen_address: str) -> int:
@@ -85,18 +82,15 @@ class FederationNode:
         return port
 
     async def close(self) -> None:
-        """Close all streams and the port."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.service.shut_down()
 
     def reports(self, run: JobKey) -> Mapping[SiteName, RunReport]:
-        """Return the last report of that run from each site that has it."""
         return self._state.reports(run)
 
     def reachability(self, site: SiteName) -> SiteReachability:
-        """Return whether that site is reachable now."""
         return self._state.reachability(site, time.monotonic())
 
     def problem(self, site: SiteName) -> str:
@@ -111,10 +105,6 @@ class FederationNode:
         if not reachability.reachable:
             return f"no message from its operator for more than {SILENT_AFTER_S:g} s"
         return ""
-
-    async def bandwidth(self, site: SiteName) -> LinkBandwidth:
-        """Measure the bandwidth to that site. Raises as `BandwidthMeter.bandwidth` does."""
-        return await self._meter.bandwidth(site)
 
     def has_bundle(self, site: SiteName) -> bool:
         """Whether that site is trusted, by its current or its last valid bundle."""

@@ -1,7 +1,4 @@
-"""A site's report of its part in a run, and fingerprints of manifests. Pure.
-
-`served_runs.site_runs` makes reports, `outbound_reports` sends them, `state` keeps them.
-"""
+"""A site's report of its part in a run, and fingerprints of manifests. Pure."""
 
 from __future__ import annotations
 

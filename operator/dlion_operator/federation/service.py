@@ -1,8 +1,4 @@
-"""gRPC server: receives the reports of other sites' operators.
-
-Owns the streams and their refusals. `credentials` authenticates callers, `messages` parses their
-messages and `state` handles them.
-"""
+"""gRPC server: receives the reports of other sites' operators, and refuses what is not theirs."""
 
 from __future__ import annotations
 
@@ -210,7 +206,8 @@ class FederationService:
 
     async def _timed(self, context: Context) -> wire.LinkTiming:
         self._caller(context)
-        chunk = await _next_chunk(context)  # Before anything is refused: see `BandwidthMeter`.
+        # Before anything is refused: see `BandwidthMeter`.
+        chunk: wire.LinkChunk | None = await _read(context)
         if self.measuring.locked():
             text = "another site is measuring now; retry later"
             raise StreamRefusedError(FederationRefusalReason.TOO_MUCH, text)
@@ -227,7 +224,7 @@ class FederationService:
             while chunk is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
                 self.measured_bytes += len(chunk.payload)
-                chunk = await _next_chunk(context)
+                chunk = await _read(context)
         return arrivals.result()
 
     def _check(self, site: SiteName, context: Context) -> None:
@@ -259,7 +256,6 @@ def _bad_certificates_refused() -> Iterator[None]:
 
 
 def _certificate(context: Context) -> bytes | None:
-    """Return the caller's certificate (PEM)."""
     return next(iter(context.auth_context().get("x509_pem_cert") or ()), None)
 
 
@@ -267,19 +263,16 @@ async def _next(context: Context) -> wire.Statement | None:
     """Return the next statement; None: the stream has ended."""
     try:
         async with asyncio.timeout(SILENT_AFTER_S):
-            message: Any = await context.read()
+            statement: wire.Statement | None = await _read(context)
     except TimeoutError:
         text = f"nothing for {SILENT_AFTER_S:g} s, not even a heartbeat"
         raise StreamRefusedError(FederationRefusalReason.SILENT, text) from None
-    if message is grpc.aio.EOF:
-        return None
-    statement: wire.Statement = readable(message)
-    if (size := statement.ByteSize()) > MAX_STATEMENT_BYTES:
+    if statement is not None and (size := statement.ByteSize()) > MAX_STATEMENT_BYTES:
         raise ContractError(f"statement of {size} bytes; allowed: {MAX_STATEMENT_BYTES}")
     return statement
 
 
-async def _next_chunk(context: Context) -> wire.LinkChunk | None:
-    """Return the next chunk of a measurement; None: the stream has ended."""
-    message: Any = await context.read()
+async def _read(context: Context) -> Any:
+    """Return the stream's next message; None: it has ended. Raises: ContractError."""
+    message = await context.read()
     return None if message is grpc.aio.EOF else readable(message)

@@ -98,7 +98,6 @@ class FederationState:
             self._sites[site].stream = None
 
     def reachability(self, site: SiteName, now_s: float) -> SiteReachability:
-        """Return whether that site is reachable."""
         known = self._sites.get(site)
         if known is None or known.heard_s is None:
             return SiteReachability()

@@ -1,7 +1,4 @@
-"""Protocol of the Kubernetes API client that the operator needs, and its errors.
-
-`api` implements it. Documents are plain mappings in the API's form.
-"""
+"""Protocol of the Kubernetes API client that the operator needs, and its errors."""
 
 from __future__ import annotations
 

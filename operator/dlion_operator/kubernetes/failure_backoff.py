@@ -1,7 +1,4 @@
-"""Back-off for objects that expose workers and that the API server does not accept.
-
-The status reports them meanwhile (`exposure`). `object_applier` owns one for each DLionJob.
-"""
+"""Back-off for objects that expose workers and that the API server does not accept."""
 
 from __future__ import annotations
 

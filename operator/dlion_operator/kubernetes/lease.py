@@ -5,7 +5,7 @@ Otherwise two releases of the chart would write the same status in turn. The rul
 takes over a Lease that has not changed for its duration, by its own clock.
 
 Ours: a pause without answers from the API server restarts that time, so an outage moves no Lease. A
-process with the holder's name continues at once. A released Lease is deleted. `leased_cluster`
+process with the holder's name continues at once. A released Lease is deleted, and `LeasedCluster`
 blocks writes without a Lease.
 """
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from dlion_api.cluster_names import MANAGED_BY_LABEL, MANAGER
 from dlion_api.errors import DLionError
@@ -27,6 +28,7 @@ from dlion_operator.kubernetes.client import (
     Kind,
     KubernetesClient,
     RequestRefusedError,
+    ServerError,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -256,3 +258,40 @@ class Leases:
             "leaseDurationSeconds": DURATION_S,
             "renewTime": self._written_now(),
         }
+
+
+class LeasedCluster:
+    """A `KubernetesClient` that writes only where this operator holds the Lease.
+
+    Reads and dry runs always pass. A write without the Lease raises ServerError: the Lease may be
+    acquired again.
+    """
+
+    def __init__(self, cluster: KubernetesClient, leases: Leases) -> None:
+        self._cluster = cluster
+        self._leases = leases
+        self.get, self.list = cluster.get, cluster.list
+
+    def _check(self, namespace: str, what: str) -> None:
+        if not self._leases.holds(namespace):
+            why = f"Lease {LEASE_NAME} of namespace {namespace} is not held"
+            raise ServerError(f"{what} is not written: {why}")
+
+    async def create(self, document: Document, *, dry_run: bool = False) -> Document:
+        if not dry_run:
+            self._check(document["metadata"]["namespace"], f"{document['kind']}")
+        return await self._cluster.create(document, dry_run=dry_run)
+
+    async def apply(self, document: Document) -> Document:
+        self._check(document["metadata"]["namespace"], f"{document['kind']}")
+        return await self._cluster.apply(document)
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, patch: Document, **options: Any
+    ) -> Document | None:
+        self._check(namespace, f"{kind.name} {name}")
+        return await self._cluster.patch(kind, namespace, name, patch, **options)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, **options: Any) -> None:
+        self._check(namespace, f"{kind.name} {name}")
+        await self._cluster.delete(kind, namespace, name, **options)

@@ -1,7 +1,4 @@
-"""What the gRPC servers of coordinator and federation share: options, and checks of messages.
-
-Unreadable messages are refused with a reason.
-"""
+"""What the gRPC servers of coordinator and federation share: options, and checks of messages."""
 
 from __future__ import annotations
 

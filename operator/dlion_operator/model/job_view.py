@@ -1,4 +1,4 @@
-"""A view of one Indexed Job, and parsers of conditions, times and index lists. Pure."""
+"""Views of Kubernetes objects, and parsers of conditions, times and index lists. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION
 Document = Mapping[str, Any]
 
 
-class WorkerJobView:
+class ObjectView:
+    """What is common to the objects of a run."""
+
     def __init__(self, document: Document) -> None:
+        metadata = document["metadata"]
         self.document = document
-        self.name = str(document["metadata"]["name"])
-        self.uid = str(document["metadata"].get("uid", ""))
-        self.labels: Mapping[str, str] = document["metadata"].get("labels") or {}
-        self.annotations: Mapping[str, str] = document["metadata"].get("annotations") or {}
+        self.name = str(metadata["name"])
+        self.uid = str(metadata.get("uid", ""))
+        self.labels: Mapping[str, str] = metadata.get("labels") or {}
+        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        self.component = self.labels.get(names.COMPONENT_LABEL, "")
+        self.group = self.labels.get(names.GROUP_LABEL, "")
+        self.run_id = self.labels.get(names.RUN_LABEL, "")
         self._spec: Document = document.get("spec") or {}
         self._status: Document = document.get("status") or {}
 
     @property
-    def group(self) -> str:
-        return self.labels.get(names.GROUP_LABEL, "")
+    def created_at(self) -> datetime | None:
+        return parse_time(self.document["metadata"].get("creationTimestamp"))
 
-    @property
-    def run_id(self) -> str:
-        return self.labels.get(names.RUN_LABEL, "")
 
+class WorkerJobView(ObjectView):
     @property
     def workers(self) -> int:
         """Desired number of workers."""
@@ -81,10 +85,6 @@ class WorkerJobView:
         return frozenset((*self.completed_indexes, *self.failed_indexes))
 
     @property
-    def created_at(self) -> datetime | None:
-        return parse_time(self.document["metadata"].get("creationTimestamp"))
-
-    @property
     def started_at(self) -> datetime | None:
         """When it started or resumed. None: it does not run.
 
@@ -118,6 +118,10 @@ def job_key(document: Document) -> JobKey:
     """The run that a DLionJob requests, whose manifest may be invalid otherwise."""
     metadata, spec = document["metadata"], document.get("spec") or {}
     return JobKey(metadata["namespace"], metadata["name"], str(spec.get("runId", "")))
+
+
+def generation_of(document: Document) -> int:
+    return int(document["metadata"].get("generation") or 0)
 
 
 def condition(document: Document, type_: str) -> Document:

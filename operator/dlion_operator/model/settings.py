@@ -36,6 +36,19 @@ def _name(description: str) -> Any:
     return setting(description, default="", max_length=253)
 
 
+def _site_name(description: str) -> Any:
+    return setting(
+        description,
+        pattern=LABEL,
+        pattern_description=LABEL_DESCRIPTION,
+        max_length=SITE_NAME_LENGTH,
+    )
+
+
+def _certificate_life(description: str) -> Any:
+    return setting(description, default=86400, minimum=60, maximum=INT32_MAX, unit="seconds")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Images:
     """What the pods of a job run."""
@@ -138,13 +151,9 @@ class AuthoritySettings:
     owner_service: str = _name(
         "Service in the operator's namespace that owns it; empty: it stays until a user deletes it."
     )
-    certificate_life_seconds: int = setting(
+    certificate_life_seconds: int = _certificate_life(
         "life of a worker's certificate; it is renewed at half of it, and connections are"
-        " reopened with the new one.",
-        default=86400,
-        minimum=60,
-        maximum=INT32_MAX,
-        unit="seconds",
+        " reopened with the new one."
     )
 
 
@@ -153,12 +162,8 @@ class FederationSettings:
     """The gRPC service through which the sites' operators exchange reports."""
 
     port: int = _port("port that it listens on.", FEDERATION_PORT)
-    certificate_life_seconds: int = setting(
-        "life of the operator's own certificate; it is renewed at half of it.",
-        default=86400,
-        minimum=60,
-        maximum=INT32_MAX,
-        unit="seconds",
+    certificate_life_seconds: int = _certificate_life(
+        "life of the operator's own certificate; it is renewed at half of it."
     )
     measure_on_demand: bool = setting(
         "whether any client of the metrics port may measure the links to other sites.",
@@ -170,12 +175,7 @@ class FederationSettings:
 class RemoteSite:
     """Another site, as configured here."""
 
-    name: str = setting(
-        "name of the site, as spec.sites has it.",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
-        max_length=SITE_NAME_LENGTH,
-    )
+    name: str = _site_name("name of the site, as spec.sites has it.")
     address: str = _required("host:port of its federation service, from here.")
     bundle_file: str = setting(
         "file with the public certificates of its authority (PEM; `dlion trust show` there). Read"
@@ -189,11 +189,8 @@ class RemoteSite:
 class Settings:
     """One site's operator."""
 
-    site: str = setting(
-        "name of this site: the operator acts on the entry of spec.sites with this name.",
-        pattern=LABEL,
-        pattern_description=LABEL_DESCRIPTION,
-        max_length=SITE_NAME_LENGTH,
+    site: str = _site_name(
+        "name of this site: the operator acts on the entry of spec.sites with this name."
     )
     advertised_address: str = setting(
         "host at which other sites reach this site's nodes and load balancers, for jobs that are"
@@ -220,8 +217,7 @@ class Settings:
         "the Services of workers behind load balancers.", default=LoadBalancer()
     )
     gateway: Gateway | None = setting(
-        "the proxy for workers of jobs with exposure Gateway; absent: there is none.",
-        default=None,
+        "the proxy for workers of jobs with exposure Gateway; absent: there is none.", default=None
     )
     authority: AuthoritySettings = setting(
         "the site's certificate authority.", default=AuthoritySettings()

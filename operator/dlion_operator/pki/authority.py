@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, KeeperIdentity, OperatorIdentity, SiteName, WorkerIdentity
-from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
+from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE, renewal_after
 from dlion_operator.pki.certificate_issuer import (
     CLIENT_AND_SERVER,
     LIFE,
@@ -40,6 +40,7 @@ class ServerIdentity:
 
     key_pem: bytes
     certificate_chain_pem: bytes
+    renew_at: datetime
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,10 @@ class CertificateAuthority:
         life: timedelta | None,
         now: datetime | None,
     ) -> ServerIdentity:
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._issuer.issue(
-            key.public_key(), names, usages, now or datetime.now(UTC), life=life
-        )
-        return ServerIdentity(key_pem=_key_pem(key), certificate_chain_pem=pem(certificate))
+        key, now = ec.generate_private_key(ec.SECP256R1()), now or datetime.now(UTC)
+        certificate = self._issuer.issue(key.public_key(), names, usages, now, life=life)
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        return ServerIdentity(_key_pem(key), pem(certificate), now + renewal_after(begins, ends))
 
 
 class Tokens:

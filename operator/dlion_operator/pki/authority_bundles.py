@@ -1,7 +1,4 @@
-"""Parse and check CA certificates from untrusted sources. Pure.
-
-The sources are files, annotations and other sites' reports.
-"""
+"""Parse and check CA certificates of files, annotations and other sites' reports. Pure."""
 
 from __future__ import annotations
 

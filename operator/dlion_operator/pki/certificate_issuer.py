@@ -1,8 +1,4 @@
-"""Issue certificates for workers, keepers and servers with a given authority.
-
-Defines a certificate's names, key usages and lifetime. Used by `authority` (the site's own) and
-`job_authority` (one that a job names), which authorise the request.
-"""
+"""Issue certificates for workers, keepers and servers with a given authority."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The authority that a job names for its workers at this site (`tls.mode` other than `Managed`).
 
 Parses key and certificate from users or cert-manager, checks that peers will accept what they sign,
-and signs. `named_secret` reads them; `site_runs` distributes the certificate. The key stays in this
-process.
+and signs. The key stays in this process.
 """
 
 from __future__ import annotations

@@ -144,10 +144,9 @@ class NamedSecret:
                 f"belongs to job {labels[JOB_LABEL]}: name another in tls.secretName"
             )
         data = (_decoded(secret, CERTIFICATE_KEY), _decoded(secret, PRIVATE_KEY))
-        if data == self._data and self._issuer is not None:
-            ends = self._issuer.certificate.not_valid_after_utc
-            if self._now() < ends:
-                return
+        issuer = self._issuer
+        if data == self._data and issuer and self._now() < issuer.certificate.not_valid_after_utc:
+            return
         self._issuer, self._data = None, data
         self._issuer = issuer_of(
             *data, life=self._life, job=wanted.job, site=self._site, now=self._now()

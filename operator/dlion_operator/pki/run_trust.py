@@ -18,7 +18,6 @@ from dlion_api.names import SiteName
 from dlion_api.spec import Job
 from dlion_operator.pki.authority_bundles import checked_run_bundle, valid_now
 from dlion_operator.pki.certificate_issuer import pem
-from dlion_operator.pki.job_authority import NamedAuthority
 
 Bundles = Mapping[SiteName, bytes]
 """Site → public certificates, PEM."""
@@ -32,13 +31,6 @@ MAX_STORED_BYTES = 128 * 1024
 def names_authority(job: Job) -> bool:
     """Whether the job names the authority that signs for its workers."""
     return job.spec.tls.mode in NAMED_MODES
-
-
-def authority_of(job: Job, found: NamedAuthority | None) -> NamedAuthority | None:
-    """Return the state of the authority that the job names; None: it names none."""
-    if not names_authority(job):
-        return None
-    return found or NamedAuthority(None, "the authority that tls names has not been read yet")
 
 
 def trusted_bundles(

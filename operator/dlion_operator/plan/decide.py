@@ -12,15 +12,18 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.errors import Problem, SpecError
-from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_api.status import ConditionType, Reason
-from dlion_operator import children
-from dlion_operator.children.pods import owner_of
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.run_objects import (
+    authority_certificate,
+    config_map,
+    headless_service,
+)
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView, condition, is_true, job_key, parse_time
 from dlion_operator.model.settings import Settings
-from dlion_operator.pki.run_trust import authority_of
 from dlion_operator.plan.decisions import (
     Action,
     Apply,
@@ -32,9 +35,8 @@ from dlion_operator.plan.decisions import (
     OpenRun,
     StopRun,
 )
-from dlion_operator.plan.objects.exposure import addresses, exposing_objects, exposure_problems
+from dlion_operator.plan.objects.exposure import addresses, exposing_objects
 from dlion_operator.plan.objects.garbage_collection import (
-    delete_earlier_runs,
     delete_other_runs,
     delete_run_objects,
     delete_unneeded_services,
@@ -71,7 +73,6 @@ from dlion_operator.plan.outcome.run_outcome import (
     has_trained,
     is_deadline_exceeded,
     may_miss_workers,
-    status_of_run,
 )
 from dlion_operator.plan.runs import Run, groups_of
 
@@ -93,9 +94,9 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     """Return what to do about the observed job now."""
     document = observed.document
     if is_unmanaged(document):
-        is_ours = _managed_by(document) == MANAGED_BY
-        released = release_lost_pods(observed) if is_ours else ()
-        requeue_s = REQUEUE_S if is_ours and observed.terminating else None
+        is_ours = is_managed_here(document)
+        released = release_lost_pods(observed.terminating, observed.now) if is_ours else ()
+        requeue_s = REQUEUE_S if is_ours and observed.terminating.documents else None
         return Decision((CloseRun(), *released), requeue_after_s=requeue_s)
     unknown: list[Problem] = []
     try:
@@ -110,10 +111,10 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         return _decide_without_run(
             Diagnosis(JobPhase.NOT_SELECTED, Reason.NOT_SELECTED, message), observed
         )
-    run = Run.of(job, observed, SiteName(settings.site))
+    run = Run.of(job, observed, settings)
     if ended := end_condition(observed, job.key.run_id):
-        return _decide_after_end(run, observed, settings, *ended)
-    return _decide_run(run, observed, settings, ignored_fields_note(unknown))
+        return _decide_after_end(run, *ended)
+    return _decide_run(run, ignored_fields_note(unknown))
 
 
 def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
@@ -126,7 +127,7 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
     actions = (
         *closing,
         *delete_other_runs(other_runs, key, observed),
-        *release_lost_pods(observed),
+        *release_lost_pods(observed.terminating, observed.now),
     )
     return _with_status(diagnosis, observed, status_without_run(diagnosis, observed), actions)
 
@@ -134,191 +135,177 @@ def _decide_without_run(diagnosis: Diagnosis, observed: Observed) -> Decision:
 def is_unmanaged(document: Mapping[str, Any]) -> bool:
     """Whether the job is being deleted, or another controller manages it."""
     is_going = bool(document["metadata"].get("deletionTimestamp"))
-    return is_going or _managed_by(document) != MANAGED_BY
+    return is_going or not is_managed_here(document)
 
 
-def _managed_by(document: Mapping[str, Any]) -> str:
-    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY))
+def is_managed_here(document: Mapping[str, Any]) -> bool:
+    return str((document.get("spec") or {}).get("managedBy", MANAGED_BY)) == MANAGED_BY
 
 
 # ---- a run that goes on ----------------------------------------------------------------------
 
 
-def _decide_run(run: Run, observed: Observed, settings: Settings, note: str) -> Decision:
+def _decide_run(run: Run, note: str) -> Decision:
     """Decide about a run that goes on. `note`: a remark on its manifest for the status."""
-    cleaning = (*delete_earlier_runs(run, observed), *release_lost_pods(observed))
+    earlier = delete_other_runs(run.other_runs, run.job.key, run.observed)
+    cleaning = (*earlier, *release_lost_pods(run.observed.terminating, run.observed.now))
     if run.job.spec.suspend:
-        return _suspend(run, observed, settings, cleaning)
+        return _suspend(run, cleaning)
     if run.has_ended:
-        return _finish(diagnose_outcome(run, observed), run, observed, cleaning)
-    if is_manifest_changed(run, observed):
-        return _with_run_status(RECREATING, run, observed, (*cleaning, *recreate_objects(run)))
-    if abandoned := _abandoned(run, observed):
-        return _finish(abandoned, run, observed, cleaning)
-    invalid_template = "" if run.is_complete else template_problem(run, observed, settings)
-    if not run.jobs and (diagnosis := _start_blocker(run, observed, invalid_template)):
+        return _finish(diagnose_outcome(run), run, cleaning)
+    if is_manifest_changed(run):
+        return _with_run_status(RECREATING, run, (*cleaning, *recreate_objects(run)))
+    if abandoned := _abandoned(run):
+        return _finish(abandoned, run, cleaning)
+    invalid_template = "" if run.is_complete else template_problem(run)
+    if not run.jobs and (diagnosis := _start_blocker(run, invalid_template)):
         diagnosis = with_note(diagnosis, note)
-        creating = () if invalid_template else _initial_actions(run, observed, settings, diagnosis)
-        return _with_run_status(diagnosis, run, observed, (*cleaning, *creating))
+        creating = () if invalid_template else _initial_actions(run, diagnosis)
+        return _with_run_status(diagnosis, run, (*cleaning, *creating))
     actions = (
         *cleaning,
-        *delete_unneeded_services(run, observed),
-        _open_run(run, observed, settings),
-        *_objects(run, observed, settings, with_jobs=not invalid_template),
+        *delete_unneeded_services(run),
+        _open_run(run),
+        *_objects(run, with_jobs=not invalid_template),
         *update_jobs(run),
-        *store_bundles(run, observed),
+        *store_bundles(run),
     )
-    if why := _stop_reason(run, observed):
+    if why := _stop_reason(run):
         actions = (*actions, StopRun(why))
-    diagnosis = with_signing_problem(
-        diagnose(run, observed, exposure_problems(run, observed, settings)),
-        authority_of(run.job, observed.authority),
-    )
-    diagnosis = with_last_error(
-        diagnosis, invalid_template or (observed.rejected.message if observed.rejected else "")
-    )
-    diagnosis = with_note(with_last_error(diagnosis, observed.last_error), note)
-    if _is_status_ahead(observed, diagnosis, run):
+    rejection = run.observed.rejected.message if run.observed.rejected else ""
+    diagnosis = with_signing_problem(diagnose(run), run.authority)
+    diagnosis = with_last_error(diagnosis, invalid_template or rejection)
+    diagnosis = with_note(with_last_error(diagnosis, run.observed.last_error), note)
+    if _is_status_ahead(diagnosis, run):
         return Decision(actions, requeue_after_s=2.0)
-    return _with_run_status(diagnosis, run, observed, actions)
+    return _with_run_status(diagnosis, run, actions)
 
 
-def _start_blocker(run: Run, observed: Observed, invalid_template: str) -> Diagnosis | None:
+def _start_blocker(run: Run, invalid_template: str) -> Diagnosis | None:
     """Return why a run without Jobs gets none for now, or None. No such reason is final."""
     if invalid_template:
         return Diagnosis(JobPhase.STUCK, Reason.INVALID_SPEC, invalid_template)
-    if diagnosis := missing_authority(run.job, observed):
+    if diagnosis := missing_authority(run):
         return diagnosis
-    if observed.rejected is not None:
-        return Diagnosis(JobPhase.STUCK, observed.rejected.reason, observed.rejected.message)
+    if (rejected := run.observed.rejected) is not None:
+        return Diagnosis(JobPhase.STUCK, rejected.reason, rejected.message)
     return None
 
 
-def _initial_actions(
-    run: Run, observed: Observed, settings: Settings, diagnosis: Diagnosis
-) -> tuple[Action, ...]:
-    opened = _open_run(run, observed, settings)
+def _initial_actions(run: Run, diagnosis: Diagnosis) -> tuple[Action, ...]:
+    opened = _open_run(run)
     if diagnosis.reason is Reason.NO_AUTHORITY:
-        return (opened, *_requested_certificate(run, observed, settings))
-    return (opened, *_objects(run, observed, settings))
+        return (opened, *_requested_certificate(run))
+    return (opened, *_objects(run))
 
 
-def _suspend(
-    run: Run, observed: Observed, settings: Settings, cleaning: tuple[Action, ...]
-) -> Decision:
+def _suspend(run: Run, cleaning: tuple[Action, ...]) -> Decision:
     diagnosis = Diagnosis(JobPhase.SUSPENDED, Reason.SUSPENDED, "spec.suspend is true")
     stopping = tuple(halt_jobs(run))
     # Pods that shut down still report, and the keeper needs those reports.
     if not all(pod.is_finished for pod in run.pods):
-        actions = (*cleaning, *stopping, _open_run(run, observed, settings))
+        actions = (*cleaning, *stopping, _open_run(run))
     else:
-        actions = (*cleaning, *stopping, *delete_worker_services(run, observed), CloseRun())
-    return _with_run_status(diagnosis, run, observed, actions)
+        actions = (*cleaning, *stopping, *delete_worker_services(run), CloseRun())
+    return _with_run_status(diagnosis, run, actions)
 
 
-def _open_run(run: Run, observed: Observed, settings: Settings) -> OpenRun:
-    age = observed.now - run.created_at if run.created_at else timedelta()
+def _open_run(run: Run) -> OpenRun:
     return OpenRun(
         run.job,
         run.workers,
         run.spec_hash,
-        age_s=max(0.0, age.total_seconds()),
+        age_s=max(0.0, run.age.total_seconds()),
         failed=run.failed_ranks,
-        addresses=addresses(run, observed, settings),
-        authority=authority_of(run.job, observed.authority),
+        addresses=addresses(run),
+        authority=run.authority,
         kept_bundles=run.kept_bundles,
     )
 
 
-def _requested_certificate(run: Run, observed: Observed, settings: Settings) -> Iterator[Action]:
+def _requested_certificate(run: Run) -> Iterator[Action]:
     """The request to cert-manager, where it issues the job's authority."""
     if run.job.spec.tls.mode == "CertManager":
-        yield Apply(children.authority_certificate(run.job, settings, owner_of(observed.document)))
+        yield Apply(authority_certificate(run.job, run.settings, run.owner))
 
 
-def _objects(
-    run: Run, observed: Observed, settings: Settings, *, with_jobs: bool = True
-) -> Iterator[Action]:
+def _objects(run: Run, *, with_jobs: bool = True) -> Iterator[Action]:
     """All objects of the run in their desired form. `with_jobs`: include its Jobs."""
-    owner = owner_of(observed.document)
-    yield from _requested_certificate(run, observed, settings)
+    job, settings, owner = run.job, run.settings, run.owner
+    yield from _requested_certificate(run)
     documents = [
-        children.config_map(run.job, settings, owner, authority_pem=observed.authority_pem),
-        children.headless_service(run.job, settings, owner),
-        *children.keeper_objects(run.job, settings, owner),
+        config_map(job, settings, owner, authority_pem=run.observed.authority_pem),
+        headless_service(job, settings, owner),
+        *keeper_objects(job, settings, owner),
     ]
     for document in documents:
         yield Create(document) if Kind.of(document) in CREATE_ONLY else Apply(document)
     for group in run.groups if with_jobs else ():
         if group.name not in run.jobs:
-            made = children.worker_job(run.job, group, settings, owner)
-            digest = run.manifest_digest or manifest_digest(run.job)
+            made = worker_job(job, group, settings, owner)
+            digest = run.manifest_digest or manifest_digest(job)
             made["metadata"]["annotations"][names.MANIFEST_ANNOTATION] = digest
             yield Create(made)
-    for service, document in exposing_objects(run, observed, settings):
+    for service, document in exposing_objects(run):
         yield Apply(document, exposes=service)
 
 
-def _stop_reason(run: Run, observed: Observed) -> str:
+def _stop_reason(run: Run) -> str:
     """Return why workers should finish now and end the run. Empty: they should not."""
-    if is_deadline_exceeded(run, observed.now):
+    if is_deadline_exceeded(run, run.observed.now):
         limit = run.job.spec.active_deadline_seconds
         return f"the run took longer than activeDeadlineSeconds ({limit} s)"
     if run.succeeded:
         # A worker that rejoins now would wait for peers that are gone.
         return A_WORKER_FINISHED
-    why = cannot_continue_reason(run, observed)
+    why = cannot_continue_reason(run)
     return f"{', '.join(run.failed)} failed for good, and {why}" if why else ""
 
 
-def _abandoned(run: Run, observed: Observed) -> Diagnosis | None:
+def _abandoned(run: Run) -> Diagnosis | None:
     """Return the outcome of a run that was asked to end and did not."""
-    if is_deadline_exceeded(run, observed.now - STOP_TIMEOUT):
-        return diagnose_outcome(run, observed)
-    if not has_trained(run, observed) and cannot_continue_reason(run, observed):
+    if is_deadline_exceeded(run, run.observed.now - STOP_TIMEOUT):
+        return diagnose_outcome(run)
+    if not has_trained(run) and cannot_continue_reason(run):
         return diagnose_failure(run)
     return None
 
 
-def _is_status_ahead(observed: Observed, diagnosis: Diagnosis, run: Run) -> bool:
+def _is_status_ahead(diagnosis: Diagnosis, run: Run) -> bool:
     """Whether the status reports more than an operator that has just started can know."""
-    before = {"status": status_of_run(observed, run.job.key.run_id)}
+    before = {"status": run.status}
     is_suspended = is_true(before, ConditionType.SUSPENDED)
     was_training = is_true(before, ConditionType.READY) and not is_suspended
     lesser_phases = (JobPhase.WAITING, JobPhase.STUCK, JobPhase.DEGRADED)
-    return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run, observed)
+    return was_training and diagnosis.phase in lesser_phases and may_miss_workers(run)
 
 
-def _finish(
-    diagnosis: Diagnosis, run: Run, observed: Observed, cleaning: tuple[Action, ...]
-) -> Decision:
+def _finish(diagnosis: Diagnosis, run: Run, cleaning: tuple[Action, ...]) -> Decision:
     """The run is over: inform the keeper, and write the outcome to the status."""
     succeeded = diagnosis.phase is JobPhase.SUCCEEDED
     # Running pods are halted only after the status is written (`_decide_after_end`). Otherwise
     # an operator that is killed in between would take the halted run for a running one.
     actions = (*cleaning, FinishRun(diagnosis.message, succeeded))
-    return _with_run_status(diagnosis, run, observed, actions)
+    return _with_run_status(diagnosis, run, actions)
 
 
-def _decide_after_end(
-    run: Run, observed: Observed, settings: Settings, type_: str, time: str
-) -> Decision:
+def _decide_after_end(run: Run, type_: str, time: str) -> Decision:
     """Decide about a run that is over. `type_` and `time` are those of the condition that ended
     it."""
-    age = observed.now - (parse_time(time) or observed.now)
+    age = run.observed.now - (parse_time(time) or run.observed.now)
     actions: list[Action] = [
-        *delete_earlier_runs(run, observed),
+        *delete_other_runs(run.other_runs, run.job.key, run.observed),
         *halt_jobs(run),
-        *release_lost_pods(observed),
+        *release_lost_pods(run.observed.terminating, run.observed.now),
+        *delete_worker_services(run),
     ]
-    actions += delete_worker_services(run, observed)
     waits = [SERVE_AFTER_END]
     if age >= SERVE_AFTER_END:
         actions.append(CloseRun())
-    elif observed.run is None:
-        message = condition(observed.document, ConditionType.READY).get("message") or "over"
+    elif run.observed.run is None:
+        message = condition(run.observed.document, ConditionType.READY).get("message") or "over"
         finish = FinishRun(str(message), type_ == ConditionType.SUCCEEDED)
-        actions += [_open_run(run, observed, settings), finish]
+        actions += [_open_run(run), finish]
     ttl = run.job.spec.ttl_seconds_after_finished
     if ttl is not None:
         ttl = max(ttl, int(MIN_RETENTION.total_seconds()))
@@ -327,9 +314,9 @@ def _decide_after_end(
             actions += [Delete(Kind.JOB, view.name, view.uid) for view in run.jobs.values()]
             actions += delete_run_objects(run.job.key)
     due = [(wait - age).total_seconds() for wait in waits if wait > age]
-    due += [REQUEUE_S] if observed.terminating else []
+    due += [REQUEUE_S] if run.observed.terminating.documents else []
     return Decision(
-        tuple(actions), _refreshed_status(observed), requeue_after_s=min(due, default=None)
+        tuple(actions), _refreshed_status(run.observed), requeue_after_s=min(due, default=None)
     )
 
 
@@ -339,10 +326,8 @@ def _refreshed_status(observed: Observed) -> dict[str, Any]:
     return {**(observed.document.get("status") or {}), "observedGeneration": generation}
 
 
-def _with_run_status(
-    diagnosis: Diagnosis, run: Run, observed: Observed, actions: tuple[Action, ...]
-) -> Decision:
-    return _with_status(diagnosis, observed, run_status(diagnosis, run, observed), actions)
+def _with_run_status(diagnosis: Diagnosis, run: Run, actions: tuple[Action, ...]) -> Decision:
+    return _with_status(diagnosis, run.observed, run_status(diagnosis, run), actions)
 
 
 def _with_status(
@@ -355,5 +340,5 @@ def _with_status(
     is_idle = diagnosis.phase is JobPhase.NOT_SELECTED or (
         diagnosis.phase is JobPhase.SUSPENDED and is_alone
     )
-    looks_again = observed.terminating or not is_idle
+    looks_again = observed.terminating.documents or not is_idle
     return Decision(actions, status, events, REQUEUE_S if looks_again else None)

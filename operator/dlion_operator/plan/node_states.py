@@ -7,7 +7,6 @@ nodes up only where `garbage_collection` would release a pod.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from dlion_api.errors import DLionError
@@ -27,27 +26,15 @@ class NodeState(StrEnum):
     UNANSWERED = "unanswered"
 
 
-class NodeStates:
-    """Reads node states. Nothing is cached, since a cached state may be outdated."""
-
-    def __init__(self, cluster: KubernetesClient, *, may_read: bool) -> None:
-        """`may_read`: whether the operator has cluster-wide rights."""
-        self._cluster = cluster
-        self._may_ask = may_read
-
-    async def of(self, nodes: Collection[str]) -> Mapping[str, NodeState]:
-        return {name: await self._state_of(name) for name in sorted(nodes)}
-
-    async def _state_of(self, name: str) -> NodeState:
-        if not self._may_ask:
-            return NodeState.FORBIDDEN
-        try:
-            node = await self._cluster.get(Kind.NODE, "", name)
-        except RequestRefusedError:
-            return NodeState.FORBIDDEN
-        except DLionError as error:
-            _LOG.warning("node %s: %s", name, error)
-            return NodeState.UNANSWERED
-        if node is None:
-            return NodeState.ABSENT
-        return NodeState.READY if is_true(node, "Ready") else NodeState.NOT_READY
+async def read_node_state(cluster: KubernetesClient, name: str) -> NodeState:
+    """Return the node's state. Nothing is cached, since a cached state may be outdated."""
+    try:
+        node = await cluster.get(Kind.NODE, "", name)
+    except RequestRefusedError:
+        return NodeState.FORBIDDEN
+    except DLionError as error:
+        _LOG.warning("node %s: %s", name, error)
+        return NodeState.UNANSWERED
+    if node is None:
+        return NodeState.ABSENT
+    return NodeState.READY if is_true(node, "Ready") else NodeState.NOT_READY

@@ -1,7 +1,4 @@
-"""What the operator observes of one job before it decides: pure views of Kubernetes objects.
-
-`reconcile` builds them, and `decide` reads them.
-"""
+"""What the operator observes of one job before it decides: pure views of Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.endings import EndReport
@@ -18,7 +14,13 @@ from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.status import LinkStatus, Reason, TrainerStatus
 from dlion_operator.kubernetes.failure_backoff import FailedObject
-from dlion_operator.model.job_view import condition, condition_text, parse_time
+from dlion_operator.model.job_view import (
+    Document,
+    ObjectView,
+    condition,
+    condition_text,
+    parse_time,
+)
 from dlion_operator.pki.job_authority import NamedAuthority
 from dlion_operator.plan.node_states import NodeState
 
@@ -72,7 +74,6 @@ def describe_exit_code(code: int) -> str:
     return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
 
 
-Document = Mapping[str, Any]
 MissingPod = tuple[str, int]
 """A pod that does not exist: name of its Job or Deployment, and its index."""
 UnreadyPod = tuple[str, str]
@@ -168,6 +169,17 @@ class RejectedObject:
 
 
 @dataclass(frozen=True)
+class TerminatingPods:
+    """Terminating pods of one job, of any run, with or without their Jobs."""
+
+    documents: Sequence[Document] = ()
+    durations_s: Mapping[str, float] = field(default_factory=dict)
+    """How long each of them has been terminating, by UID."""
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """States of the nodes of overdue ones, by name (`garbage_collection.overdue_pods`)."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """One job and all its objects, at one moment."""
 
@@ -191,14 +203,9 @@ class Observed:
     """A lasting error that keeps the operator from acting on this job. Empty: none."""
     missing_s: Mapping[MissingPod, float] = field(default_factory=dict)
     """How long each missing pod has been missing (`missing_pods`)."""
-    terminating: Sequence[Document] = ()
-    """Terminating pods of this job, of any run, with or without their Jobs."""
-    terminating_s: Mapping[str, float] = field(default_factory=dict)
-    """How long each of these has been terminating, by UID."""
+    terminating: TerminatingPods = TerminatingPods()
     unready_s: Mapping[UnreadyPod, float] = field(default_factory=dict)
     """How long each keeper's pod has run without serving (`startup_delays`)."""
-    nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    """States of nodes with overdue pods, by name (`garbage_collection.overdue_pods`)."""
     keeper: Document | None = None
     """The keeper's Deployment."""
 
@@ -209,17 +216,11 @@ class PodProblem:
     message: str
 
 
-class PodView:
+class PodView(ObjectView):
     def __init__(self, document: Document) -> None:
-        self.document = document
-        metadata = document["metadata"]
-        self.name = str(metadata["name"])
-        self.uid = str(metadata.get("uid", ""))
-        self.labels: Mapping[str, str] = metadata.get("labels") or {}
-        self.annotations: Mapping[str, str] = metadata.get("annotations") or {}
-        self.deleted_at = parse_time(metadata.get("deletionTimestamp"))
+        super().__init__(document)
+        self.deleted_at = parse_time(document["metadata"].get("deletionTimestamp"))
         """End of its grace period by the API server's clock. None: it is not being deleted."""
-        self._status: Document = document.get("status") or {}
 
     @property
     def worker(self) -> str:
@@ -258,6 +259,11 @@ class PodView:
     def node_address(self) -> str:
         """Address of its node. Empty: it has none yet."""
         return str(self._status.get("hostIP") or "")
+
+    @property
+    def node(self) -> str:
+        """Name of its node. Empty: it has none yet."""
+        return str(self._spec.get("nodeName") or "")
 
     @property
     def phase(self) -> str:
@@ -337,10 +343,6 @@ class PodView:
             if status.get("name") == names.TRAINER_CONTAINER:
                 return (status.get("state") or {}).get(state) or {}
         return {}
-
-    @property
-    def created_at(self) -> datetime | None:
-        return parse_time(self.document["metadata"].get("creationTimestamp"))
 
     @property
     def failure(self) -> str:

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group, workers_of
+from dlion_operator.children.pods import owner_of
 from dlion_operator.model.initial_group_sizes import from_json, with_group_sizes
 from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.model.settings import Settings
 from dlion_operator.pki import run_trust
-from dlion_operator.plan.observed import Observed, PodView, RemoteView, RunView
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodView, RemoteView, RunView
+
+NOT_READ = NamedAuthority(None, "the authority that tls names has not been read yet")
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a manifest requests, and its current objects."""
+    """The run that a manifest requests, its current objects, and what else is observed."""
 
     job: Job
     """With the group sizes from the start of the run."""
@@ -35,25 +41,50 @@ class Run:
     keepers: Sequence[PodView]
     """Its keeper's pods: one, and possibly others that terminate."""
     other_runs: Sequence[WorkerJobView]
+    observed: Observed
+    settings: Settings
 
     @classmethod
-    def of(cls, job: Job, observed: Observed, site: SiteName) -> Run:
+    def of(cls, job: Job, observed: Observed, settings: Settings) -> Run:
         """Build the run that `job` requests at this site from the observed objects."""
+        site = SiteName(settings.site)
         views = [WorkerJobView(document) for document in observed.jobs]
         run_id = job.key.run_id
         jobs = {view.group: view for view in views if view.run_id == run_id}
-        pods = [
-            pod for pod in map(PodView, observed.pods) if pod.labels.get(names.RUN_LABEL) == run_id
-        ]
+        pods = [pod for pod in map(PodView, observed.pods) if pod.run_id == run_id]
         return cls(
             job=_with_initial_sizes(job, jobs, site),
             wanted={group.name: group.workers for group in groups_of(job, site)},
             site=site,
             jobs=jobs,
-            pods=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.WORKER],
-            keepers=[p for p in pods if p.labels.get(names.COMPONENT_LABEL) == names.KEEPER],
+            pods=[pod for pod in pods if pod.component == names.WORKER],
+            keepers=[pod for pod in pods if pod.component == names.KEEPER],
             other_runs=[view for view in views if view.run_id != run_id],
+            observed=observed,
+            settings=settings,
         )
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """The current status, if it belongs to this run; else empty."""
+        return status_of_run(self.observed, self.job.key.run_id)
+
+    @property
+    def view(self) -> RunView:
+        """What the coordinator knows of it. Empty while it is not served."""
+        return self.observed.run or EMPTY_RUN_VIEW
+
+    @property
+    def owner(self) -> Mapping[str, Any]:
+        """The owner reference of its objects."""
+        return owner_of(self.observed.document)
+
+    @property
+    def authority(self) -> NamedAuthority | None:
+        """The state of the authority that the job names. None: it names none."""
+        if not run_trust.names_authority(self.job):
+            return None
+        return self.observed.authority or NOT_READ
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -83,6 +114,11 @@ class Run:
     def created_at(self) -> datetime | None:
         """When its first Job was created. Suspending does not change it."""
         return min((v.created_at for v in self.jobs.values() if v.created_at), default=None)
+
+    @property
+    def age(self) -> timedelta:
+        """Time since it was created. 0: it has no Job yet."""
+        return self.observed.now - self.created_at if self.created_at else timedelta()
 
     @property
     def started_at(self) -> datetime | None:
@@ -137,7 +173,7 @@ class Run:
         view = self.jobs.get(group)
         if view is None:
             return names.QUEUE_LABEL in self.job.metadata.labels
-        here = (pod for pod in self.pods if pod.labels.get(names.GROUP_LABEL) == group)
+        here = (pod for pod in self.pods if pod.group == group)
         return view.queued and view.suspended and all(pod.is_finished for pod in here)
 
     @property
@@ -178,6 +214,12 @@ class Run:
             for group in self.groups
             if self.wanted.get(group.name, 0) > self.size_of(group)
         )
+
+
+def status_of_run(observed: Observed, run_id: str) -> Mapping[str, Any]:
+    """The current status, if it belongs to that run; else empty."""
+    status = observed.document.get("status") or {}
+    return status if status.get("runId") == run_id else {}
 
 
 def groups_of(job: Job, site: str) -> tuple[Group, ...]:

@@ -1,17 +1,15 @@
-"""Pods that take too long to start, without an error. Pure.
-
-Each delay has a time after which waiting alone will not help.
-"""
+"""Pods that take too long to start, without an error. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.status import Reason
-from dlion_operator.plan.observed import PodProblem, PodView, RunView, UnreadyPod
+from dlion_operator.model.job_view import Document
+from dlion_operator.plan.observed import PodProblem, PodView, UnreadyPod
+from dlion_operator.plan.runs import Run
 
 STUCK_AFTER = timedelta(seconds=60)
 """A pod that cannot start for this long is reported as stuck. Kubernetes still retries."""
@@ -46,24 +44,24 @@ def is_start_overdue(pod: PodView, now: datetime) -> bool:
     return pod.created_at is not None and now - pod.created_at >= STUCK_AFTER
 
 
-def join_delay(pod: PodView, name: str, view: RunView, now: datetime) -> PodProblem | None:
-    """The problem of a pod that runs while its worker, of that name, does not join; or None."""
+def join_delay(run: Run, pod: PodView) -> PodProblem | None:
+    """The problem of a pod that runs while its worker does not join; or None."""
     if pod.phase != "Running" or pod.deleted_at is not None or pod.trainer_started_at is None:
         return None
-    if min(silence_duration(name, view), now - pod.trainer_started_at) < JOIN_TIMEOUT:
+    started_for = run.observed.now - pod.trainer_started_at
+    if min(silence_duration(run, pod), started_for) < JOIN_TIMEOUT:
         return None
     message = f"{pod.worker}: runs and does not join; see `kubectl logs {pod.name} -c trainer`"
     return PodProblem(Reason.NOT_JOINING, message)
 
 
-def unready_keepers(pods: Iterable[Mapping[str, Any]]) -> list[UnreadyPod]:
+def unready_keepers(pods: Iterable[Document]) -> list[UnreadyPod]:
     """Keepers' pods that run and do not serve. `reconcile` counts for how long.
 
     A keeper serves only after this operator has signed its certificate. So the time without an
     operator must not count.
     """
-    views = map(PodView, pods)
-    keepers = (pod for pod in views if pod.labels.get(names.COMPONENT_LABEL) == names.KEEPER)
+    keepers = (pod for pod in map(PodView, pods) if pod.component == names.KEEPER)
     return [each for keeper in keepers if (each := keeper.unready)]
 
 
@@ -80,6 +78,7 @@ def is_gated(pod: PodView) -> bool:
     return pod.condition("PodScheduled").get("reason") == "SchedulingGated"
 
 
-def silence_duration(name: str, view: RunView) -> timedelta:
-    """Time since that worker was last heard, as far as is known here."""
-    return timedelta(seconds=view.report_age_s.get(name, view.open_s))
+def silence_duration(run: Run, pod: PodView) -> timedelta:
+    """Time since that pod's worker was last heard, as far as is known here."""
+    name = f"{run.site}/{pod.worker}"
+    return timedelta(seconds=run.view.report_age_s.get(name, run.view.open_s))

@@ -91,11 +91,9 @@ class RunProgress:
                     worker.done_before = max(0, record.iteration - 1)
                 if worker.steps and record.iteration <= worker.steps[-1].iteration:
                     worker.steps.clear()  # it resumed from a checkpoint: its old pace is void
-                worker.steps.append(
-                    _StepCounter(
-                        record.time_s, record.iteration, record.samples, record.epochs or 0.0
-                    )
-                )
+                epochs = record.epochs or 0.0
+                step = _StepCounter(record.time_s, record.iteration, record.samples, epochs)
+                worker.steps.append(step)
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():

@@ -49,7 +49,6 @@ class RefusedCallers:
                 )
 
     def at_keeper(self, run: JobKey, reason: str, message: str) -> None:
-        """Report a refusal by the site's keeper of that run."""
         if run in self._served:
             self._record(run, f"keeper: {reason}", message, warning=True)
 

@@ -1,7 +1,4 @@
-"""Interpret the reports of other sites for one run. Pure.
-
-It decides which workers count, which members are admitted, and where manifests differ.
-"""
+"""Interpret the reports of other sites for one run. Pure."""
 
 from __future__ import annotations
 
@@ -42,21 +39,13 @@ def remote_views(
 ) -> dict[SiteName, RemoteView]:
     """The other sites of the manifest here. `shared_keys` comes from `run_trust`."""
     reports = federation.reports(job.key)
-    views = {
-        name: _view(name, reports.get(name), spec_fingerprint, federation)
-        for name in (SiteName(site.name) for site in job.spec.sites)
-        if name != own
-    }
-    if not names_authority(job):
-        return views
-    return {
-        name: replace(
-            view, problem=view.problem or _trust_problem(reports[name], shared_keys.get(name))
-        )
-        if name in reports
-        else view
-        for name, view in views.items()
-    }
+    views = {}
+    for name in (SiteName(site.name) for site in job.spec.sites if site.name != own):
+        view = _view(name, report := reports.get(name), spec_fingerprint, federation)
+        if names_authority(job) and report and not view.problem:
+            view = replace(view, problem=_trust_problem(report, shared_keys.get(name)))
+        views[name] = view
+    return views
 
 
 def _trust_problem(report: RunReport, same_as: SiteName | None) -> str:

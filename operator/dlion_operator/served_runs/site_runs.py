@@ -80,7 +80,7 @@ class SiteRuns:
             self._update_run(key, action)
             self._update_trust(key, authority)
             return
-        self._close_except(key, key.namespace, key.name)
+        self.close(key.namespace, key.name)
         own, spec_fingerprint = self._authority.site, SpecFingerprint.of(job)
         job_workers = self._remote(job, spec_fingerprint).all_workers(action.workers)
         target_accuracy = job.spec.trainer.stop.target_accuracy
@@ -277,8 +277,10 @@ class SiteRuns:
             self._server.runs[run].finish(reason, succeeded=succeeded)
 
     def close(self, namespace: str, name: str) -> None:
-        """Stop serving any run of that job."""
-        self._close_except(None, namespace, name)
+        for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:
+            del self._served[key]
+            self._server.close(key)
+            _LOG.info("run %s is no longer served", key)
 
     def view(self, run: JobKey) -> RunView | None:
         """Return what is known of the run, or None if it is not served."""
@@ -335,13 +337,6 @@ class SiteRuns:
     def authority_pem(self) -> str:
         """Return the certificate by which workers trust the coordinator."""
         return self._server.authority_pem.decode()
-
-    def _close_except(self, kept: JobKey | None, namespace: str, name: str) -> None:
-        for key in [k for k in self._served if (k.namespace, k.name) == (namespace, name)]:
-            if key != kept:
-                del self._served[key]
-                self._server.close(key)
-                _LOG.info("run %s is no longer served", key)
 
     def _take(self, key: JobKey, record: ProgressRecord) -> None:
         served = self._served.get(key)

@@ -31,7 +31,7 @@ from dlion_api.protocol.trust import JOINING, proof_statement
 from dlion_api.wire import coordination_pb2 as wire
 from dlion_api.wire import measuring_pb2
 from dlion_core.topology.clusters import graph_of_groups, grouping_problem
-from dlion_operator.coordinator.events import CallRefusedError, JoinRequested, PresentedToken
+from dlion_operator.coordinator.events import CallRefusedError, JoinRequested
 from dlion_operator.coordinator.messages import (
     access_event,
     checked_size,
@@ -180,9 +180,7 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     right = _right_request(chance)
     content = bending.until_other(right.SerializeToString(), lambda: _bent_message(chance, right))
     state = CoordinatorState(JOB, WORKERS, "hash")
-    state.join(
-        JoinRequested(1, str(JOB), WORKERS[0], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0)
-    )
+    state.join(JoinRequested(1, WORKERS[0], Bearer(), 1, "h:1", "", "hash", 0))
     token_ok = chance.random() < 0.9
     bearer = Bearer("uid") if token_ok else None
     try:
@@ -202,9 +200,7 @@ def attack_coordinator(chance: random.Random, folder: Path) -> str | None:
     ):  # the skin answers both with INVALID_ARGUMENT
         word = "refused"
     assert word == "refused" or token_ok
-    honest = JoinRequested(
-        3, str(JOB), WORKERS[1], PresentedToken(Bearer()), 1, "h:1", "", "hash", 0
-    )
+    honest = JoinRequested(3, WORKERS[1], Bearer(), 1, "h:1", "", "hash", 0)
     state.join(honest)  # it would raise if it were refused
     return word
 

@@ -263,7 +263,7 @@ def test_a_certificate_from_the_end_of_time(tmp_path: Path) -> None:
     key_pem = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem)))
+    found = found_of(tmp_path, ServerIdentity(key_pem, signed.public_bytes(pem), renew_at=NOW))
     assert found["tls"].outcome is CheckOutcome.FAIL
     assert "that its bundle does not verify" in found["tls"].observed
     assert "clock" not in found

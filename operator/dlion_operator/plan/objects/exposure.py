@@ -16,11 +16,9 @@ from dlion_api.addresses import join_host_port
 from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec import Job
-from dlion_operator import children
-from dlion_operator.children.pods import owner_of
-from dlion_operator.kubernetes.failure_backoff import FailedObject
-from dlion_operator.model.settings import Settings
-from dlion_operator.plan.observed import Document, Observed, PodView
+from dlion_operator.children.exposed_workers import worker_routes, worker_service
+from dlion_operator.model.job_view import ObjectView
+from dlion_operator.plan.observed import Observed, PodView
 from dlion_operator.plan.runs import Run
 
 EXPOSURE_TIMEOUT = timedelta(minutes=5)
@@ -44,20 +42,7 @@ Addresses = Mapping[WorkerIdentity, WorkerAddresses]
 """The known addresses. A worker without one cannot be reached yet."""
 
 
-class WorkerService:
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        metadata = document["metadata"]
-        self.name = str(metadata["name"])
-        self.uid = str(metadata.get("uid", ""))
-        self.labels: Mapping[str, str] = metadata.get("labels") or {}
-        self._spec: Document = document.get("spec") or {}
-        self._status: Document = document.get("status") or {}
-
-    @property
-    def run_id(self) -> str:
-        return self.labels.get(names.RUN_LABEL, "")
-
+class WorkerService(ObjectView):
     @property
     def node_ports(self) -> Mapping[str, int]:
         """Node ports by port name. Empty unless all ports have one."""
@@ -87,13 +72,12 @@ def is_exposed(job: Job) -> bool:
 
 def worker_services(observed: Observed) -> dict[str, WorkerService]:
     """Existing worker Services of any run that are not being deleted, by name."""
-    views = [
-        WorkerService(document)
-        for document in observed.services
-        if document["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.WORKER
-        and not document["metadata"].get("deletionTimestamp")
-    ]
-    return {view.name: view for view in views}
+    views = map(WorkerService, observed.services)
+    return {
+        view.name: view
+        for view in views
+        if view.component == names.WORKER and not view.document["metadata"].get("deletionTimestamp")
+    }
 
 
 def service_name(run: Run, worker: WorkerIdentity) -> str:
@@ -108,49 +92,45 @@ def local_workers(run: Run) -> list[WorkerIdentity]:
     return [worker for worker in here if worker.group not in waiting]
 
 
-def exposing_objects(
-    run: Run, observed: Observed, settings: Settings
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def exposing_objects(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     """Services of current workers, and gateway routes for existing Services, each with its
     Service's name."""
     if not is_exposed(run.job):
         return
-    there, owner = worker_services(observed), owner_of(observed.document)
+    there, owner = worker_services(run.observed), run.owner
     by_gateway = run.job.spec.network.exposure == "Gateway"
     for worker in local_workers(run):
         name = service_name(run, worker)
         service = there.get(name)
         ports = service.node_ports if service else {}
-        yield name, children.worker_service(run.job, worker, ports, settings, owner)
-        if service and by_gateway and settings.gateway:
-            routes = children.worker_routes(run.job, worker, settings.gateway, service.document)
+        yield name, worker_service(run.job, worker, ports, run.settings, owner)
+        if service and by_gateway and run.settings.gateway:
+            routes = worker_routes(run.job, worker, run.settings.gateway, service.document)
             yield from ((name, route) for route in routes)
 
 
-def addresses(run: Run, observed: Observed, settings: Settings) -> Addresses | None:
+def addresses(run: Run) -> Addresses | None:
     """Addresses of this site's workers for other sites. None: their pods' addresses."""
     if not is_exposed(run.job):
         return None
-    services, nodes = worker_services(observed), _nodes(run)
+    services, nodes = worker_services(run.observed), _nodes(run)
     known_addresses = {}
     for worker in local_workers(run):
         name, node = service_name(run, worker), nodes.get(_short_name(worker), "")
-        service, failed_object = services.get(name), observed.failed_objects.get(name)
-        known = _addresses_of(service, run.job, node, settings) if service else None
+        service, failed_object = services.get(name), run.observed.failed_objects.get(name)
+        known = _addresses_of(run, service, node) if service else None
         if known is not None and (failed_object is None or failed_object.exists):
             known_addresses[worker] = known
     return known_addresses
 
 
-def _addresses_of(
-    service: WorkerService, job: Job, node: str, settings: Settings
-) -> WorkerAddresses | None:
+def _addresses_of(run: Run, service: WorkerService, node: str) -> WorkerAddresses | None:
     """Addresses of that Service's worker. `node`: its node's address, or empty."""
-    if job.spec.network.exposure == "Gateway":
-        gateway = settings.gateway
+    exposure, gateway = run.job.spec.network.exposure, run.settings.gateway
+    if exposure == "Gateway":
         return WorkerAddresses(gateway.address, gateway.address) if gateway else None
-    host = service.load_balancer if job.spec.network.exposure == "LoadBalancer" else node
-    return service.addresses(settings.advertised_address or host) if host else None
+    host = service.load_balancer if exposure == "LoadBalancer" else node
+    return service.addresses(run.settings.advertised_address or host) if host else None
 
 
 def advertised_members(
@@ -168,36 +148,28 @@ def advertised_members(
     )
 
 
-def exposure_problems(run: Run, observed: Observed, settings: Settings) -> list[str]:
+def exposure_problems(run: Run) -> list[str]:
     """Messages on why other sites cannot reach some workers of this site yet.
 
     A pod without a node is not such a problem.
     """
     if not is_exposed(run.job):
         return []
-    if run.job.spec.network.exposure == "Gateway" and settings.gateway is None:
+    if run.job.spec.network.exposure == "Gateway" and run.settings.gateway is None:
         return [NO_GATEWAY]
-    services = worker_services(observed)
+    services = worker_services(run.observed)
+    whys = {w: _exposure_problem(run, service_name(run, w), services) for w in local_workers(run)}
+    return [
+        f"{_short_name(worker)}: unreachable from other sites: {why}"
+        for worker, why in whys.items()
+        if why
+    ]
+
+
+def _exposure_problem(run: Run, name: str, services: Mapping[str, WorkerService]) -> str:
+    """Why the worker with the Service of that name cannot be reached. Empty: it can."""
+    service, failed_object = services.get(name), run.observed.failed_objects.get(name)
     is_balanced = run.job.spec.network.exposure == "LoadBalancer"
-    messages = []
-    for worker in local_workers(run):
-        name = service_name(run, worker)
-        why = _exposure_problem(
-            name, services.get(name), observed.failed_objects.get(name), is_balanced=is_balanced
-        )
-        if why:
-            messages.append(f"{_short_name(worker)}: unreachable from other sites: {why}")
-    return messages
-
-
-def _exposure_problem(
-    name: str,
-    service: WorkerService | None,
-    failed_object: FailedObject | None,
-    *,
-    is_balanced: bool,
-) -> str:
-    """Why that worker cannot be reached. Empty: it can."""
     has_all = service is not None and not (is_balanced and not service.load_balancer)
     if failed_object is not None and not (has_all and failed_object.exists):
         return f"{failed_object.message}; retrying"
@@ -211,9 +183,9 @@ def _exposure_problem(
     return ""
 
 
-def is_exposure_overdue(run: Run, now: datetime) -> bool:
+def is_exposure_overdue(run: Run) -> bool:
     """Whether workers should be reachable by now."""
-    return run.started_at is not None and now - run.started_at >= EXPOSURE_TIMEOUT
+    return run.started_at is not None and run.observed.now - run.started_at >= EXPOSURE_TIMEOUT
 
 
 def _nodes(run: Run) -> dict[str, str]:

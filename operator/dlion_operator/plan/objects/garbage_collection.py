@@ -1,22 +1,18 @@
-"""What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure.
-
-`decide` calls it.
-"""
+"""What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.names import JobKey
-from dlion_operator.kubernetes.client import Document, Kind
-from dlion_operator.model.job_view import WorkerJobView
+from dlion_operator.kubernetes.client import Kind
+from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.plan.decisions import Action, Delete, Patch
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
-from dlion_operator.plan.observed import Observed, PodView
+from dlion_operator.plan.observed import Observed, PodView, TerminatingPods
 from dlion_operator.plan.runs import Run
 
 LOST_AFTER_S = 60.0
@@ -50,50 +46,25 @@ def _is_ours(pod: Document) -> bool:
     )
 
 
-def release_lost_pods(observed: Observed) -> Iterator[Action]:
-    return release_pods(observed.terminating, observed.terminating_s, observed.now, observed.nodes)
-
-
-def overdue_pods(
-    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
-) -> Iterator[PodView]:
-    """Those of these pods that have been terminating for longer than their nodes should need."""
-    for pod in map(PodView, pods):
+def overdue_pods(terminating: TerminatingPods) -> Iterator[PodView]:
+    """Those pods that have been terminating for longer than their nodes should need."""
+    for pod in map(PodView, terminating.documents):
         is_ending = pod.containers_ended and not pod.is_finished
         patience_s = CLEANUP_TIMEOUT_S if is_ending else LOST_AFTER_S
-        if terminating_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
+        if terminating.durations_s.get(pod.uid, 0.0) > pod.grace_s + patience_s:
             yield pod
 
 
-def overdue_nodes(
-    pods: Iterable[Mapping[str, Any]], terminating_s: Mapping[str, float]
-) -> set[str]:
-    return {node_name(pod) for pod in overdue_pods(pods, terminating_s)} - {""}
-
-
-def node_name(pod: PodView) -> str:
-    return str((pod.document.get("spec") or {}).get("nodeName") or "")
-
-
-def pods_on_ready_nodes(
-    pods: Iterable[Mapping[str, Any]],
-    terminating_s: Mapping[str, float],
-    nodes: Mapping[str, NodeState],
-) -> list[PodView]:
+def pods_on_ready_nodes(terminating: TerminatingPods) -> list[PodView]:
     """Overdue pods on working nodes. They may still run, so they are never released."""
-    waiting = overdue_pods(pods, terminating_s)
-    return [pod for pod in waiting if nodes.get(node_name(pod)) is NodeState.READY]
+    waiting, nodes = overdue_pods(terminating), terminating.nodes
+    return [pod for pod in waiting if nodes.get(pod.node) is NodeState.READY]
 
 
-def release_pods(
-    pods: Iterable[Mapping[str, Any]],
-    terminating_s: Mapping[str, float],
-    now: datetime,
-    nodes: Mapping[str, NodeState],
-) -> Iterator[Action]:
+def release_lost_pods(terminating: TerminatingPods, now: datetime) -> Iterator[Action]:
     """Release pods on lost nodes."""
-    for pod in overdue_pods(pods, terminating_s):
-        if not _is_lost(pod, terminating_s[pod.uid], nodes):
+    for pod in overdue_pods(terminating):
+        if not _is_lost(pod, terminating.durations_s[pod.uid], terminating.nodes):
             continue
         if not pod.is_finished:
             # The Job waits for the end of its pod, which a lost node cannot report.
@@ -109,10 +80,9 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
     Where nodes may not be read, the cluster's eviction from a lost node counts
     (DeletionByTaintManager). Without that, the longer timeout applies.
     """
-    node = node_name(pod)
-    if not node:
+    if not pod.node:
         return True
-    match nodes.get(node, NodeState.FORBIDDEN):
+    match nodes.get(pod.node, NodeState.FORBIDDEN):
         case NodeState.ABSENT | NodeState.NOT_READY:
             return True
         case NodeState.READY | NodeState.UNANSWERED:
@@ -122,10 +92,6 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
             is_given_up = condition.get("reason") == "DeletionByTaintManager"
             is_so = is_given_up and condition.get("status") == "True"
             return is_so or waited_s > pod.grace_s + CLEANUP_TIMEOUT_S
-
-
-def delete_earlier_runs(run: Run, observed: Observed) -> Iterator[Action]:
-    yield from delete_other_runs(run.other_runs, run.job.key, observed)
 
 
 def delete_other_runs(
@@ -143,25 +109,19 @@ def delete_other_runs(
         yield from delete_run_objects(JobKey(key.namespace, key.name, before))
 
 
-def delete_unneeded_services(run: Run, observed: Observed) -> Iterator[Action]:
+def delete_unneeded_services(run: Run) -> Iterator[Action]:
     """Delete Services of removed, finished workers: ports and load balancers are expensive."""
     wanted = {service_name(run, worker) for worker in local_workers(run)}
     used = {
-        names.worker_service_name(run.job.key, group, int(index))
+        names.worker_service_name(run.job.key, pod.group, int(index))
         for pod in run.pods
-        if not pod.is_finished
-        and (group := pod.labels.get(names.GROUP_LABEL))
-        and (index := pod.labels.get(names.INDEX_LABEL))
+        if not pod.is_finished and pod.group and (index := pod.labels.get(names.INDEX_LABEL))
     }
-    return _delete_services_except(wanted | used, run, observed)
+    return delete_worker_services(run, kept=wanted | used)
 
 
-def delete_worker_services(run: Run, observed: Observed) -> Iterator[Action]:
-    return _delete_services_except(set(), run, observed)
-
-
-def _delete_services_except(kept: set[str], run: Run, observed: Observed) -> Iterator[Action]:
-    for service in worker_services(observed).values():
+def delete_worker_services(run: Run, *, kept: Collection[str] = ()) -> Iterator[Action]:
+    for service in worker_services(run.observed).values():
         if service.run_id == run.job.key.run_id and service.name not in kept:
             yield Delete(Kind.SERVICE, service.name, service.uid)
 

@@ -1,7 +1,4 @@
-"""How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure.
-
-`decide` calls it.
-"""
+"""How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
 from dlion_operator.pki.run_trust import bundles_to_text
 from dlion_operator.plan.decisions import Action, Patch
-from dlion_operator.plan.observed import Observed
 from dlion_operator.plan.runs import Run
 
 
@@ -31,14 +27,14 @@ def update_jobs(run: Run) -> Iterator[Action]:
             spec |= {"suspend": True} if view.is_scaled_to_zero else {}
             spec |= {"parallelism": size, "completions": size}
         if spec:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, spec))
+            yield _patch(view, spec)
 
 
-def store_bundles(run: Run, observed: Observed) -> Iterator[Action]:
+def store_bundles(run: Run) -> Iterator[Action]:
     """Store the trust bundles on the Jobs, for an operator that restarts."""
-    if observed.run is None or not observed.run.bundles:
+    if not run.view.bundles:
         return
-    kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(observed.run.bundles, run.site)}
+    kept = {names.AUTHORITIES_ANNOTATION: bundles_to_text(run.view.bundles, run.site)}
     for view in run.jobs.values():
         if view.ended_at is None and not kept.items() <= view.annotations.items():
             patch = {"metadata": {"uid": view.uid, "annotations": kept}}
@@ -55,11 +51,11 @@ def halt_jobs(run: Run) -> Iterator[Action]:
         if view.ended_at is not None:
             continue
         if view.queued and view.workers:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, {"parallelism": 0}))
+            yield _patch(view, {"parallelism": 0})
         elif not view.queued and not view.suspended:
-            yield Patch(Kind.JOB, view.name, _patch_body(view, {"suspend": True}))
+            yield _patch(view, {"suspend": True})
 
 
-def _patch_body(view: WorkerJobView, spec: dict[str, Any]) -> dict[str, Any]:
+def _patch(view: WorkerJobView, spec: dict[str, Any]) -> Patch:
     """A patch that another Job of the same name rejects."""
-    return {"metadata": {"uid": view.uid}, "spec": spec}
+    return Patch(Kind.JOB, view.name, {"metadata": {"uid": view.uid}, "spec": spec})

@@ -14,11 +14,9 @@ from dlion_api.document import to_document
 from dlion_api.errors import Problem
 from dlion_api.spec import Job
 from dlion_api.status import Reason
-from dlion_operator import children
-from dlion_operator.children.pods import owner_of
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.job_view import WorkerJobView
-from dlion_operator.model.settings import Settings
 from dlion_operator.pki.pod_security import restricted_violations
 from dlion_operator.plan.decisions import Action, CloseRun, Delete
 from dlion_operator.plan.objects.garbage_collection import delete_run_objects
@@ -52,13 +50,13 @@ def manifest_digest(job: Job) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def is_manifest_changed(run: Run, observed: Observed) -> bool:
+def is_manifest_changed(run: Run) -> bool:
     """Whether the manifest has changed since this run's Jobs were created, and no worker has
     trained."""
     made_from = run.manifest_digest
     if not made_from or made_from == manifest_digest(run.job):
         return False
-    return not has_trained(run, observed) and not may_miss_workers(run, observed)
+    return not has_trained(run) and not may_miss_workers(run)
 
 
 def recreate_objects(run: Run) -> Iterator[Action]:
@@ -77,12 +75,12 @@ RECREATING = Diagnosis(
 )
 
 
-def template_problem(run: Run, observed: Observed, settings: Settings) -> str:
+def template_problem(run: Run) -> str:
     """Why no pod can be made from the manifest's podTemplate. Empty: it can."""
     wrong: set[str] = set()
     try:
         for group in run.groups:
-            made = children.worker_job(run.job, group, settings, owner_of(observed.document))
+            made = worker_job(run.job, group, run.settings, run.owner)
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         # Our CRD leaves podTemplate free in form, so the API server cannot validate it.

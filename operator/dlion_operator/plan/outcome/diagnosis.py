@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from dlion_api import cluster_names as names
 from dlion_api.names import SiteName
-from dlion_api.spec import Job
 from dlion_api.status import Reason
 from dlion_operator.pki.job_authority import NamedAuthority
-from dlion_operator.pki.run_trust import authority_of
 from dlion_operator.plan.missing_pods import keeper_problems, pod_creation_problems
-from dlion_operator.plan.objects.exposure import is_exposure_overdue
-from dlion_operator.plan.observed import EMPTY_RUN_VIEW, Observed, PodProblem, RunView
+from dlion_operator.plan.objects.exposure import exposure_problems, is_exposure_overdue
+from dlion_operator.plan.observed import PodProblem, RunView
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
 from dlion_operator.plan.runs import Run
 from dlion_operator.plan.startup_delays import (
@@ -35,23 +31,22 @@ START_AND_JOIN_TIMEOUT = START_TIMEOUT + JOIN_TIMEOUT
 _QUEUED = Diagnosis(JobPhase.WAITING, Reason.QUEUED, "waiting for a place in the queue")
 
 
-def diagnose(run: Run, observed: Observed, exposure_problems: Sequence[str] = ()) -> Diagnosis:
-    """Diagnose a run that goes on. `exposure_problems` are of this site's workers."""
-    view = observed.run or EMPTY_RUN_VIEW
-    if view.stop_reason and view.training:
+def diagnose(run: Run) -> Diagnosis:
+    """Diagnose a run that goes on."""
+    if run.view.stop_reason and run.view.training:
         # Workers leave one after the other; none of them is lost.
-        return _diagnose_keeper(run, observed, f"ending: {view.stop_reason}")
-    if view.training:
-        return _diagnose_training(run, view, observed, exposure_problems)
-    if problems := pod_creation_problems(run, observed):
+        return _diagnose_keeper(run, f"ending: {run.view.stop_reason}")
+    if run.view.training:
+        return _diagnose_training(run)
+    if problems := pod_creation_problems(run):
         message = join_messages([problem.message for problem in problems])
         return Diagnosis(JobPhase.STUCK, Reason.PODS_REFUSED, message)
-    if problems := _pod_problems(run, view, observed):
+    if problems := _pod_problems(run):
         message = join_messages([problem.message for problem in problems])
-        if _is_stuck(run, view, observed):
+        if _is_stuck(run):
             return Diagnosis(JobPhase.STUCK, problems[0].reason, message)
         return Diagnosis(JobPhase.WAITING, Reason.WORKERS_STARTING, message)
-    return _diagnose_start(run, view, observed, exposure_problems)
+    return _diagnose_start(run)
 
 
 def with_last_error(diagnosis: Diagnosis, last_error: str) -> Diagnosis:
@@ -65,15 +60,15 @@ def with_last_error(diagnosis: Diagnosis, last_error: str) -> Diagnosis:
 
 
 def with_note(diagnosis: Diagnosis, note: str) -> Diagnosis:
-    return (
-        replace(diagnosis, message=join_messages([diagnosis.message, note])) if note else diagnosis
-    )
+    if not note:
+        return diagnosis
+    return replace(diagnosis, message=join_messages([diagnosis.message, note]))
 
 
-def missing_authority(job: Job, observed: Observed) -> Diagnosis | None:
+def missing_authority(run: Run) -> Diagnosis | None:
     """Diagnose a run that cannot start because nothing can sign its workers' certificates. None: it
     can."""
-    authority = authority_of(job, observed.authority)
+    authority = run.authority
     if authority is None or not authority.problem:
         return None
     is_overdue = authority.missing_s >= STUCK_AFTER.total_seconds()
@@ -93,42 +88,36 @@ def with_signing_problem(diagnosis: Diagnosis, authority: NamedAuthority | None)
     return replace(diagnosis, message=message)
 
 
-def _diagnose_training(
-    run: Run, view: RunView, observed: Observed, exposure_problems: Sequence[str]
-) -> Diagnosis:
+def _diagnose_training(run: Run) -> Diagnosis:
+    view = run.view
     training = {site: _training_workers(view, site) for site in {*view.ready, *view.linked}}
     sites, quorum = [site for site, count in training.items() if count], run.job.spec.min_sites
     if len(sites) < quorum:
         if _is_queued(run):
             return _QUEUED
         few = f"{len(sites)} of at least {quorum} sites (minSites) take part"
-        return Diagnosis(
-            JobPhase.WAITING, Reason.BELOW_QUORUM, join_messages([few, *_remote_problems(view)])
-        )
+        message = join_messages([few, *_remote_problems(view)])
+        return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, message)
     here = training.pop(run.site, 0)
     elsewhere = run.total_size(view) - run.size
     there = sum(training.values())
+    link_problems = [*_remote_problems(view), *exposure_problems(run)]
     if here < run.size or there < elsewhere:
         messages = [f"{here} of {run.size} workers train here, {there} of {elsewhere} elsewhere"]
         messages += [_QUEUED.message] if _is_queued(run) else []
-        messages += [*_remote_problems(view), *exposure_problems]
-        problems = (*pod_creation_problems(run, observed), *_pod_problems(run, view, observed))
+        messages += link_problems
+        problems = (*pod_creation_problems(run), *_pod_problems(run))
         messages += [problem.message for problem in problems]
         messages += [pod.failure for pod in run.pods if pod.failure]
         return Diagnosis(JobPhase.DEGRADED, Reason.PEERS_LOST, join_messages(messages))
     workers = "worker trains" if here + there == 1 else "workers train"
-    messages = [
-        f"{here + there} {workers}",
-        *run.oversized_groups,
-        *_remote_problems(view),
-        *exposure_problems,
-    ]
-    return _diagnose_keeper(run, observed, join_messages(messages))
+    messages = [f"{here + there} {workers}", *run.oversized_groups, *link_problems]
+    return _diagnose_keeper(run, join_messages(messages))
 
 
-def _diagnose_keeper(run: Run, observed: Observed, message: str) -> Diagnosis:
+def _diagnose_keeper(run: Run, message: str) -> Diagnosis:
     """Diagnose a run in which all workers train, depending on its keeper."""
-    problems = keeper_problems(run, observed)
+    problems = keeper_problems(run)
     if not problems:
         return Diagnosis(JobPhase.TRAINING, Reason.TRAINING, message)
     absent = "the keeper is away: checkpoints and the model wait for it"
@@ -153,28 +142,25 @@ def _is_queued(run: Run) -> bool:
     return bool(run.jobs) and all(job.suspended and job.queued for job in run.jobs.values())
 
 
-def _diagnose_start(
-    run: Run, view: RunView, observed: Observed, exposure_problems: Sequence[str]
-) -> Diagnosis:
+def _diagnose_start(run: Run) -> Diagnosis:
     if _is_queued(run):
         return _QUEUED
+    view = run.view
     here, total = view.ready.get(run.site, 0), run.total_size(view)
-    if here >= run.size and exposure_problems:
-        phase = JobPhase.STUCK if is_exposure_overdue(run, observed.now) else JobPhase.WAITING
-        return Diagnosis(phase, Reason.NOT_EXPOSED, join_messages([*exposure_problems]))
-    if here >= run.size and sum(view.ready.values()) < total:
-        messages = [
-            f"{sum(view.ready.values())} of {total} workers have joined",
-            *_remote_problems(view),
-        ]
-        if view.remote and (few := _quorum_shortfall(run, view)):
+    if here >= run.size and (problems := exposure_problems(run)):
+        phase = JobPhase.STUCK if is_exposure_overdue(run) else JobPhase.WAITING
+        return Diagnosis(phase, Reason.NOT_EXPOSED, join_messages(problems))
+    joined = sum(view.ready.values())
+    if here >= run.size and joined < total:
+        messages = [f"{joined} of {total} workers have joined", *_remote_problems(view)]
+        if view.remote and (few := _quorum_shortfall(run)):
             return Diagnosis(JobPhase.WAITING, Reason.BELOW_QUORUM, join_messages([few, *messages]))
         return Diagnosis(JobPhase.WAITING, Reason.WAITING_FOR_PEERS, join_messages(messages))
     if here >= run.size and view.all_joined_s >= JOIN_TIMEOUT.total_seconds():
-        return Diagnosis(JobPhase.STUCK, Reason.NOT_LINKED, _not_linked_message(run, view))
+        return Diagnosis(JobPhase.STUCK, Reason.NOT_LINKED, _not_linked_message(run))
     running = sum(pod.phase == "Running" for pod in run.pods)
     starting = f"{here} of {run.size} workers have joined, {running} pods run"
-    if _is_join_overdue(run, view, observed.now):
+    if _is_join_overdue(run):
         minutes = START_AND_JOIN_TIMEOUT.total_seconds() / 60
         hint = f"see `kubectl describe jobs,pods -l {names.JOB_LABEL}={run.job.key.name}`"
         late = f"{starting}, {minutes:.0f} minutes after they were made; {hint} and the logs"
@@ -182,33 +168,31 @@ def _diagnose_start(
     return Diagnosis(JobPhase.WAITING, Reason.WORKERS_STARTING, starting)
 
 
-def _not_linked_message(run: Run, view: RunView) -> str:
+def _not_linked_message(run: Run) -> str:
     minutes = JOIN_TIMEOUT.total_seconds() / 60
-    arrived = f"all {run.total_size(view)} workers have joined"
+    arrived = f"all {run.total_size(run.view)} workers have joined"
     messages = [f"{arrived}, and none has begun to train in {minutes:.0f} minutes"]
-    if view.links is not None:
-        links = view.links
+    if (links := run.view.links) is not None:
         messages.append(f"{links.connected} of {links.expected} links between them are up")
     hint = f"`kubectl logs -l {names.JOB_LABEL}={run.job.key.name} -c trainer`"
     messages.append(f"see events PeersUnreached, or {hint}, for the blocked direction")
     return join_messages(messages)
 
 
-def _is_join_overdue(run: Run, view: RunView, now: datetime) -> bool:
+def _is_join_overdue(run: Run) -> bool:
     """Whether a worker with a pod should have joined by now, whatever the obstacle."""
     if any(map(is_gated, run.pods)):
         return False
     return any(
-        min(silence_duration(f"{run.site}/{pod.worker}", view), now - pod.created_at)
-        >= START_AND_JOIN_TIMEOUT
+        min(silence_duration(run, pod), run.observed.now - pod.created_at) >= START_AND_JOIN_TIMEOUT
         for pod in run.pods
         if pod.created_at is not None and not pod.is_finished and pod.deleted_at is None
     )
 
 
-def _quorum_shortfall(run: Run, view: RunView) -> str:
+def _quorum_shortfall(run: Run) -> str:
     """Whether fewer sites than the quorum have this run by this manifest. Empty: enough have."""
-    others = [site for site in view.remote.values() if site.has_run and site.agrees]
+    others = [site for site in run.view.remote.values() if site.has_run and site.agrees]
     have, quorum = 1 + len(others), run.job.spec.min_sites
     return f"{have} of at least {quorum} sites (minSites) have this run" if have < quorum else ""
 
@@ -219,20 +203,20 @@ def _remote_problems(view: RunView) -> list[str]:
     return [*messages, view.drift] if view.drift else messages
 
 
-def _pod_problems(run: Run, view: RunView, observed: Observed) -> list[PodProblem]:
-    now = observed.now
+def _pod_problems(run: Run) -> list[PodProblem]:
+    now = run.observed.now
     starting = [pod.problem() or start_delay(pod, now) for pod in (*run.pods, *run.keepers)]
     starting += [
-        keeper_not_ready(pod, observed.unready_s) for pod in run.keepers if not pod.problem()
+        keeper_not_ready(pod, run.observed.unready_s) for pod in run.keepers if not pod.problem()
     ]
-    running = [join_delay(pod, f"{run.site}/{pod.worker}", view, now) for pod in run.pods]
+    running = [join_delay(run, pod) for pod in run.pods]
     return [problem for problem in (*starting, *running) if problem]
 
 
-def _is_stuck(run: Run, view: RunView, observed: Observed) -> bool:
-    pods = [pod for pod in run.pods if is_start_overdue(pod, observed.now)]
-    keepers = [pod for pod in run.keepers if is_start_overdue(pod, observed.now)]
-    return bool(_pod_problems(replace(run, pods=pods, keepers=keepers), view, observed))
+def _is_stuck(run: Run) -> bool:
+    pods = [pod for pod in run.pods if is_start_overdue(pod, run.observed.now)]
+    keepers = [pod for pod in run.keepers if is_start_overdue(pod, run.observed.now)]
+    return bool(_pod_problems(replace(run, pods=pods, keepers=keepers)))
 
 
 def join_messages(messages: list[str]) -> str:

@@ -6,12 +6,12 @@ condition's `lastTransitionTime` changes only with its status.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 from dlion_api.status import Condition, ConditionType, Reason
+from dlion_operator.model.job_view import Document, condition, generation_of
 
 Truth = Literal["True", "False", "Unknown"]
 
@@ -61,18 +61,9 @@ class SpecConsistency:
 
 
 def job_conditions(
-    diagnosis: Diagnosis,
-    *,
-    before: Iterable[Mapping[str, Any]],
-    generation: int,
-    now: str,
-    consistency: SpecConsistency,
+    diagnosis: Diagnosis, document: Document, now: str, consistency: SpecConsistency
 ) -> tuple[Condition, ...]:
-    """All conditions of a job with that diagnosis. `before`: its current conditions.
-
-    `now` is a time in Kubernetes' format.
-    """
-    earlier = {str(each.get("type")): each for each in before}
+    """All conditions of that DLionJob with that diagnosis. `now` is in Kubernetes' format."""
     row = diagnosis.phase.value
     result = []
     for type_ in ConditionType:
@@ -80,7 +71,7 @@ def job_conditions(
         differs = is_spec and consistency.status == "False"
         status = consistency.status if is_spec else _status(type_, row)
         message = diagnosis.message if _carries_message(type_, status) else ""
-        old = earlier.get(type_.value, {})
+        old = condition(document, type_)
         since = old.get("lastTransitionTime") if old.get("status") == status else None
         result.append(
             Condition(
@@ -89,7 +80,7 @@ def job_conditions(
                 reason=Reason.SPEC_DIFFERS.value if differs else diagnosis.reason.value,
                 message=(consistency.message if is_spec else message)[:4096],
                 last_transition_time=str(since or now),
-                observed_generation=generation,
+                observed_generation=generation_of(document),
             )
         )
     return tuple(result)

@@ -11,7 +11,7 @@ from dlion_api.document import schema, to_document
 from dlion_api.endings import is_stop_rule
 from dlion_api.names import SiteName
 from dlion_api.status import Condition, ConditionType, Reason, SiteStatus, Status, state_of
-from dlion_operator.model.job_view import job_key, parse_time
+from dlion_operator.model.job_view import generation_of, job_key, parse_time
 from dlion_operator.plan.observed import Observed, RemoteView, RunView
 from dlion_operator.plan.outcome.job_phases import (
     Diagnosis,
@@ -22,10 +22,9 @@ from dlion_operator.plan.outcome.job_phases import (
 from dlion_operator.plan.outcome.run_outcome import (
     has_trained,
     model_ranks,
-    status_of_run,
     stop_reason,
 )
-from dlion_operator.plan.runs import Run
+from dlion_operator.plan.runs import Run, status_of_run
 
 TELEMETRY = (
     "trainerStatus", "stepsPerSecond", "links", "readyWorkers", "readySites", "sites"
@@ -42,7 +41,7 @@ def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, An
     held = _conditions(diagnosis, observed)
     run_id = job_key(observed.document).run_id[:24]
     status = Status(
-        observed_generation=_generation(observed),
+        observed_generation=generation_of(observed.document),
         state=state_of(held).value,
         run_id=run_id,
         conditions=held,
@@ -50,19 +49,19 @@ def status_without_run(diagnosis: Diagnosis, observed: Observed) -> dict[str, An
     return {**status_of_run(observed, run_id), **_completed(status, observed)}
 
 
-def run_status(diagnosis: Diagnosis, run: Run, observed: Observed) -> dict[str, Any]:
-    held = _conditions(diagnosis, observed)
-    view = observed.run or observed.remote_view
+def run_status(diagnosis: Diagnosis, run: Run) -> dict[str, Any]:
+    held = _conditions(diagnosis, run.observed)
+    view = run.observed.run or run.observed.remote_view
     ended = diagnosis.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
     total = run.total_size(view)
-    sites = tuple(_site(site.name, run, view, observed) for site in run.job.spec.sites)
-    before = _previous_status(observed, run)
+    sites = tuple(_site(site.name, run, view) for site in run.job.spec.sites)
+    before = run.status
     status = Status(
-        observed_generation=_generation(observed),
+        observed_generation=generation_of(run.observed.document),
         state=state_of(held).value,
         run_id=run.job.key.run_id,
         spec_hash=run.spec_hash,
-        training_start_time=_training_start(run, observed),
+        training_start_time=_training_start(run),
         conditions=held,
         sites=() if ended else sites,
         ready_sites=f"{sum(site.state == 'Ready' for site in sites)}/{len(sites)}",
@@ -71,14 +70,14 @@ def run_status(diagnosis: Diagnosis, run: Run, observed: Observed) -> dict[str, 
         links=None if ended else view.links,
         trainer_status=view.trainer_status,
     )
-    document = _completed(status, observed)
+    document = _completed(status, run.observed)
     if view.trainer_status is None and "trainerStatus" in before:
         # An operator that has just started does not know the progress yet.
         document["trainerStatus"] = before["trainerStatus"]
     if ended or view.stop_reason:
         _keep_participants(document, before)
     if ended:
-        _write_end(document, diagnosis, run, observed)
+        _write_end(document, diagnosis, run)
     return document
 
 
@@ -94,11 +93,11 @@ def _completed(status: Status, observed: Observed) -> dict[str, Any]:
     return document
 
 
-def _training_start(run: Run, observed: Observed) -> str | None:
+def _training_start(run: Run) -> str | None:
     """When this site's workers were first observed to train in this run, or None."""
-    previous = _previous_status(observed, run).get("trainingStartTime")
-    if previous is None and has_trained(run, observed):
-        return format_time(observed.now)
+    previous = run.status.get("trainingStartTime")
+    if previous is None and has_trained(run):
+        return format_time(run.observed.now)
     return previous
 
 
@@ -110,13 +109,11 @@ def _keep_participants(document: dict[str, Any], before: Mapping[str, Any]) -> N
         document["sites"] = before.get("sites", document["sites"])
 
 
-def _write_end(
-    document: dict[str, Any], diagnosis: Diagnosis, run: Run, observed: Observed
-) -> None:
+def _write_end(document: dict[str, Any], diagnosis: Diagnosis, run: Run) -> None:
     """Write the final progress: 100 % only if the stop rule was met."""
     trainer = dict(document.get("trainerStatus") or {})
     trainer.pop("estimatedRemainingSeconds", None)
-    if is_stop_rule(stop_reason(run, observed)):
+    if is_stop_rule(stop_reason(run)):
         trainer |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
     if trainer:
         document["trainerStatus"] = trainer
@@ -130,12 +127,7 @@ def _write_end(
     document["readySites"] = f"{took_part if sites else max(took_part, int(ready_before))}/{of}"
 
 
-def _previous_status(observed: Observed, run: Run) -> Mapping[str, Any]:
-    """Empty if it belongs to another run."""
-    return status_of_run(observed, run.job.key.run_id)
-
-
-def _site(name: str, run: Run, view: RunView, observed: Observed) -> SiteStatus:
+def _site(name: str, run: Run, view: RunView) -> SiteStatus:
     site = SiteName(name)
     ready = view.ready.get(site, 0)
     workers = run.size if name == run.site else run.remote_size(site, view)
@@ -160,7 +152,7 @@ def _site(name: str, run: Run, view: RunView, observed: Observed) -> SiteStatus:
         message=(there.problem if there.agrees else view.drift)[:1024],
         iteration=there.iteration or None,
         samples_per_second=_rate(there.samples_per_s),
-        last_heartbeat_time=_heartbeat_time(name, there, run, observed),
+        last_heartbeat_time=_heartbeat_time(name, there, run),
     )
 
 
@@ -180,13 +172,13 @@ def _rate(samples_per_s: float) -> str:
     return f"{samples_per_s:.4g}" if samples_per_s else ""
 
 
-def _heartbeat_time(name: str, there: RemoteView, run: Run, observed: Observed) -> str | None:
+def _heartbeat_time(name: str, there: RemoteView, run: Run) -> str | None:
     """When that site was last heard. A recent value stays as it is: heartbeats alone must not cause
     status writes."""
     if there.heartbeat_age_s is None:
         return None
-    heartbeat = observed.now - timedelta(seconds=there.heartbeat_age_s)
-    sites = _previous_status(observed, run).get("sites") or ()
+    heartbeat = run.observed.now - timedelta(seconds=there.heartbeat_age_s)
+    sites = run.status.get("sites") or ()
     before = [each.get("lastHeartbeatTime") for each in sites if each.get("name") == name]
     previous = parse_time(before[0]) if before else None
     is_recent = previous is not None and abs(heartbeat - previous) < HEARTBEAT_TOLERANCE
@@ -194,14 +186,8 @@ def _heartbeat_time(name: str, there: RemoteView, run: Run, observed: Observed) 
 
 
 def _conditions(diagnosis: Diagnosis, observed: Observed) -> tuple[Condition, ...]:
-    before = (observed.document.get("status") or {}).get("conditions") or ()
-    return job_conditions(
-        diagnosis,
-        before=before,
-        generation=_generation(observed),
-        now=format_time(observed.now),
-        consistency=_consistency(observed.run),
-    )
+    now, consistency = format_time(observed.now), _consistency(observed.run)
+    return job_conditions(diagnosis, observed.document, now, consistency)
 
 
 def _consistency(view: RunView | None) -> SpecConsistency:
@@ -212,10 +198,6 @@ def _consistency(view: RunView | None) -> SpecConsistency:
         return SpecConsistency("False", view.drift)
     is_known = view.remote and all(site.has_run for site in view.remote.values())
     return SpecConsistency("True" if is_known else "Unknown")
-
-
-def _generation(observed: Observed) -> int:
-    return int(observed.document["metadata"].get("generation") or 0)
 
 
 def format_time(time: datetime) -> str:

@@ -6,9 +6,8 @@ may depend on facts that an operator loses in a restart: such facts are stored o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from dlion_api.endings import EndReport, is_stop_rule, own_reason
 from dlion_api.exit_codes import ExitCode
@@ -18,7 +17,7 @@ from dlion_operator.model.job_view import condition, is_true
 from dlion_operator.plan.observed import ALL_HEARD_AFTER_S, Observed, first_of
 from dlion_operator.plan.outcome.diagnosis import MAX_LISTED, join_messages
 from dlion_operator.plan.outcome.job_phases import Diagnosis, JobPhase
-from dlion_operator.plan.runs import Run
+from dlion_operator.plan.runs import Run, status_of_run
 
 CLOCK_TOLERANCE_S = 5.0
 """A Job's creation time is in whole seconds."""
@@ -34,45 +33,34 @@ _EXIT_REASONS = {
 }
 
 
-def status_of_run(observed: Observed, run_id: str) -> Mapping[str, Any]:
-    """The current status, if it belongs to that run; else empty."""
-    status = observed.document.get("status") or {}
-    return status if status.get("runId") == run_id else {}
-
-
-def has_trained(run: Run, observed: Observed) -> bool:
+def has_trained(run: Run) -> bool:
     """Whether workers of this site have trained in this run.
 
     An operator that has just started reads it from the status.
     """
-    if observed.run is not None and observed.run.training:
-        return True
-    status = status_of_run(observed, run.job.key.run_id)
     # Older operators write `trainerStatus` without `trainingStartTime`.
-    return bool(status.get("trainingStartTime") or status.get("trainerStatus"))
+    was_training = run.status.get("trainingStartTime") or run.status.get("trainerStatus")
+    return run.view.training or bool(was_training)
 
 
-def may_miss_workers(run: Run, observed: Observed) -> bool:
+def may_miss_workers(run: Run) -> bool:
     """Whether there may be workers that have not reported to this operator yet."""
-    if observed.run is None:
+    if run.observed.run is None:
         return True
-    age_s = (observed.now - run.created_at).total_seconds() if run.created_at else 0.0
-    has_served_all_along = age_s <= observed.run.open_s + CLOCK_TOLERANCE_S
-    return observed.run.open_s < ALL_HEARD_AFTER_S and not has_served_all_along
+    age_s, open_s = run.age.total_seconds(), run.view.open_s
+    has_served_all_along = age_s <= open_s + CLOCK_TOLERANCE_S
+    return open_s < ALL_HEARD_AFTER_S and not has_served_all_along
 
 
-def cannot_continue_reason(run: Run, observed: Observed) -> str:
+def cannot_continue_reason(run: Run) -> str:
     """Why a run cannot go on without its failed workers. Empty: it can."""
     if not run.failed:
         return ""
     spec = run.job.spec
-    if not has_trained(run, observed) and spec.start_deadline_seconds is None:
+    if not has_trained(run) and spec.start_deadline_seconds is None:
         # Others may train that have not reported to this operator yet.
-        return (
-            ""
-            if may_miss_workers(run, observed)
-            else "the others would wait for it (no startDeadlineSeconds)"
-        )
+        why = "the others would wait for it (no startDeadlineSeconds)"
+        return "" if may_miss_workers(run) else why
     if spec.failure_policy == "Fail":
         return "failurePolicy is Fail"
     if len(run.failed) >= run.size and len(spec.sites) - 1 < spec.min_sites:
@@ -81,7 +69,6 @@ def cannot_continue_reason(run: Run, observed: Observed) -> str:
 
 
 def is_deadline_exceeded(run: Run, now: datetime) -> bool:
-    """Whether the run has exceeded its activeDeadlineSeconds."""
     limit = run.job.spec.active_deadline_seconds
     if limit is None or run.started_at is None:
         return False
@@ -100,22 +87,22 @@ def end_condition(observed: Observed, run_id: str) -> tuple[str, str] | None:
 # ---- how it ended ------------------------------------------------------------------------------
 
 
-def diagnose_outcome(run: Run, observed: Observed) -> Diagnosis:
+def diagnose_outcome(run: Run) -> Diagnosis:
     """Diagnose how a run ended whose Jobs have all ended, or that is abandoned."""
     lost = [pod.failure for pod in run.pods if pod.trainer_exit == ExitCode.MODEL_LOST]
     if lost:
         lost_model = "the run is over and the site's model is lost: the keeper did not get it"
         return Diagnosis(JobPhase.FAILED, Reason.MODEL_LOST, join_messages([lost_model, *lost]))
-    if is_deadline_exceeded(run, run.ended_at or observed.now):
+    if is_deadline_exceeded(run, run.ended_at or run.observed.now):
         limit = run.job.spec.active_deadline_seconds
         message = f"the run took longer than activeDeadlineSeconds ({limit} s); its state is saved"
         return Diagnosis(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED, message)
     if run.succeeded == 0 or (run.failed and run.job.spec.failure_policy == "Fail"):
         return diagnose_failure(run)
-    why = stop_reason(run, observed)
+    why = stop_reason(run)
     missing = _missing_replicas(run)
     if why and not is_stop_rule(why):
-        early = f"ended {_progress_text(run, observed)}, before its stop rule was met: {why}"
+        early = f"ended {_progress_text(run)}, before its stop rule was met: {why}"
         return Diagnosis(JobPhase.FAILED, Reason.ENDED_EARLY, join_messages([early, *missing]))
     done = why or f"{run.succeeded} workers ended well"
     if missing:
@@ -123,13 +110,13 @@ def diagnose_outcome(run: Run, observed: Observed) -> Diagnosis:
     return Diagnosis(JobPhase.SUCCEEDED, Reason.COMPLETED, done)
 
 
-def stop_reason(run: Run, observed: Observed) -> str:
+def stop_reason(run: Run) -> str:
     """Why the run ended, as its workers report it. Empty: not known.
 
     A stop rule outweighs the report of a worker that rejoined at the end.
     """
     reasons = [report.stop_reason for report in _reports(run)]
-    reasons += [own_reason(observed.run.stop_reason)] if observed.run else []
+    reasons.append(own_reason(run.view.stop_reason))
     reasons = [reason for reason in reasons if reason != A_WORKER_FINISHED]
     return next(filter(is_stop_rule, reasons), next(filter(None, reasons), ""))
 
@@ -159,14 +146,14 @@ def _missing_replicas(run: Run) -> list[str]:
     return messages
 
 
-def _progress_text(run: Run, observed: Observed) -> str:
+def _progress_text(run: Run) -> str:
     """The progress that was reached, as text."""
     iteration = max((report.iteration for report in _reports(run)), default=0)
-    iteration = iteration or (observed.run.iteration if observed.run else 0)
-    trainer = (observed.run.trainer_status if observed.run else None) or None
+    iteration = iteration or run.view.iteration
+    trainer = run.view.trainer_status
     percent = trainer.progress_percentage if trainer else None
     if percent is None:
-        before = status_of_run(observed, run.job.key.run_id).get("trainerStatus") or {}
+        before = run.status.get("trainerStatus") or {}
         percent = before.get("progressPercentage")
     share = "" if percent is None else f" ({percent} %)"
     return f"at iteration {iteration}{share}" if iteration else f"early{share}"
@@ -175,18 +162,13 @@ def _progress_text(run: Run, observed: Observed) -> str:
 def diagnose_failure(run: Run) -> Diagnosis:
     """Diagnose why a run failed, from its failed pods."""
     failures = [pod for pod in run.pods if pod.failure]
-    codes = [pod.trainer_exit for pod in failures]
-    known = [code for code in codes if code is not None and code in set(ExitCode)]
-    reason = next(
-        (_EXIT_REASONS[ExitCode(c)] for c in known if ExitCode(c) in _EXIT_REASONS),
-        Reason.WORKERS_FAILED
-        if any(ExitCode(c).fatal for c in known)
-        else Reason.RESTARTS_EXCEEDED,
-    )
+    codes = [ExitCode(pod.trainer_exit) for pod in failures if pod.trainer_exit in set(ExitCode)]
+    is_fatal = any(code.fatal for code in codes)
+    other = Reason.WORKERS_FAILED if is_fatal else Reason.RESTARTS_EXCEEDED
+    reason = next((_EXIT_REASONS[code] for code in codes if code in _EXIT_REASONS), other)
     messages = [pod.failure for pod in failures]
     messages = messages or [job.failure for job in run.jobs.values() if job.failure]
     if run.failed:
         messages.insert(0, f"{first_of(run.failed, MAX_LISTED)} failed for good")
-    return Diagnosis(
-        JobPhase.FAILED, reason, join_messages(messages or ["no worker trained to the end"])
-    )
+    messages = messages or ["no worker trained to the end"]
+    return Diagnosis(JobPhase.FAILED, reason, join_messages(messages))

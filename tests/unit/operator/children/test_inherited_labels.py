@@ -12,7 +12,10 @@ import pytest
 
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job, load_job
-from dlion_operator import children
+from dlion_operator.children.exposed_workers import worker_routes, worker_service
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.children.run_objects import authority_certificate, config_map, headless_service
+from dlion_operator.children.worker_jobs import worker_job
 from dlion_operator.model.settings import Gateway
 from operator_world import SETTINGS, dlion_job
 
@@ -44,16 +47,16 @@ def all_children(job: Job) -> list[dict[str, Any]]:
     (group,) = job.spec.sites[0].groups
     worker = next(iter(job.workers()))
     assert isinstance(worker, WorkerIdentity)
-    service = children.worker_service(job, worker, {}, SETTINGS, owner)
+    service = worker_service(job, worker, {}, SETTINGS, owner)
     routed = {"metadata": {**service["metadata"], "uid": "s"}}
     return [
-        children.config_map(job, SETTINGS, owner, authority_pem="PEM"),
-        children.headless_service(job, SETTINGS, owner),
-        *children.keeper_objects(job, SETTINGS, owner),
-        children.worker_job(job, group, SETTINGS, owner),
+        config_map(job, SETTINGS, owner, authority_pem="PEM"),
+        headless_service(job, SETTINGS, owner),
+        *keeper_objects(job, SETTINGS, owner),
+        worker_job(job, group, SETTINGS, owner),
         service,
-        *children.worker_routes(job, worker, Gateway(address="gateway.example:443"), routed),
-        children.authority_certificate(job, SETTINGS, owner),
+        *worker_routes(job, worker, Gateway(address="gateway.example:443"), routed),
+        authority_certificate(job, SETTINGS, owner),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dlion_api.spec import load_job
-from dlion_operator import children
+from dlion_operator.children.keeper import keeper_objects
 from dlion_operator.pki.pod_security import restricted_violations
 from forbidden_pods import FORBIDDEN, allowed, forbidden
 from operator_world import SETTINGS, dlion_job
@@ -23,7 +23,7 @@ def test_a_workers_pod_keeps_to_it() -> None:
 
 
 def test_a_keepers_pod_keeps_to_it() -> None:
-    *_, deployment = children.keeper_objects(load_job(dlion_job()), SETTINGS, {"uid": "u"})
+    *_, deployment = keeper_objects(load_job(dlion_job()), SETTINGS, {"uid": "u"})
     assert restricted_violations(deployment["spec"]["template"]["spec"]) == ()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dlion_api.spec import load_job
-from dlion_operator import children
 from dlion_operator.children.strategic_merge import merged
+from dlion_operator.children.worker_jobs import worker_job
 from operator_world import SETTINGS, dlion_job
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -138,7 +138,7 @@ def test_of_a_workers_pod_the_users_sources_and_command_stand_alone() -> None:
     }
     job = load_job(dlion_job(podTemplate=template))
     (group,) = job.spec.sites[0].groups
-    spec = children.worker_job(job, group, SETTINGS, {"uid": "u"})["spec"]["template"]["spec"]
+    spec = worker_job(job, group, SETTINGS, {"uid": "u"})["spec"]["template"]["spec"]
     states = [each for each in spec["volumes"] if each["name"] == "state"]
     assert states == [{"name": "state", "persistentVolumeClaim": {"claimName": "ssd"}}]
     (trainer,) = spec["containers"]

@@ -24,7 +24,6 @@ from dlion_operator.coordinator.events import (
     EndStream,
     Instruction,
     JoinRequested,
-    PresentedToken,
     Publish,
     ReportReceived,
 )
@@ -35,7 +34,7 @@ from dlion_operator.pki.token_bindings import Bearer, Proof
 JOB = JobKey("default", "digits", "1")
 WORKERS = tuple(WorkerIdentity(Rank(n), SiteName("plant-a"), "small", n) for n in range(3))
 HASH = "5pec"
-SHOWN, NOT_ITS_OWN = PresentedToken(Bearer()), PresentedToken(None)
+SHOWN, NOT_ITS_OWN = Bearer(), None
 
 
 def coordinator() -> CoordinatorState:
@@ -47,9 +46,8 @@ def join(
 ) -> JoinRequested:
     return JoinRequested(
         stream=stream,
-        run=str(JOB),
         worker=WORKERS[rank],
-        presented=SHOWN,
+        bearer=SHOWN,
         incarnation=incarnation,
         exchange_address=address,
         measuring_address="",
@@ -69,9 +67,7 @@ def report(
 ) -> ReportReceived:
     record = EventRecord(0.0, Rank(rank), 0, "Tested", "")
     records = (record,) * count
-    return ReportReceived(
-        str(JOB), WORKERS[rank], SHOWN, incarnation, sequence, records, finished, now_s
-    )
+    return ReportReceived(WORKERS[rank], SHOWN, incarnation, sequence, records, finished, now_s)
 
 
 Call = AccessRequested | JoinRequested | ReportReceived
@@ -120,13 +116,12 @@ RANK_BEYOND = WorkerIdentity(Rank(9), SiteName("plant-a"), "small", 9)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"run": "default/digits#2"}, RefusalReason.WRONG_RUN),
         ({"worker": ANOTHER_SITE}, RefusalReason.UNKNOWN_WORKER),
         ({"worker": RANK_BEYOND}, RefusalReason.UNKNOWN_WORKER),
-        ({"presented": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
+        ({"bearer": NOT_ITS_OWN}, RefusalReason.BAD_TOKEN),
         ({"spec_hash": "other"}, RefusalReason.SPEC_DIFFERS),
         # Who is not known learns nothing else.
-        ({"presented": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
+        ({"bearer": NOT_ITS_OWN, "spec_hash": "other"}, RefusalReason.BAD_TOKEN),
     ],
 )
 def test_others_are_refused(change: dict[str, object], reason: RefusalReason) -> None:
@@ -138,24 +133,22 @@ def test_others_are_refused(change: dict[str, object], reason: RefusalReason) ->
 
 def test_a_certificate_is_for_those_whose_token_holds() -> None:
     state = coordinator()
-    assert handle(state, AccessRequested(str(JOB), WORKERS[0], "trainer", SHOWN)) == ()
-    stranger = AccessRequested(str(JOB), WORKERS[0], "trainer", NOT_ITS_OWN)
+    assert handle(state, AccessRequested(WORKERS[0], "trainer", SHOWN)) == ()
+    stranger = AccessRequested(WORKERS[0], "trainer", NOT_ITS_OWN)
     assert refused(state, stranger) is RefusalReason.BAD_TOKEN
 
 
 def test_a_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     pod = Bearer("uid-1")
-    assert (
-        refused(state, replace(join(stream=1), presented=PresentedToken(pod, Proof(b"key", 1))))
-        is None
-    )
-    other = PresentedToken(pod, Proof(b"another", 9))
-    asked = AccessRequested(str(JOB), WORKERS[0], "sidecar", other)
+    first = replace(join(stream=1), bearer=pod, proof=Proof(b"key", 1))
+    assert refused(state, first) is None
+    other = Proof(b"another", 9)
+    asked = AccessRequested(WORKERS[0], "sidecar", pod, other)
     assert refused(state, asked) is RefusalReason.REPLAYED_TOKEN
-    thief = replace(join(stream=2, incarnation=9), presented=other)
+    thief = replace(join(stream=2, incarnation=9), bearer=pod, proof=other)
     assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
-    own = replace(asked, presented=PresentedToken(pod, Proof(b"key", 1)))
+    own = replace(asked, proof=Proof(b"key", 1))
     assert handle(state, own) == ()
     assert refused(state, own) is RefusalReason.REPLAYED_TOKEN, "once more"
 
@@ -163,9 +156,9 @@ def test_a_token_that_was_used_by_another_is_refused() -> None:
 def test_a_keepers_token_that_was_used_by_another_is_refused() -> None:
     state = coordinator()
     keeper, pod = KeeperIdentity(SiteName("plant-a")), Bearer("uid-2")
-    followed = AccessRequested(str(JOB), keeper, FOLLOWING, PresentedToken(pod, Proof(b"key", 1)))
+    followed = AccessRequested(keeper, FOLLOWING, pod, Proof(b"key", 1))
     assert handle(state, followed) == ()
-    thief = replace(followed, presented=PresentedToken(pod, Proof(b"another", 2)))
+    thief = replace(followed, proof=Proof(b"another", 2))
     assert refused(state, thief) is RefusalReason.REPLAYED_TOKEN
 
 
@@ -308,14 +301,12 @@ def test_a_wish_to_stop_is_published_once() -> None:
 def test_a_keeper_of_a_site_of_the_run_is_admitted() -> None:
     state = coordinator()
     keeper = KeeperIdentity(SiteName("plant-a"))
-    assert handle(state, AccessRequested(str(JOB), keeper, "keeper", SHOWN)) == ()
-    assert handle(state, AccessRequested(str(JOB), keeper, FOLLOWING, SHOWN)) == ()
-    elsewhere = AccessRequested(str(JOB), KeeperIdentity(SiteName("plant-b")), FOLLOWING, SHOWN)
+    assert handle(state, AccessRequested(keeper, "keeper", SHOWN)) == ()
+    assert handle(state, AccessRequested(keeper, FOLLOWING, SHOWN)) == ()
+    elsewhere = AccessRequested(KeeperIdentity(SiteName("plant-b")), FOLLOWING, SHOWN)
     assert refused(state, elsewhere) is RefusalReason.UNKNOWN_WORKER
-    no_token = AccessRequested(str(JOB), keeper, FOLLOWING, NOT_ITS_OWN)
+    no_token = AccessRequested(keeper, FOLLOWING, NOT_ITS_OWN)
     assert refused(state, no_token) is RefusalReason.BAD_TOKEN
-    another_run = AccessRequested("default/digits#2", keeper, FOLLOWING, SHOWN)
-    assert refused(state, another_run) is RefusalReason.WRONG_RUN
 
 
 def test_a_worker_that_is_no_longer_wanted_ends_in_order_and_does_not_come_back() -> None:

@@ -18,8 +18,7 @@ from itertools import pairwise
 import pytest
 
 from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
-from dlion_operator.kubernetes.lease import LEASE_NAME, Leases
-from dlion_operator.kubernetes.leased_cluster import LeasedCluster
+from dlion_operator.kubernetes.lease import LEASE_NAME, LeasedCluster, Leases
 from operator_in_memory import KeptObjects
 
 NAMESPACE = "ml"

@@ -21,7 +21,7 @@ from dlion_api.names import SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, MemberState
 from dlion_api.spec import load_job
 from dlion_operator.coordinator import CoordinatorServer
-from dlion_operator.coordinator.events import JoinRequested, PresentedToken
+from dlion_operator.coordinator.events import JoinRequested
 from dlion_operator.kubernetes.client import Kind
 from dlion_operator.model.settings import Gateway, GatewayListenerSettings, LoadBalancer, Settings
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
@@ -339,7 +339,7 @@ def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     runs.open(OpenRun(job, job.workers(), spec_hash="h", age_s=0.0, addresses={}))
     own = [worker for worker in job.workers() if worker.site == A]
     for stream, worker in enumerate(own):
-        server.runs[job.key].state.join(_join(worker, stream, str(job.key)))
+        server.runs[job.key].state.join(_join(worker, stream))
     assert runs.reports()[job.key].workers.members == ()
     addresses = {worker: WorkerAddresses(f"n:{worker.index + 1}", "n:9") for worker in own}
     runs.open(OpenRun(job, job.workers(), spec_hash="h", age_s=0.0, addresses=addresses))
@@ -349,13 +349,12 @@ def test_a_site_knows_its_own_pods_and_tells_others_the_ports() -> None:
     assert [each.exchange_address for each in here] == ["10.0.0.0:7440", "10.0.0.1:7440"]
 
 
-def _join(worker: WorkerIdentity, stream: int, run: str) -> JoinRequested:
+def _join(worker: WorkerIdentity, stream: int) -> JoinRequested:
     address = f"10.0.0.{worker.index}"
     return JoinRequested(
         stream=stream,
-        run=run,
         worker=worker,
-        presented=PresentedToken(Bearer()),
+        bearer=Bearer(),
         incarnation=1,
         exchange_address=f"{address}:7440",
         measuring_address=f"{address}:7441",

@@ -21,8 +21,9 @@ from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.garbage_collection import (
     CLEANUP_TIMEOUT_S,
     LOST_AFTER_S,
-    release_pods,
+    release_lost_pods,
 )
+from dlion_operator.plan.observed import TerminatingPods
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 
@@ -62,7 +63,8 @@ CASES: dict[str, tuple[Document, float, NodeState | None, bool]] = {
 def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
     document, waited_s, state, expected = CASES[name]
     nodes = {} if state is None else {"n1": state}
-    actions = list(release_pods([document], {"u": waited_s}, NOW, nodes))
+    terminating = TerminatingPods([document], {"u": waited_s}, nodes)
+    actions = list(release_lost_pods(terminating, NOW))
     assert (len(actions) == 2) == bool(actions) == expected
 
 
