@@ -151,7 +151,7 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
         raise ContractError(
             f"{message.kind.name} message of {size} bytes; allowed: {allowed}."
             " Large models need a larger spec.network.maxMessageBytes; policies that send more than"
-            " all entries in one message, a larger bound in dlion_core.policies.message_sizes"
+            " all entries in one message, a larger bound in dlion_core.policies.factory"
         )
     for name in ("iteration", "local_batch_size", "weights_version"):
         number, most = getattr(message, name), _MAX_VALUES[name]

@@ -13,19 +13,15 @@ worker computes the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart
+from dlion_core.policies.interface import Flat, Value
 from dlion_core.policies.state_values import vector_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.interface import Flat, Value
 
 MAX_ITERATIONS_AHEAD = 1
 """Contributions are kept this many iterations ahead of a worker at a barrier. A peer that waits for

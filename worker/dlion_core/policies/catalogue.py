@@ -7,22 +7,19 @@ entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
+from dlion_api.spec import Optimizer, Spec
 from dlion_api.spec.sites import workers_of
 from dlion_core.policies import manifest_checks, round_parameters
 from dlion_core.policies import parameters as declared
 from dlion_core.policies.plugins import PolicyPlugin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from dlion_api.spec import Optimizer, Spec
 
 GROUP: Final = "dlion.policies"
 

@@ -7,23 +7,22 @@ takes over a peer's weights (`take_over`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from dlion_api.names import Rank
 from dlion_core.policies.interface import (
     TAKEN_OVER,
+    Event,
+    Instruction,
     IterationReplayed,
     LocalStepDone,
     MemberJoined,
     MessageArrived,
     MessageKind,
+    PolicyMachine,
     RejectMessage,
+    Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, Value
 
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of

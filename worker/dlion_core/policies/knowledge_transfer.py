@@ -26,29 +26,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.spec.policies import KnowledgeTransfer
 from dlion_core.codecs import decode_loss, decode_weights, encode_loss, encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
+    Flat,
+    Instruction,
     Message,
     MessageKind,
     SendMessage,
     SendWeights,
+    Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.spec.policies import KnowledgeTransfer
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, Value
-    from dlion_core.policies.synchronization import Synchronizer
+from dlion_core.policies.synchronization import Synchronizer
 
 SETTLING_STEPS = 30
 """Steps after a partition merge before weights are compared again. Differences that diverging

@@ -6,25 +6,21 @@ spec, the parameters and the ranks of all workers that may ever take part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from dlion_api.errors import Problem
+from dlion_api.spec import Spec
+from dlion_core.policies.parameters import (
+    AdacompParameters,
+    AsyncParameters,
+    DemoParameters,
+    DgcParameters,
+    FedatParameters,
+    GaiaParameters,
+    HopParameters,
+    TwostepParameters,
+)
 from dlion_core.topology.topology import min_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from dlion_api.spec import Spec
-    from dlion_core.policies.parameters import (
-        AdacompParameters,
-        AsyncParameters,
-        DemoParameters,
-        DgcParameters,
-        FedatParameters,
-        GaiaParameters,
-        HopParameters,
-        TwostepParameters,
-    )
 
 
 def _problem(

@@ -8,12 +8,18 @@ budgets; each has its own rule.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_core.codecs.payload import Payload
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
+    Event,
+    Flat,
+    Instruction,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -23,17 +29,10 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
     UpdateApplied,
+    Value,
 )
 from dlion_core.policies.state_values import ints_by_rank
 from dlion_core.policies.synchronization import Synchronizer, SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs.payload import Payload
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Flat, Instruction, Value
 
 _BATCH_OF = "batch_of_"
 """Prefix of checkpoint keys, followed by a rank: last known local batch size of that peer."""

@@ -7,14 +7,12 @@ there is a bug and keeps its traceback.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.errors import DLionError, ProgramError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MAX_ERROR_CHARACTERS: Final = 1000
 

@@ -18,11 +18,9 @@ within one of the bound. So a restarted worker can compile and catch up without 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_api.spec.policies import Synchronization
+from dlion_api.names import Rank
+from dlion_api.spec.policies import Synchronization
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,14 @@ Their combination is ours.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from itertools import accumulate, combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Grouping
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 Groups = tuple[tuple[Rank, ...], ...]
 """Each worker once; members sorted, groups sorted by their first member."""

@@ -15,24 +15,21 @@ Source: ours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping
+from typing import Final
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Grouping
 from dlion_core.topology.clusters import (
     KEPT_SEPARATION,
     SEPARATION,
+    Groups,
     choose_gateways,
     find_groups,
     misfit,
     pairs_of,
     sorted_groups,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.topology.clusters import Groups
 
 LOOK_S: Final = 5.0
 PATIENCE: Final = 3

@@ -19,17 +19,15 @@ Source: Steger and Wormald, Generating random regular graphs quickly, 1999 (netw
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+import networkx as nx
 
-    import networkx as nx
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Exchange, Job, Spec
+from dlion_api.names import Rank
+from dlion_api.spec import Exchange, Job, Spec
 
 CLUSTERED: Final = "clustered"
 

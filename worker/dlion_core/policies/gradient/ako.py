@@ -22,22 +22,17 @@ partitions, the search for p. Ours: the bound on p.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from dlion_core.codecs import GradientPart, max_range_length, require_finite
-from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, GradientPart, max_range_length, require_finite
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.entries import Residual, outgoing
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.interface import Flat, PolicyMachine, Value
+from dlion_core.policies.parameters import AkoParameters
 from dlion_core.policies.state_values import ints_by_rank, vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.parameters import AkoParameters
 
 _ROOM_OF = "ako_room_bytes_of_"
 

@@ -11,13 +11,16 @@ with memory, NeurIPS 2018.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlion_api.names import Rank
 from dlion_core.codecs import (
+    AnyCoding,
     GradientPart,
     SelectedEntries,
     decode_gradient,
@@ -25,15 +28,8 @@ from dlion_core.codecs import (
     encode_selected,
     require_finite,
 )
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads, Payload
+from dlion_core.policies.interface import Flat, Layout
 
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 

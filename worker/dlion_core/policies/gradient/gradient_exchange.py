@@ -11,12 +11,13 @@ zero samples only reports the sender's iteration and contributes nothing.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import decode_gradient
+from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart, decode_gradient
 from dlion_core.policies.aggregation import (
     MAX_ITERATIONS_AHEAD,
     ArrivedGradientSum,
@@ -24,19 +25,21 @@ from dlion_core.policies.aggregation import (
     combined_gradient,
     divisor,
 )
-from dlion_core.policies.interface import ApplyGradient, IterationReplayed, MessageKind
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    Event,
+    Instruction,
+    IterationReplayed,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    Value,
+)
 from dlion_core.policies.knowledge_transfer import SETTLING_STEPS, DirectKnowledgeTransfer
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule, sync_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import GradientPart
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
-    from dlion_core.policies.interface import Event, Instruction, LocalStepDone, Message, Value
 
 
 class GradientMachine(PeerMachine):

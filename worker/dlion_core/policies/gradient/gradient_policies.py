@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.gradient_selectors import MaxN, NoExchange, WholeGradient
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
+from dlion_core.policies.gradient.gradient_selectors import (
+    GradientSelector,
+    MaxN,
+    NoExchange,
+    WholeGradient,
+)
 from dlion_core.policies.gradient.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
 from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
-
-if TYPE_CHECKING:
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import PolicyMachine
-    from dlion_core.policies.parameters import NoParameters
+from dlion_core.policies.interface import PolicyMachine
+from dlion_core.policies.parameters import NoParameters
 
 
 def none(context: PolicyContext, _: NoParameters) -> PolicyMachine:

@@ -11,16 +11,11 @@ Source: DLion (Max N as recalled); the histogram is ours. Legend: L variables, C
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.codecs import SelectedEntries, kernels, require_finite
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.interface import Flat, Layout
 
 _TOP = 0x3F80
 """The top 16 bits of 1.0, the largest ratio."""

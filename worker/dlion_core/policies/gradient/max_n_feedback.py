@@ -16,21 +16,17 @@ Source: ours; DLion as published keeps nothing. Error feedback: see `entries`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_core.codecs import GradientPart, decode_gradient, require_finite
+from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, require_finite
 from dlion_core.policies.gradient.entries import EncodedEntries, Residual, outgoing
 from dlion_core.policies.gradient.gradient_selectors import GradientSelector, MaxN, OutgoingPayloads
+from dlion_core.policies.interface import Flat, Layout, Value
 from dlion_core.policies.state_values import vector_from_state, vectors_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.interface import Flat, Layout, Value
 
 _SHARED: Final = "max_n_residual_D"
 _RESIDUAL_OF: Final = "max_n_residual_D_of_"

@@ -22,10 +22,12 @@ al., Sparsified SGD with memory, NeurIPS 2018. Budgets and the residual per link
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from dlion_core.codecs import GradientPart, max_kept_entries, require_finite
-from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, GradientPart, max_kept_entries, require_finite
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.entries import (
     EncodedEntries,
     Residual,
@@ -35,15 +37,9 @@ from dlion_core.policies.gradient.entries import (
     zero_except,
 )
 from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.interface import Flat, PolicyMachine, Value
+from dlion_core.policies.parameters import TopKParameters
 from dlion_core.policies.state_values import vector_from_state, vectors_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.parameters import TopKParameters
 
 _SHARED = "topk_residual_D"
 _PER_LINK = "topk_residual_D_of_"

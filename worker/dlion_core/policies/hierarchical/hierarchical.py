@@ -21,11 +21,14 @@ budgets are ignored.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
-from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, to_version
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.entries import EncodedEntries
+from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, GatewayView, to_version
 from dlion_core.policies.hierarchical.site_means import (
     SampledGradient,
     SiteCoder,
@@ -38,6 +41,7 @@ from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
     PART,
     RESULT,
+    ContributionSource,
     ReceivedContributions,
     SentLog,
     SiteMessage,
@@ -46,20 +50,18 @@ from dlion_core.policies.hierarchical.site_messages import (
     is_tick,
     mean_source,
 )
-from dlion_core.policies.interface import ApplyGradient, Message, MessageKind, SendMessage
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import HierarchicalParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.entries import EncodedEntries
-    from dlion_core.policies.hierarchical.site_gateways import GatewayView
-    from dlion_core.policies.hierarchical.site_messages import ContributionSource
-    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import HierarchicalParameters
 
 _AHEAD = 1
 """Maximum lead over a worker that this one waits for; one further ahead has skipped it."""

@@ -12,13 +12,11 @@ Used by `hierarchical`. Sends nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.names import Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _VIEWS: Final = 2**32
 """Step reports encode a view in the weights version, from this value on: both ranks plus one."""

@@ -13,29 +13,24 @@ Shape suffixes: S sites that take part in an iteration, D entries.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, ValueCodec, encode_whole
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import (
     EncodedEntries,
     Residual,
     encode_nonzero,
     largest_indices,
 )
+from dlion_core.policies.interface import Flat, Value
+from dlion_core.policies.parameters import HierarchicalParameters
 from dlion_core.policies.state_values import vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Value
-    from dlion_core.policies.parameters import HierarchicalParameters
 
 _BLOCK = 2**16
 """Entries sorted at a time."""

@@ -7,21 +7,17 @@ Messages are untrusted and stored by sender, so no peer can replace another's co
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_gradient
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.hierarchical.site_gateways import from_version
 from dlion_core.policies.hierarchical.site_means import SampledGradient
-from dlion_core.policies.interface import MessageKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Message
+from dlion_core.policies.interface import Message, MessageKind
 
 TICK: Final = 0
 RESULT: Final = 1

@@ -33,12 +33,16 @@ Source: the project's definition.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import decode_weights, encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
+    Event,
+    Instruction,
     IterationReplayed,
     LocalStepDone,
     MemberJoined,
@@ -47,9 +51,12 @@ from dlion_core.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
+    PolicyMachine,
     RejectMessage,
+    ReplicaView,
     SendMessage,
     UpdateApplied,
+    Value,
 )
 from dlion_core.policies.partitions.iteration_alignment import IterationAlignment
 from dlion_core.policies.partitions.pending_pulls import (
@@ -68,13 +75,6 @@ from dlion_core.policies.partitions.version_vector import (
     encode_version_vector,
     missing_samples,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, ReplicaView, Value
 
 _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}

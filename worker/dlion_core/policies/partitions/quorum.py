@@ -19,13 +19,15 @@ continues from that version, as there (13.4).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_core.policies.interface import (
+    Event,
+    Instruction,
     MemberJoined,
     MemberLeft,
     Message,
@@ -34,12 +36,6 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import SiteName
-    from dlion_core.policies.interface import Event, Instruction
 
 _HEAD = struct.Struct("<IQQBI")
 _RANK = struct.Struct("<I")

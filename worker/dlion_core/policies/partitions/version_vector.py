@@ -8,16 +8,12 @@ Source: Parker et al., Detection of Mutual Inconsistency in Distributed Systems 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_core.policies.interface import Value
 from dlion_core.policies.state_values import ints_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from dlion_core.policies.interface import Value
 
 VersionVector = dict[Rank, int]
 """Samples by worker; a missing worker counts 0."""

@@ -16,12 +16,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
@@ -32,19 +34,20 @@ from dlion_core.codecs import (
     decode_weights,
     encode_weights,
 )
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.weights.local_rounds import LocalRounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
 
 _CONTRIBUTION, _ANCHOR = 0, 1
 _HEAD = struct.Struct("<BIIH")

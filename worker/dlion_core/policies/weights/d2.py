@@ -33,26 +33,29 @@ and restarts for members that join and leave.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.codecs.payload import Payload
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import D2Parameters
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs.payload import Payload
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ momentum.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,18 +29,23 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
 from dlion_core.codecs.polyline import decode_polyline, encode_polyline
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    PolicyMachine,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import FedatParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import ints_by_rank, vector_or_none, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.round_results import RoundResult, mean_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, PolicyMachine, Value
-    from dlion_core.policies.parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
 """Prefixes of checkpoint keys, followed by a rank or a tier."""

@@ -19,29 +19,29 @@ Metropolis-Hastings weights (`topology.relative_mixing_weights`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
+from dlion_api.names import Rank
 from dlion_core.codecs import encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
+    Event,
+    Flat,
+    Instruction,
+    LocalStepDone,
     Message,
     MessageKind,
     ReplaceWeights,
     SendMessage,
     TopologyChanged,
+    Value,
 )
+from dlion_core.policies.parameters import HopParameters
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import relative_mixing_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import HopParameters
 
 
 class Hop(QueuedWeightsMachine):

@@ -18,23 +18,26 @@ that diverges: the default of 0.5 is ours). Ours: weights by samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    Value,
+)
+from dlion_core.policies.round_parameters import LocalsgdParameters
 from dlion_core.policies.weights.local_rounds import LocalRounds
 from dlion_core.policies.weights.round_results import RoundResult, mean_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.round_parameters import LocalsgdParameters
 
 
 class LocalSteps(LocalRounds[RoundResult]):

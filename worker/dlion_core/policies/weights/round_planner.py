@@ -15,14 +15,9 @@ H, as all wait for the transfer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dlion_core.codecs import coded_bytes, max_kept_entries
-
-if TYPE_CHECKING:
-    from dlion_core.codecs import Coding
-    from dlion_core.policies.interface import BudgetsChanged
-    from dlion_core.policies.round_parameters import AdaptiveParameters
+from dlion_core.codecs import Coding, coded_bytes, max_kept_entries
+from dlion_core.policies.interface import BudgetsChanged
+from dlion_core.policies.round_parameters import AdaptiveParameters
 
 MAX_LOCAL_STEPS = 64
 

@@ -6,20 +6,16 @@ So when later weights of a peer are here, it sends no earlier ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import Flat, Instruction, Message, Value
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, Message, Value
-    from dlion_core.policies.synchronization import SyncRule
+from dlion_core.policies.synchronization import SyncRule
 
 _QUEUED = "queued_"
 
