@@ -325,8 +325,7 @@ def encode_loss(loss: float) -> bytes:
 def decode_loss(payload: Payload) -> float:
     """Decode a loss. Raises ContractError if it is not finite, or has another length."""
     if len(payload) != _LOSS.size:
-        msg = f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}"
-        raise ContractError(msg)
+        raise ContractError(f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}")
     (loss,) = _LOSS.unpack(payload)
     if not math.isfinite(loss):
         raise ContractError(f"loss {loss}; allowed: finite numbers")

@@ -13,7 +13,7 @@ worker computes the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,9 +44,9 @@ def divisor(weighting: str, local_batch_sizes: Mapping[Rank, int], own: Rank) ->
 
 @dataclass(frozen=True)
 class Contribution:
-    """One worker's contribution to an iteration; `part` is None if it sent no gradient."""
+    """A worker's or a site's gradient or weights, over some samples; `part` None: all zeros."""
 
-    local_batch_size: int
+    samples: int
     part: GradientPart | None
 
 
@@ -60,7 +60,7 @@ class ArrivedGradientSum:
         """Add a contribution, in time proportional to its entries."""
         if contribution.part is None:
             return
-        weight = np.float32(contribution.local_batch_size)
+        weight = np.float32(contribution.samples)
         self._sum_D = _plus(self._sum_D, contribution.part, weight)
 
     def take(self) -> Flat | None:
@@ -85,11 +85,17 @@ def combined_gradient(
     total_D: Flat | None = None
     for contribution in contributions:
         if contribution.part is not None:
-            weight = np.float32(contribution.local_batch_size / divisor)
+            weight = np.float32(contribution.samples / divisor)
             total_D = _plus(total_D, contribution.part, weight)
     if late_sum_D is not None:
         total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
     return np.zeros(size, np.float32) if total_D is None else total_D
+
+
+def sample_mean(contributions: Collection[Contribution], size: int) -> Flat:
+    """Return the mean over contributions, weighted by samples, summed in the given order."""
+    samples = sum(contribution.samples for contribution in contributions)
+    return combined_gradient(contributions, None, size=size, divisor=samples)
 
 
 def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:

@@ -38,7 +38,6 @@ class ReplicaModel(ReplicaView, Protocol):
     @property
     def layout(self) -> Layout:
         """Layout of the weights."""
-        ...
 
 
 def build(

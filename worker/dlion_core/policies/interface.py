@@ -300,12 +300,10 @@ class ReplicaView(Protocol):
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """The current weights, shape [D]. They change in place: copy them to keep them."""
-        ...
 
     @property
     def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """The weights after the optimizer's moments have decayed with zero gradients; a copy."""
-        ...
 
 
 class PolicyMachine(Protocol):
@@ -313,11 +311,9 @@ class PolicyMachine(Protocol):
 
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event; return instructions in execution order."""
-        ...
 
     def waiting_for(self) -> frozenset[Rank]:
         """Return the peers to wait for before the next local step; empty: start it."""
-        ...
 
     def next_iteration(self) -> int:
         """Return the number of the next local step.
@@ -325,12 +321,9 @@ class PolicyMachine(Protocol):
         It is one more than the last, or the other workers' current iteration if they continued
         without this worker.
         """
-        ...
 
     def state(self) -> dict[str, Value]:
         """Return everything that a restart needs, as flat named values for a checkpoint."""
-        ...
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Restore what `state` returned. With `TAKEN_OVER`, the weights are those of a peer."""
-        ...

@@ -237,11 +237,10 @@ class DirectKnowledgeTransfer:
     def _period_of(self, message: Message) -> int:
         period, rest = divmod(message.iteration, self._rule.every_steps)
         if rest or period < 1:
-            msg = (
+            raise ContractError(
                 f"{message.kind.name} of iteration {message.iteration}; "
                 f"allowed: multiples of everySteps, {self._rule.every_steps}"
             )
-            raise ContractError(msg)
         return period
 
     def state(self) -> dict[str, Value]:

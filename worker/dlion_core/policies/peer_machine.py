@@ -161,11 +161,10 @@ class PeerMachine:
         least = 1 if message.kind is MessageKind.GRADIENT else 0
         most = self.context.max_samples
         if not least <= message.local_batch_size <= most:
-            msg = (
+            raise ContractError(
                 f"{message.kind.name} with a local batch of {message.local_batch_size} samples; "
                 f"allowed: {least} to {most}"
             )
-            raise ContractError(msg)
         if message.iteration < 1:
             msg = f"{message.kind.name} of iteration {message.iteration}; allowed: 1 on"
             raise ContractError(msg)

@@ -97,11 +97,10 @@ class Synchronizer:
                 driver).
         """
         if self._is_held or iteration <= self.own:
-            msg = (
+            raise ValueError(
                 f"local step {iteration} done after step {self.own}; allowed: a later step, once"
                 f" waiting_for() is empty (now {sorted(self.waiting_for())})"
             )
-            raise ValueError(msg)
         self.own, self.stepped, self._is_held = iteration, True, True
         self._release_if_enough_keep_up()
 

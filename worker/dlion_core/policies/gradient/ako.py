@@ -50,8 +50,6 @@ def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
 class Ako(GradientSelector):
     """The current partition, and what each has accumulated since it was last sent."""
 
-    combines = True
-
     def __init__(
         self, size: int, codec: AnyCoding, *, partitions: int, most_partitions: int
     ) -> None:

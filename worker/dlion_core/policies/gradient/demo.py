@@ -78,8 +78,6 @@ def largest_coefficient(parameters: DemoParameters) -> float:
 class DecoupledMomentum(GradientSelector):
     """One worker's momentum, as coefficients. What it selects are coefficients, too."""
 
-    combines = True
-
     def __init__(self, layout: Layout, codec: AnyCoding, parameters: DemoParameters) -> None:
         self._chunks = chunks_of(layout, parameters.chunk)
         self.transform = CosineTransform(self._chunks)
@@ -136,8 +134,7 @@ class CoefficientMachine(GradientMachine):
         part = super().decoded(payload)
         largest = float(np.abs(part.value_K).max())
         if largest > self._largest:
-            reason = f"coefficient of {largest:.3g}; allowed: +-{self._largest:.3g}"
-            raise ContractError(reason)
+            raise ContractError(f"coefficient of {largest:.3g}; allowed: +-{self._largest:.3g}")
         return part
 
     def combined_update(

@@ -48,8 +48,6 @@ def dgc(context: PolicyContext, parameters: DgcParameters) -> PolicyMachine:
 class DeepCompression(GradientSelector):
     """The velocity and its unsent part."""
 
-    combines = True
-
     def __init__(self, layout: Layout, codec: AnyCoding, parameters: DgcParameters) -> None:
         self._slices = layout.slices()
         self._codec = codec

@@ -167,7 +167,7 @@ class GradientMachine(PeerMachine):
         own = self.synchronizer.own
         contributions = dict(sorted(self._rounds.pop(own, {}).items()))
         skipped = [self._rounds.pop(at) for at in sorted(self._rounds) if at < own]
-        sizes = {rank: one.local_batch_size for rank, one in contributions.items()}
+        sizes = {rank: one.samples for rank, one in contributions.items()}
         if self.synchronizer.rule.spare:
             sizes = self.batch_sizes() | sizes
             for contribution in chain.from_iterable(each.values() for each in skipped):

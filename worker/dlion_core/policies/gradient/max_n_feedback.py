@@ -37,8 +37,6 @@ _ALL: Final = Rank(0)
 class _ResidualMaxN(GradientSelector):
     """Max N over a residual, for one link or for all that carry the same."""
 
-    combines = True
-
     def __init__(self, layout: Layout, codec: AnyCoding, floor_percent: float) -> None:
         self._size = layout.size
         self._max_n = MaxN(layout, codec, floor_percent)

@@ -59,8 +59,6 @@ class _Pending:
 class SelectiveMaxN(GradientSelector):
     """One worker's choice of peers, and the pending gradient of each."""
 
-    combines = True
-
     def __init__(
         self,
         layout: Layout,

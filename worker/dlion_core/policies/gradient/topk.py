@@ -53,8 +53,6 @@ def topk(context: PolicyContext, parameters: TopKParameters) -> PolicyMachine:
 class TopK(GradientSelector):
     """Selection per link, and the residuals."""
 
-    combines = True
-
     def __init__(self, size: int, codec: AnyCoding, share: float, residual: str) -> None:
         self._size = size
         self._codec = codec

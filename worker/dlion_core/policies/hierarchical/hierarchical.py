@@ -26,16 +26,15 @@ from collections.abc import Iterator, Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
+from dlion_core.policies.aggregation import Contribution, sample_mean
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import EncodedEntries
 from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, GatewayView, to_version
 from dlion_core.policies.hierarchical.site_means import (
-    SampledGradient,
     SiteCoder,
     combine,
     dense,
     groups_of,
-    mean_gradient,
 )
 from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
@@ -111,7 +110,7 @@ class Hierarchical(PeerMachine):
         payload = bytes(coded.payload or b"")
         message = Message(kind, self.synchronizer.own, samples, what, payload)
         return SiteMessage(
-            message, SampledGradient(samples, None if coded.payload is None else coded.part)
+            message, Contribution(samples, None if coded.payload is None else coded.part)
         )
 
     def next_iteration(self) -> int:
@@ -176,8 +175,7 @@ class Hierarchical(PeerMachine):
         # The maker of a result has reported its step to all members before.
         most = max([self.synchronizer.own, *self._finished.values()]) + _OVERHEARD
         if message.weights_version == RESULT and message.iteration > most:
-            reason = f"result of iteration {message.iteration}; allowed: up to {most}"
-            raise ContractError(reason)
+            raise ContractError(f"result of iteration {message.iteration}; allowed: up to {most}")
         if message.weights_version == RESULT:
             return self._apply(contribution, sender)
         self._sent.record_received(sender, message.iteration)
@@ -282,8 +280,9 @@ class Hierarchical(PeerMachine):
         for rank in self._groups[self._home]:
             if rank != self.rank and (known := self._known(rank)) is not None:
                 shares[rank] = known.share
-        samples, mean_D = mean_gradient([share for _, share in sorted(shares.items())], self.size)
+        mean_D = sample_mean([share for _, share in sorted(shares.items())], self.size)
         coded = self._coder.mean(mean_D, self.synchronizer.own)
+        samples = sum(share.samples for share in shares.values())
         self._mean = self._message(MEAN + self._home, coded, samples)
 
     def _take_result(self) -> list[Instruction]:
