@@ -8,12 +8,11 @@ from __future__ import annotations
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.gradient_selectors import (
-    GradientSelector,
     MaxN,
     NoExchange,
     WholeGradient,
 )
-from dlion_core.policies.gradient.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
+from dlion_core.policies.gradient.max_n_feedback import ResidualMaxN
 from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
 from dlion_core.policies.interface import PolicyMachine
 from dlion_core.policies.parameters import NoParameters
@@ -48,8 +47,8 @@ def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
         return gradient_machine(context, selective)
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(context.coding))
-    form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
-    selector: GradientSelector = form[exchange.residual](
-        context.layout, context.coding, exchange.floor_percent
-    )
-    return gradient_machine(context, selector)
+    arguments = (context.layout, context.coding, exchange.floor_percent)
+    if exchange.residual == "none":
+        return gradient_machine(context, MaxN(*arguments))
+    per_link = exchange.residual == "perLink"
+    return gradient_machine(context, ResidualMaxN(*arguments, per_link=per_link))
