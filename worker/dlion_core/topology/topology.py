@@ -33,11 +33,8 @@ CLUSTERED: Final = "clustered"
 
 
 def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
-    """Return the neighbours of each of those workers.
-
-    Raises:
-        ValueError: a topology that cannot be built (`Spec`'s rules exclude it).
-    """
+    """Return the neighbours of each of those workers. Raises ValueError for a topology that cannot
+    be built (`Spec`'s rules exclude it)."""
     exchange = spec.exchange
     return _graph(exchange.topology, exchange.degree, spec.trainer.seed, tuple(sorted(ranks)))
 
