@@ -19,6 +19,7 @@ from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
 from dlion_core.links.events import ExchangeEvent, LinkDown, LinkUp, Refused, StatePulled
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     Event,
     MemberJoined,
     MemberLeft,
@@ -28,7 +29,6 @@ from dlion_core.policies.interface import (
     TopologyChanged,
 )
 
-_STEP_KINDS = (MessageKind.GRADIENT, MessageKind.PROGRESS)
 _MAX_REASON_BYTES = 200
 _FORWARDED = re.compile(r"worker \d+: ")
 
@@ -148,7 +148,7 @@ class EventInbox:
         self.early_messages = [
             arrival
             for arrival in self.early_messages
-            if arrival.message.kind not in _STEP_KINDS or arrival.message.iteration > iteration
+            if arrival.message.kind not in STEP_KINDS or arrival.message.iteration > iteration
         ]
 
     def discard_announcements(self) -> None:
@@ -177,7 +177,7 @@ class EventInbox:
         """
         firsts: dict[Rank, int] = {}
         for arrival in self.early_messages:
-            if arrival.message.kind in _STEP_KINDS and arrival.message.local_batch_size:
+            if arrival.message.is_own_step:
                 firsts.setdefault(arrival.sender, arrival.message.iteration)
         return firsts
 

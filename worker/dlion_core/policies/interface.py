@@ -64,6 +64,10 @@ class MessageKind(IntEnum):
     MISSED_STEPS_SENT = 15
 
 
+STEP_KINDS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
+"""Of messages that report an iteration."""
+
+
 @dataclass(frozen=True)
 class Message:
     """One message on one link. `payload` is encoded (`dlion_core.codecs`) and untrusted on
@@ -74,6 +78,11 @@ class Message:
     local_batch_size: int = 0
     weights_version: int = 0
     payload: bytes | memoryview = b""
+
+    @property
+    def is_own_step(self) -> bool:
+        """Whether it reports a step that its sender has made."""
+        return self.kind in STEP_KINDS and self.local_batch_size > 0
 
     @property
     def size_bytes(self) -> int:

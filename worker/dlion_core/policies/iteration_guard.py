@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from dlion_api.names import Rank
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     TAKEN_OVER,
     Event,
     Instruction,
@@ -18,7 +19,6 @@ from dlion_core.policies.interface import (
     LocalStepDone,
     MemberJoined,
     MessageArrived,
-    MessageKind,
     PolicyMachine,
     RejectMessage,
     Value,
@@ -27,8 +27,6 @@ from dlion_core.policies.interface import (
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
 a link that is up: each step sends one, and a queue keeps the newest."""
-
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 
 
 class IterationGuard:
@@ -53,7 +51,7 @@ class IterationGuard:
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event. The machine never receives an implausible iteration."""
         match event:
-            case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
+            case MessageArrived(sender=sender, message=message) if message.kind in STEP_KINDS:
                 most = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
                 if message.iteration > most:
                     kind, iteration = message.kind.name, message.iteration

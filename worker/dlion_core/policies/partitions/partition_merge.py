@@ -41,6 +41,7 @@ from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import decode_weights, encode_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     Event,
     Instruction,
     IterationReplayed,
@@ -79,7 +80,6 @@ from dlion_core.policies.partitions.version_vector import (
 _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
 )
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 # Limits between two steps: queries and version vectors per peer, and weights per peer.
 MAX_VECTORS_PER_STEP, MAX_WEIGHTS_PER_STEP = 8, 2
 
@@ -137,7 +137,7 @@ class PartitionMerge:
         match event:
             case MessageArrived(sender=sender, message=message) if message.kind in _KINDS:
                 return self._handle_merge_message(sender, message)
-            case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
+            case MessageArrived(sender=sender, message=message) if message.kind in STEP_KINDS:
                 instructions = self._machine.handle(event)
                 if not any(isinstance(one, RejectMessage) for one in instructions):
                     self._samples.count(sender, message.iteration, message.local_batch_size)

@@ -78,10 +78,8 @@ def decode_link_states(
 ) -> list[LinkStateAdvertisement]:
     """Decode the link states of a payload, one per origin.
 
-    `rank_of` raises LookupError for ranks that cannot take part. Decoding stops at the first error.
-
-    Raises:
-        ContractError: truncated, out of order, of invalid age, or with repeated or unknown workers.
+    `rank_of` raises LookupError for ranks that cannot take part. Raises ContractError at the first
+    state that is truncated, out of order, of invalid age, or with repeated or unknown workers.
     """
     rest = memoryview(payload)
     states: dict[Rank, LinkStateAdvertisement] = {}

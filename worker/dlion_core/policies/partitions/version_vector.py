@@ -86,11 +86,8 @@ def encode_version_vector(held: Mapping[Rank, int]) -> bytes:
 def decode_version_vector(
     payload: bytes | memoryview, ranks: Collection[int]
 ) -> tuple[VersionVector, memoryview]:
-    """Return the vector and the rest of the payload. `ranks`: allowed workers.
-
-    Raises:
-        ContractError: it is truncated, or has unknown workers or invalid counts.
-    """
+    """Return the vector and the rest of the payload. `ranks`: allowed workers. Raises ContractError
+    if it is truncated, or has unknown workers or invalid counts."""
     whole = memoryview(payload)
     try:
         (count,) = _COUNT.unpack_from(whole)
