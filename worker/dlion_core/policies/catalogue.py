@@ -224,9 +224,8 @@ def names() -> list[str]:
 def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
     """Return the policy of that name. `source` and `line`: its position, for the error.
 
-    Raises:
-        SpecError: unknown name; the error lists the known ones.
-        ProgramError: its package cannot be loaded.
+    Raises SpecError with the known names for another one, and ProgramError if its package cannot be
+    loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -268,11 +267,8 @@ def parameters_of(
     """Return the parameters of the manifest's policy, with defaults.
 
     `lines`: line of each path in `source`. `ranks`: every worker that may ever take part, if not
-    those of the manifest.
-
-    Raises:
-        SpecError: invalid parameters, or a conflict with the topology or the rest of the manifest.
-        ProgramError: the code of an installed policy failed.
+    those of the manifest. Raises SpecError for invalid parameters, or a conflict with the topology
+    or the rest of the manifest, and ProgramError if the code of an installed policy failed.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)

@@ -192,11 +192,8 @@ class DirectKnowledgeTransfer:
             self._latest[sender] = (period, loss)
 
     def weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Answer a request, once per peer and period, and only for periods reached here.
-
-        Raises:
-            ContractError: this worker cannot have shared a loss of that period.
-        """
+        """Answer a request, once per peer and period, and only for periods reached here. Raises
+        ContractError if this worker cannot have shared a loss of that period."""
         if not self.enabled:
             return []
         period = self._period_of(message)

@@ -96,11 +96,8 @@ class PeerMachine:
     # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Handle one event; return instructions in execution order.
-
-        Raises:
-            ValueError: a local step that was not allowed, or values to send that are not finite.
-        """
+        """Handle one event; return instructions in execution order. Raises ValueError for a local
+        step that was not allowed, or values to send that are not finite."""
         instructions: list[Instruction] = []
         match event:
             case LocalStepDone():

@@ -29,12 +29,10 @@ class PolicyPlugin:
     def code(
         self, doing: str, *, at: object = None, passing: tuple[type[Exception], ...] = ()
     ) -> Iterator[None]:
-        """Convert any error of the policy's code into one error with file and line.
+        """Convert any error of the policy's code into a ProgramError with file and line.
 
-        `at`: the called function, for errors that none of its lines raised.
-
-        Raises:
-            ProgramError: the code failed. DLion's own errors and those in `passing` are unchanged.
+        DLion's own errors and those in `passing` are unchanged. `at`: the called function, for
+        errors that none of its lines raised.
         """
         unchanged: tuple[type[Exception], ...] = (DLionError, *passing)
         try:

@@ -90,12 +90,8 @@ class Synchronizer:
         return self.own + 1
 
     def step_done(self, iteration: int) -> None:
-        """Record a local step.
-
-        Raises:
-            ValueError: the worker was held, or the iteration does not increase (a bug of the
-                driver).
-        """
+        """Record a local step. Raises ValueError if the worker was held, or the iteration does not
+        increase (a bug of the driver)."""
         if self._is_held or iteration <= self.own:
             raise ValueError(
                 f"local step {iteration} done after step {self.own}; allowed: a later step, once"

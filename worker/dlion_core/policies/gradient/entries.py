@@ -144,13 +144,7 @@ def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | sli
 
 
 def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
-    """Encode the nonzero entries.
-
-    Do not change the vector before the payload is written, which happens at once.
-
-    Raises:
-        NotFiniteError: an entry is not finite.
-    """
+    """Encode the nonzero entries. Raises NotFiniteError if one is not finite."""
     bits_D = magnitude_bits(some_D)
     kept = int(np.count_nonzero(bits_D))
     if not kept:

@@ -52,11 +52,8 @@ class GradientSelector(Protocol):
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return payloads for those peers. A peer without a budget is unbounded.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Return payloads for those peers. A peer without a budget is unbounded. Raises ValueError
+        if an entry is not finite."""
 
     def forget(self, peer: Rank) -> None:  # noqa: ARG002 - optional
         """A peer has left: drop what is kept for its link."""

@@ -35,13 +35,8 @@ class Magnitudes:
         self._at_least = np.zeros(_TOP + 1, np.int64)
 
     def measure(self, gradient_D: Flat) -> None:
-        """Compute the maxima and the histogram of ratios; replaces earlier results.
-
-        Do not change the gradient while this object is used.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Compute the maxima and the histogram of ratios; replaces earlier results. Do not change
+        the gradient while this object is used. Raises ValueError if an entry is not finite."""
         if gradient_D.size != self._gradient_D.size:
             msg = f"gradient of {gradient_D.size} entries; the layout has {self._gradient_D.size}"
             raise ValueError(msg)

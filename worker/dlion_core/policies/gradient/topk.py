@@ -10,7 +10,7 @@ add them under the manifest's weighting.
 | `shared` | one residual; all links carry the same, as many as the narrowest takes | what is sent |
 | `perLink` | a residual per link (D floats each) | the whole gradient |
 
-`entries.ResidualSelector` has the residuals, and says why what is applied differs.
+`entries.ResidualSelector` has the residuals, and why what is applied differs.
 
 Source: Aji & Heafield, Sparse communication for distributed gradient descent, EMNLP 2017; Stich et
 al., Sparsified SGD with memory, NeurIPS 2018. Budgets and the residual per link are ours.

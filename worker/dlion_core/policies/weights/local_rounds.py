@@ -73,11 +73,8 @@ class LocalRounds(PeerMachine, Generic[C]):
         raise NotImplementedError
 
     def count_step(self, step: LocalStepDone) -> None:
-        """Count a local step's samples. The first one defines the anchor.
-
-        Raises:
-            NotFiniteError: its gradient is not finite.
-        """
+        """Count a local step's samples. The first one defines the anchor. Raises NotFiniteError if
+        its gradient is not finite."""
         require_finite(step.gradient_D, "gradient")
         if self.anchor_D is None:
             self.anchor_D = self.weights_D.copy()
