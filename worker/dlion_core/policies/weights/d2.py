@@ -158,13 +158,13 @@ class D2(QueuedWeightsMachine):
         return frozenset(
             rank
             for rank in self.synchronizer.in_step()
-            if rank in self._whole_row and self._queues.is_missing(rank, own, own)
+            if rank in self._whole_row and self.is_missing(rank, own, own)
         )
 
     def _mix(self, row: Mapping[Rank, float], half_D: Exact) -> ReplaceWeights:
         own = self.synchronizer.own
         ours_D = decode_weights(self._payload, self.size)
-        parts = {rank: self._queues.newest(rank, own, own) for rank in row}
+        parts = {rank: self.newest(rank, own, own) for rank in row}
         mixed_D: Exact = half_D - ours_D
         for rank, weight in row.items():
             part = parts[rank]
@@ -176,7 +176,7 @@ class D2(QueuedWeightsMachine):
         self._contributors = contributors
         self._half_D, self._payload = None, b""
         self._sent_to.clear()
-        self._queues.forget_before(own + 1)
+        self.forget_before(own + 1)
         return ReplaceWeights(mixed_D.astype(np.float32))
 
     # ---- restarts --------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class D2(QueuedWeightsMachine):
         """Queue the value, and record the restart that the sender announces."""
         ahead, own = message.weights_version, self.synchronizer.own
         if not 0 <= ahead < self._workers:
-            self._queues.give_up(sender, message.iteration)
+            self.give_up(sender, message.iteration)
             raise ContractError(
                 f"WEIGHTS with a restart in {ahead} iterations; allowed: 0 to {self._workers - 1}"
             )
