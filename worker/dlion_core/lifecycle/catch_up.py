@@ -79,7 +79,6 @@ class CatchUp:
         self._has_failed |= any(now.get(peer) != life for peer, life in self._link_epochs.items())
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take newly received events."""
         for event in events:
             match event:
                 case MemberJoined(rank=rank) | MemberLeft(rank=rank):

@@ -78,7 +78,6 @@ class MissedSteps:
 
 
 def forwarded_step(origin: Rank, step: Message) -> Message:
-    """Return the message that forwards `origin`'s step."""
     head = _FORWARDED.pack(origin, step.kind, step.local_batch_size)
     return Message(
         MessageKind.FORWARDED_STEP, step.iteration, payload=b"".join((head, step.payload))

@@ -113,7 +113,6 @@ class EventInbox:
 
     @property
     def linked(self) -> set[Rank]:
-        """Linked peers."""
         return set(self.link_epochs)
 
     def put(self, arrival: ExchangeEvent | TopologyChanged) -> None:
@@ -144,7 +143,6 @@ class EventInbox:
         self.answers.clear()
 
     def discard_steps(self, iteration: int) -> None:
-        """Drop early steps up to that iteration."""
         self.early_messages = [
             arrival
             for arrival in self.early_messages

@@ -268,7 +268,6 @@ class StepCycle:
     def report_step(
         self, took: StepDuration, *, training_set_samples: int, weights_hash: str
     ) -> None:
-        """Report the step that has just ended."""
         parts, progress = self._parts, self.progress
         self._iteration_s = took.wall_s
         parts.reporter.step(

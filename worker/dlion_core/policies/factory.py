@@ -68,7 +68,6 @@ def build(
 
 
 def build_for(job: Job, rank: Rank, replica: ReplicaModel) -> IterationGuard:
-    """Return the machine of a job's worker, for that replica."""
     workers = {job.worker(rank), *job.workers()}
     sites = {worker.rank: worker.site for worker in workers}
     return build(

@@ -34,5 +34,4 @@ def vector_or_none(state: Mapping[str, Value], name: str) -> Flat | None:
 
 
 def vector_from_state(value: Value) -> Flat:
-    """Return a vector of a state, as a copy."""
     return np.array(value, np.float32)

@@ -101,7 +101,6 @@ class Synchronizer:
         self._release_if_enough_keep_up()
 
     def heard(self, rank: Rank, iteration: int) -> None:
-        """Record that a member finished an iteration."""
         peer = self._peers.get(rank)
         if peer is None:
             return
@@ -111,12 +110,10 @@ class Synchronizer:
         self._release_if_enough_keep_up()
 
     def joined(self, rank: Rank, iteration: int) -> None:
-        """Record that a member joined or returned."""
         self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self.stepped)
         self._release_if_enough_keep_up()
 
     def left(self, rank: Rank) -> None:
-        """Record that a member left."""
         self._peers.pop(rank, None)
         self._release_if_enough_keep_up()
 

@@ -60,7 +60,6 @@ def groups_by_site(sites: Mapping[Rank, str]) -> Grouping:
 
 
 def sorted_groups(groups: Iterable[Iterable[Rank]]) -> Groups:
-    """Return the groups in canonical order."""
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 

@@ -76,7 +76,6 @@ class StalenessRule:
         """A peer has left."""
 
     def state(self) -> dict[str, Value]:
-        """Return what a restart needs."""
         return {}
 
     def restore(self, state: Mapping[str, Value]) -> None:

@@ -98,7 +98,6 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         raise NotImplementedError
 
     def proposal(self) -> int:
-        """Return this worker's H for the next round."""
         return self.local_steps
 
     def outer_step(self, mean_D: Flat) -> Flat:
