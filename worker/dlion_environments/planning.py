@@ -248,10 +248,8 @@ def _conditions(
     env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
     sites: list[str] = env_sites or [worker.site for worker in workers]
     everyone = range(len(workers))
-    made = []
-    for k in everyone:
-        peers = [j for j in everyone if j != k]
-        made.append(
+    return Conditions(
+        tuple(
             WorkerConditions(
                 rank=Rank(k),
                 quota_cores=state.cores[k] * scale,
@@ -259,10 +257,13 @@ def _conditions(
                 downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
                 latency_s=_latencies(state, sites, k),
                 loss_fraction=_losses(state, sites, k),
-                cut_peers=frozenset(Rank(j) for j in peers if _is_cut(state, sites, k, j)),
+                cut_peers=frozenset(
+                    Rank(j) for j in everyone if j != k and _is_cut(state, sites, k, j)
+                ),
             )
+            for k in everyone
         )
-    return Conditions(tuple(made))
+    )
 
 
 def _pipes(

@@ -28,11 +28,7 @@ from dlion_core.codecs.values import (
 )
 
 _LENGTH_BYTES: Final = 4
-_LEVELS: Final = {
-    ValueCodec.INT8: LEVELS_8,
-    ValueCodec.INT4: LEVELS_4,
-    ValueCodec.INT2: LEVELS_2,
-}
+_LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4, ValueCodec.INT2: LEVELS_2}
 
 
 @dataclass(frozen=True)

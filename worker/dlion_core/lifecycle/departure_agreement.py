@@ -42,11 +42,7 @@ KEPT_STEPS = 2
 """Steps of each peer that are kept. A peer that waits for this worker cannot be further ahead."""
 
 _KINDS = frozenset(
-    {
-        MessageKind.MISSED_STEPS_REQUEST,
-        MessageKind.FORWARDED_STEP,
-        MessageKind.MISSED_STEPS_SENT,
-    }
+    {MessageKind.MISSED_STEPS_REQUEST, MessageKind.FORWARDED_STEP, MessageKind.MISSED_STEPS_SENT}
 )
 _MISSED_STEPS = struct.Struct("<IIQ")
 _FORWARDED = struct.Struct("<IBI")

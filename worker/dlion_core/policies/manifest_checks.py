@@ -30,10 +30,8 @@ def _problem(
     return Problem(path=path, message=message, value=str(value), allowed=allowed, advice=advice)
 
 
-def server(
-    spec: Spec,  # noqa: ARG001 - as all checks
-    parameters: AdacompParameters | AsyncParameters | FedatParameters,
-    ranks: Collection[int],
+def _server(
+    parameters: AdacompParameters | AsyncParameters | FedatParameters, ranks: Collection[int]
 ) -> list[Problem]:
     if parameters.server is None or parameters.server in ranks:
         return []
@@ -45,7 +43,7 @@ def delayed(
     spec: Spec, parameters: AdacompParameters | AsyncParameters, ranks: Collection[int]
 ) -> list[Problem]:
     """Check the server, and that the optimizer suits gradients weighted by their share."""
-    problems = server(spec, parameters, ranks)
+    problems = _server(parameters, ranks)
     if parameters.step == "share":
         problems += no_adaptive_optimizer(spec, parameters, ranks)
     return problems
@@ -74,9 +72,9 @@ def no_adaptive_optimizer(
     ]
 
 
-def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> list[Problem]:
+def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> list[Problem]:  # noqa: ARG001
     """Check that the server exists, and that tiers are given for each worker or for none."""
-    problems = server(spec, parameters, ranks)
+    problems = _server(parameters, ranks)
     if parameters.tiers and len(parameters.tiers) != len(ranks):
         message = "one tier for each worker of the job, in rank order, or none"
         value, allowed = f"{len(parameters.tiers)} tiers", f"{len(ranks)} tiers"

@@ -24,13 +24,7 @@ from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, encode_w
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.interface import (
-    BudgetsChanged,
-    Flat,
-    PolicyMachine,
-    ReplicaView,
-    Value,
-)
+from dlion_core.policies.interface import BudgetsChanged, Flat, PolicyMachine, ReplicaView, Value
 from dlion_core.policies.parameters import AsyncParameters
 from dlion_core.policies.state_values import vectors_by_rank
 

@@ -38,25 +38,14 @@ from dlion_core.codecs import (
 from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.factory import gradient_machine
-from dlion_core.policies.gradient.entries import (
-    Residual,
-    chunks_of,
-    largest_of_chunks,
-    outgoing,
-)
+from dlion_core.policies.gradient.entries import Residual, chunks_of, largest_of_chunks, outgoing
 from dlion_core.policies.gradient.gradient_exchange import GradientMachine
 from dlion_core.policies.gradient.gradient_selectors import (
     GradientSelector,
     OutgoingPayloads,
     Payload,
 )
-from dlion_core.policies.interface import (
-    ApplyGradient,
-    Flat,
-    Layout,
-    PolicyMachine,
-    Value,
-)
+from dlion_core.policies.interface import ApplyGradient, Flat, Layout, PolicyMachine, Value
 from dlion_core.policies.parameters import DemoParameters
 from dlion_core.policies.state_values import vector_from_state
 

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.factory import gradient_machine
-from dlion_core.policies.gradient.gradient_selectors import (
-    MaxN,
-    NoExchange,
-    WholeGradient,
-)
+from dlion_core.policies.gradient.gradient_selectors import MaxN, NoExchange, WholeGradient
 from dlion_core.policies.gradient.max_n_feedback import ResidualMaxN
 from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
 from dlion_core.policies.interface import PolicyMachine

@@ -30,12 +30,7 @@ from dlion_core.policies.aggregation import Contribution, sample_mean
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import EncodedEntries
 from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, GatewayView, to_version
-from dlion_core.policies.hierarchical.site_means import (
-    SiteCoder,
-    combine,
-    dense,
-    groups_of,
-)
+from dlion_core.policies.hierarchical.site_means import SiteCoder, combine, dense, groups_of
 from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
     PART,
