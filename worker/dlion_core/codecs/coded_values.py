@@ -95,10 +95,8 @@ class PreparedValues:
 
 
 def prepare_values(value_K: NDArray[np.float32], peak: float, coding: Coding) -> PreparedValues:
-    """Prepare finite values (at least one; `peak` is the largest magnitude) for that coding.
-
-    Use float32 if polyline would be no shorter, or if a value is too large for it.
-    """
+    """Prepare finite values (at least one; `peak` is the largest magnitude) for that coding. Use
+    float32 if polyline would be no shorter, or if a value is too large for it."""
     codec, exponent, line = coding.values, 0, b""
     if codec is ValueCodec.FLOAT16:
         exponent = scale_exponent(peak)

@@ -100,11 +100,8 @@ class Coding:
 
     @property
     def for_weights(self) -> Coding:
-        """The same for weights: float16 if values would have fewer bits.
-
-        Rounding of gradients averages out over steps; rounding of weights would discard small
-        steps.
-        """
+        """The same for weights: float16 if values would have fewer bits. Rounding of gradients
+        averages out over steps; rounding of weights would discard small steps."""
         coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2)
         return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
 

@@ -120,10 +120,8 @@ class EventInbox:
         self._arrived.append(arrival)
 
     def start(self, iteration: int) -> list[Event]:
-        """Return the latest topology change, the linked members and their early messages.
-
-        Steps up to `iteration` are left out: the initial weights contain them.
-        """
+        """Return the latest topology change, the linked members and their early messages. Steps up
+        to `iteration` are left out: the initial weights contain them."""
         self.drain()
         self._started = True
         self.discard_steps(iteration)
@@ -132,10 +130,8 @@ class EventInbox:
         return [*self._early_topology, *joined, *early_messages]
 
     def reset(self, iteration: int) -> None:
-        """Return to the state before the start, with own weights of `iteration`.
-
-        This worker rejoins, and all its links are about to be reopened.
-        """
+        """Return to the state before the start, with own weights of `iteration`. This worker
+        rejoins, and all its links are about to be reopened."""
         self.drain()
         self._started = False
         self.iteration = iteration
@@ -150,10 +146,8 @@ class EventInbox:
         ]
 
     def discard_announcements(self) -> None:
-        """Drop early announcements of iterations that no worker has made.
-
-        Once the training peers are gone, what latecomers announced to each other is not binding.
-        """
+        """Drop early announcements of iterations that no worker has made. Once the training peers
+        are gone, what latecomers announced to each other is not binding."""
         self.early_messages = [
             arrival
             for arrival in self.early_messages
@@ -169,10 +163,8 @@ class EventInbox:
         }
 
     def first_steps(self) -> dict[Rank, int]:
-        """Before the start: the first own step received from each peer.
-
-        All its later steps arrive, too.
-        """
+        """Before the start: the first own step received from each peer. All its later steps arrive,
+        too."""
         firsts: dict[Rank, int] = {}
         for arrival in self.early_messages:
             if arrival.message.is_own_step:

@@ -359,11 +359,8 @@ class StreamReceiver:
         self._epoch = hello.epoch
 
     def feed(self, frame: Frame, now_s: float, payload: memoryview | None = None) -> Message | None:
-        """Add one frame after the hello; return the message that it completes, if any.
-
-        `payload` is the frame's, if `split_payload` has cut it off: protobuf copies it on each
-        access.
-        """
+        """Add one frame after the hello; return the message that it completes, if any. `payload` is
+        the frame's, if `split_payload` has cut it off: protobuf copies it on each access."""
         if not self._epoch:
             raise ContractError("the first frame of a stream is not a hello")
         payload = memoryview(frame.payload) if payload is None else payload

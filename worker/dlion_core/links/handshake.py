@@ -129,10 +129,8 @@ class Handshake:
     def hello_received(
         self, incarnation: int, iteration: int, *, new_stream: bool, has_messages: bool = False
     ) -> HandshakeActions:
-        """The peer sent a hello, on a new stream or again on an existing one.
-
-        `has_messages`: messages have arrived on that stream since its last hello.
-        """
+        """The peer sent a hello, on a new stream or again on an existing one. `has_messages`:
+        messages have arrived on that stream since its last hello."""
         self.check(incarnation)
         actions = self.learn_incarnation(incarnation)
         self.iteration = iteration

@@ -53,9 +53,7 @@ def combined_gradient(
     contributions: Iterable[Contribution], late_sum_D: Flat | None, *, size: int, divisor: int
 ) -> Flat:
     """Return the sum over contributions, in the given order, of (LBS_j / divisor) g_j.
-
-    `late_sum_D`, a sum of LBS_j g_j, is added last.
-    """
+    `late_sum_D`, a sum of LBS_j g_j, is added last."""
     total_D: Flat | None = None
     for contribution in contributions:
         if contribution.part is not None:

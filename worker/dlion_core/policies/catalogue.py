@@ -316,10 +316,8 @@ def has_barrier(spec: Spec) -> bool:
 
 
 def is_fully_synchronous(spec: Spec) -> bool:
-    """Whether every update includes the contributions of all workers.
-
-    Backup workers are skipped, and those that continue without them do not wait.
-    """
+    """Whether every update includes the contributions of all workers. Backup workers are skipped,
+    and those that continue without them do not wait."""
     if find(spec.exchange.policy).lock_step:
         return True
     passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
@@ -328,9 +326,7 @@ def is_fully_synchronous(spec: Spec) -> bool:
 
 def may_step_concurrently(spec: Spec) -> bool:
     """Whether a worker that has the weights of an iteration may do the next step with the others.
-
-    True if replicas are equal and an update changes nothing but the weights.
-    """
+    True if replicas are equal and an update changes nothing but the weights."""
     return is_fully_synchronous(spec) and not find(spec.exchange.policy).lock_step
 
 
@@ -346,10 +342,8 @@ def may_catch_up(spec: Spec) -> bool:
 
 
 def messages_must_arrive(spec: Spec) -> bool:
-    """Whether a queued gradient must not be superseded by a newer one.
-
-    True if the policy tracks what it has sent, or the update waits for it.
-    """
+    """Whether a queued gradient must not be superseded by a newer one. True if the policy tracks
+    what it has sent, or the update waits for it."""
     exchange = spec.exchange
     if spec.synchronization.mode in {"synchronous", "backup"} or exchange.residual != "none":
         return True

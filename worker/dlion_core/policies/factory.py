@@ -50,11 +50,8 @@ def build(
     replica: ReplicaView | None = None,
     grows: bool = False,
 ) -> IterationGuard:
-    """Return the machine of worker `rank`.
-
-    `ranks`: every worker that may ever take part. With `grows`, others may join. Raises the errors
-    of `parameters_of`.
-    """
+    """Return the machine of worker `rank`. `ranks`: every worker that may ever take part. With
+    `grows`, others may join. Raises the errors of `parameters_of`."""
     context = PolicyContext(
         job_spec, rank, tuple(sorted(ranks)), layout, sites or {}, replica, grows
     )
@@ -80,10 +77,8 @@ def gradient_machine(
     selector: GradientSelector,
     build_machine: Callable[[PolicyContext, GradientSelector], GradientMachine] = GradientMachine,
 ) -> PolicyMachine:
-    """Return a machine that exchanges the gradient parts that `selector` selects.
-
-    If all workers exchange with all and gradients are combined, it merges partitions.
-    """
+    """Return a machine that exchanges the gradient parts that `selector` selects. If all workers
+    exchange with all and gradients are combined, it merges partitions."""
     if (origin := plugin_of(context.spec.exchange.policy)) is not None:
         selector = GuardedSelector(origin, selector)
     machine = build_machine(context, selector)
@@ -101,10 +96,8 @@ def gradient_machine(
 
 
 def max_message_bytes(job: Job, layout: Layout) -> int:
-    """Return the longest payload of a gradient or weights message for that model.
-
-    At most the manifest's `network.maxMessageBytes`. A receiver reserves space for it.
-    """
+    """Return the longest payload of a gradient or weights message for that model. At most the
+    manifest's `network.maxMessageBytes`. A receiver reserves space for it."""
     bitmap_bytes = (len(layout.sizes) + 7) // 8
     most = max_coded_bytes(layout.size) + bitmap_bytes + MAX_OVERHEAD_BYTES
     return min(most, job.spec.network.max_message_bytes)

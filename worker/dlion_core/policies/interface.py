@@ -325,11 +325,8 @@ class PolicyMachine(Protocol):
         """Return the peers to wait for before the next local step; empty: start it."""
 
     def next_iteration(self) -> int:
-        """Return the number of the next local step.
-
-        It is one more than the last, or the other workers' current iteration if they continued
-        without this worker.
-        """
+        """Return the number of the next local step. It is one more than the last, or the other
+        workers' current iteration if they continued without this worker."""
 
     def state(self) -> dict[str, Value]:
         """Return everything that a restart needs, as flat named values for a checkpoint."""

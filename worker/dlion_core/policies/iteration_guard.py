@@ -88,11 +88,8 @@ class IterationGuard:
         self.restore({**self.machine.state(), **kept, "iteration": iteration, TAKEN_OVER: 1})
 
     def restarted(self) -> IterationGuard:
-        """Return a new guard for a worker that joins again.
-
-        It keeps the `lasting` state. It drops the `held` state, since a peer's weights may lack
-        what this worker trained on alone.
-        """
+        """Return a new guard for a worker that joins again. It keeps the `lasting` state. It drops
+        the `held` state, since a peer's weights may lack what this worker trained on alone."""
         machine = IterationGuard(self._build, self._lasting, self._held)
         machine.restore({**machine.state(), **self._named(self._lasting)})
         return machine

@@ -165,20 +165,15 @@ class DirectKnowledgeTransfer:
         return self._replica.weights_D.copy() if else_now and self._replica is not None else None
 
     def suspend(self) -> None:
-        """Suspend during a partition merge, which moves the weights.
-
-        Earlier comparisons become invalid, so the open or requested period is skipped.
-        """
+        """Suspend during a partition merge, which moves the weights. Earlier comparisons become
+        invalid, so the open or requested period is skipped."""
         self._suspended, self._settling = True, 0
         self._asked = self._open = self._kept = None
         self._void = self._latest.get(self._rank, (0, 0.0))[0]
 
     def resume(self, settling_steps: int = 0) -> None:
-        """Resume after a partition merge, once `settling_steps` have passed.
-
-        An earlier merge would make a temporary difference permanent, which the moments would
-        otherwise remove.
-        """
+        """Resume after a partition merge, once `settling_steps` have passed. An earlier merge would
+        make a temporary difference permanent, which the moments would otherwise remove."""
         self._settling = settling_steps
         self._suspended = settling_steps > 0
 

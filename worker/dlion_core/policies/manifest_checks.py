@@ -83,10 +83,8 @@ def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> li
 
 
 def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[Problem]:
-    """Check that a worker with several neighbours waits for at least one of them.
-
-    Two workers, with the default of one, may run independently.
-    """
+    """Check that a worker with several neighbours waits for at least one of them. Two workers, with
+    the default of one, may run independently."""
     given, fewest = parameters.backup_workers, min_neighbours(spec.exchange, len(ranks))
     if given <= 1 or given < fewest:
         return []

@@ -85,9 +85,7 @@ class PairBandwidths:
 
     def next_to_probe(self, peers: Iterable[Rank], now_s: float) -> Rank | None:
         """The link to probe now: the one probed least recently. Calling this counts as a probe.
-
-        Known links have their turn even if some others can never be measured.
-        """
+        Known links have their turn even if some others can never be measured."""
         probed_at_s = {peer: self._probed_at_s.get(peer, float("-inf")) for peer in sorted(peers)}
         unknown = {
             p: at for p, at in probed_at_s.items() if len(self._probes.get(p, ())) < MIN_PROBES

@@ -51,11 +51,8 @@ class Regrouping:
     def look(
         self, present: Collection[Rank], rates: PairRates, held: Grouping, now_s: float
     ) -> Grouping | None:
-        """Return the next grouping, or None to keep `held`.
-
-        While the rate of a pair of `present` workers is unknown, only the loss of a gateway causes
-        a change.
-        """
+        """Return the next grouping, or None to keep `held`. While the rate of a pair of `present`
+        workers is unknown, only the loss of a gateway causes a change."""
         if lost := self._without_lost_gateways(present, rates, held):
             self._times = 0
             return lost

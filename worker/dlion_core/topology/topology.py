@@ -40,10 +40,8 @@ def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Ran
 
 
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
-    """Return the possible neighbours of a job's worker.
-
-    Workers by which a group may grow are not included; they are linked with all (`Job.may_grow`).
-    """
+    """Return the possible neighbours of a job's worker. Workers by which a group may grow are not
+    included; they are linked with all (`Job.may_grow`)."""
     return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
 
 

@@ -81,10 +81,8 @@ class Ako(GradientSelector):
         return outgoing(dict.fromkeys(peers, coded), GradientPart(gradient_D))
 
     def _smallest_that_fits(self) -> int:
-        """p for the narrowest link; a link without a budget is unbounded.
-
-        If a backlogged link accepted nothing for a whole turn, p is doubled.
-        """
+        """p for the narrowest link; a link without a budget is unbounded. If a backlogged link
+        accepted nothing for a whole turn, p is doubled."""
         if not self._room_bytes:
             return 1
         fits = max_range_length(min(self._room_bytes.values()), self._size, self._codec)

@@ -96,10 +96,8 @@ class WeightReads:
         self._read_at[rank] = self.updates
 
     def is_back(self, rank: Rank) -> bool:
-        """Whether a peer of the checkpoint joins for the first time since.
-
-        It still has the weights that it had then.
-        """
+        """Whether a peer of the checkpoint joins for the first time since. It still has the weights
+        that it had then."""
         if rank not in self._kept:
             return False
         self._kept.discard(rank)

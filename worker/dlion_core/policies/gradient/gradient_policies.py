@@ -25,10 +25,8 @@ def full(context: PolicyContext, _: NoParameters) -> PolicyMachine:
 
 
 def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
-    """Max N under each link's budget; whole gradients if prioritisation is off.
-
-    The published form keeps no residual; the manifest's rules enforce this.
-    """
+    """Max N under each link's budget; whole gradients if prioritisation is off. The published form
+    keeps no residual; the manifest's rules enforce this."""
     exchange = context.spec.exchange
     if exchange.propagation == "selective":
         selective = SelectiveMaxN(

@@ -62,19 +62,15 @@ class Magnitudes:
         return int(self._at_least[bucket]) if bucket <= _TOP else 0
 
     def largest(self, count: int) -> SelectedEntries:
-        """Return at most `count` (below D) largest entries.
-
-        Entries of equal ratio are kept or dropped together, so the result may be empty.
-        """
+        """Return at most `count` (below D) largest entries. Entries of equal ratio are kept or
+        dropped together, so the result may be empty."""
         threshold, kept = self._threshold(count)
         peak = float(self._peak_bits_L.max().view(np.float32))  # kept, if anything is
         return SelectedEntries(self._gradient_D, self._end_L, self._cuts(threshold), kept, peak)
 
     def _threshold(self, count: int) -> tuple[np.float32, int]:
-        """Return the lowest ratio that at most `count` entries reach, and their number.
-
-        It is above 1 if not even the largest entries fit, and never 0.
-        """
+        """Return the lowest ratio that at most `count` entries reach, and their number. It is above
+        1 if not even the largest entries fit, and never 0."""
         bucket = int(np.searchsorted(-self._at_least, -count))  # the last with all its entries
         surely = self.count_from_bucket(bucket)
         room = count - surely

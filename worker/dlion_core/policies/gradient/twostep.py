@@ -97,10 +97,8 @@ class LinkReleases(StalenessRule):
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged
     ) -> OutgoingPayloads:
-        """Return a payload for each link with entries above its threshold.
-
-        The whole velocity counts locally.
-        """
+        """Return a payload for each link with entries above its threshold. The whole velocity
+        counts locally."""
         require_finite(gradient_D, "gradient")
         velocity_D = np.float32(self._parameters.momentum) * self._velocity_D + gradient_D
         require_finite(velocity_D, "velocity")

@@ -109,11 +109,8 @@ class Hierarchical(PeerMachine):
         )
 
     def next_iteration(self) -> int:
-        """Return the iteration after the last step or the last update.
-
-        If the others continued without this worker, it is their current one, for which they may
-        wait.
-        """
+        """Return the iteration after the last step or the last update. If the others continued
+        without this worker, it is their current one, for which they may wait."""
         past = super().next_iteration() - 1
         return max(past, self.synchronizer.own + 1, self._applied + 1)
 

@@ -88,10 +88,7 @@ class GatewayTracker:
 
     def gateway(self, counted: Collection[Rank]) -> tuple[Rank, bool]:
         """Return the worker that this one follows, and whether it is its site's gateway (maybe
-        itself).
-
-        False: it stands in for a gateway without a link to this worker.
-        """
+        itself). False: it stands in for a gateway without a link to this worker."""
         lowest = self.in_sight(self.home, counted)
         assert lowest is not None
         for rank in counted:

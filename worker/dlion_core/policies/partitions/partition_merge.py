@@ -168,10 +168,8 @@ class PartitionMerge:
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
-        """Return the next iteration, aligned with a returned peer.
-
-        Not aligned while a pull is pending: its weights do not replace the skipped iterations.
-        """
+        """Return the next iteration, aligned with a returned peer. Not aligned while a pull is
+        pending: its weights do not replace the skipped iterations."""
         usual = self._machine.next_iteration()
         return usual if self._pull else self._alignment.next_iteration(usual)
 
@@ -307,10 +305,8 @@ class PartitionMerge:
         return self._since_step[kind, peer] <= most
 
     def _weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Answer once per version vector sent.
-
-        In lock step, wait for the update that the requester already has and this worker has not.
-        """
+        """Answer once per version vector sent. In lock step, wait for the update that the requester
+        already has and this worker has not."""
         if sender not in self._answerable or not self._is_within_limit(
             MessageKind.FOLD, sender, MAX_WEIGHTS_PER_STEP
         ):

@@ -57,10 +57,8 @@ class LinkStateAdvertisement:
 
     @property
     def age(self) -> tuple[int, int, bool]:
-        """Sort key: of two states of one origin, the larger is newer.
-
-        What peers record about a joining worker is valid until that worker sends more itself.
-        """
+        """Sort key: of two states of one origin, the larger is newer. What peers record about a
+        joining worker is valid until that worker sends more itself."""
         return self.incarnation, self.version, self.is_halted
 
 
@@ -231,10 +229,8 @@ class SiteQuorum:
         return known
 
     def pending_messages(self) -> list[SendMessage]:
-        """Return messages for peers since the last call.
-
-        A state is not forwarded to peers that receive it from its origin.
-        """
+        """Return messages for peers since the last call. A state is not forwarded to peers that
+        receive it from its origin."""
         outgoing: dict[Rank, dict[Rank, LinkStateAdvertisement]] = {
             peer: {} for peer in sorted(self._linked)
         }

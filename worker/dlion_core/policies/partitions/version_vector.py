@@ -51,10 +51,8 @@ class SampleCounter:
             self.held[rank] = max(samples, self.held.get(rank, 0))
 
     def merge(self, others: Mapping[Rank, int], then: VersionVector, min_samples: int) -> None:
-        """Include a vector that was requested when the local one was `then`.
-
-        If the difference exceeds what can be in transit, also keep the samples counted since.
-        """
+        """Include a vector that was requested when the local one was `then`. If the difference
+        exceeds what can be in transit, also keep the samples counted since."""
         for rank, samples in others.items():
             before, now = then.get(rank, 0), self.held.get(rank, 0)
             is_missed = (samples - before) * len(others) >= min_samples

@@ -189,10 +189,8 @@ class D2(QueuedWeightsMachine):
         self._restarts -= due
 
     def _last_restart_in(self) -> int:
-        """Iterations until the last restart that may be announced now; 0: none.
-
-        A later restart is announced in a later message.
-        """
+        """Iterations until the last restart that may be announced now; 0: none. A later restart is
+        announced in a later message."""
         ahead = (at - self.synchronizer.own for at in self._restarts)
         return max((count for count in ahead if count < self._workers), default=0)
 

@@ -208,10 +208,8 @@ class FedatServer(FedatWorker):
         return []
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Give it the global weights; its tier waits for it once it sends a message.
-
-        While there are no global weights, its result may have arrived before this event.
-        """
+        """Give it the global weights; its tier waits for it once it sends a message. While there
+        are no global weights, its result may have arrived before this event."""
         if self._global_D is not None:
             self._answers.pop(rank, None)
             self._newcomers.add(rank)

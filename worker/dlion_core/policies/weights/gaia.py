@@ -183,11 +183,8 @@ class Gaia(PeerMachine):
         )
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Expect nothing from the member before it announces something.
-
-        Weights that were taken over contain the entries up to their iteration, except those in
-        transit to the giver.
-        """
+        """Expect nothing from the member before it announces something. Weights that were taken
+        over contain the entries up to their iteration, except those in transit to the giver."""
         self._arrived[rank] = max(self._taken_over, self._arrived.get(rank, 0))
 
     def left(self, rank: Rank) -> None:

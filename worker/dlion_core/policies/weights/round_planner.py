@@ -64,10 +64,8 @@ class RoundPlanner:
         return max(least, max_kept_entries(room, self._size, self._coding))
 
     def local_steps(self, links: BudgetsChanged, current: int) -> int:
-        """Return the H with the greatest predicted progress per second.
-
-        It is the current one while no other is better by `MIN_GAIN`: measured rates vary.
-        """
+        """Return the H with the greatest predicted progress per second. It is the current one while
+        no other is better by `MIN_GAIN`: measured rates vary."""
         if self._parameters.local_steps is not None:
             return self._parameters.local_steps
         best = max(_CHOICES, key=lambda steps: self._progress(links, steps))
