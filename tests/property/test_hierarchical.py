@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_core.policies.hierarchical.site_means import SampledGradient, combine
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.hierarchical.site_means import combine
 from dlion_core.policies.hierarchical.site_messages import MEAN, PART, RESULT
 from dlion_core.policies.interface import (
     Layout,
@@ -173,7 +174,7 @@ def test_one_site_cannot_carry_a_robust_mean_away(
     honest_SD = rng.standard_normal((sites - 1, size)).astype(np.float32)
     wild_D = (rng.standard_normal(size) * 1e30).astype(np.float32)
     payloads = [encode_whole(row_D, ValueCodec.FLOAT32) for row_D in (*honest_SD, wild_D)]
-    shares = [SampledGradient(10**6 if i == sites - 1 else 1, decode_gradient(payload, size))
+    shares = [Contribution(10**6 if i == sites - 1 else 1, decode_gradient(payload, size))
               for i, payload in enumerate(payloads)]  # fmt: skip
     found_D = combine(shares, size, trim=how)
     assert (found_D >= honest_SD.min(axis=0)).all()

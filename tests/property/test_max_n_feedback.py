@@ -20,7 +20,7 @@ from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, decode_gradient
 from dlion_core.policies.gradient.gradient_selectors import MaxN, OutgoingPayloads
-from dlion_core.policies.gradient.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
+from dlion_core.policies.gradient.max_n_feedback import ResidualMaxN
 from dlion_core.policies.interface import Layout
 from example_counts import examples
 from policy_cluster import Cluster, spec
@@ -59,7 +59,7 @@ def test_on_every_link_sent_and_residual_are_the_sum_of_gradients(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
     rng = np.random.default_rng(seed)
-    policy = PerLinkResidualMaxN(layout, codec, FLOOR)
+    policy = ResidualMaxN(layout, codec, FLOOR, per_link=True)
     owed: dict[Rank, Vector] = {}
     for _ in range(12):
         peers, budgets = some_peers(rng)
@@ -82,7 +82,7 @@ def test_a_shared_residual_gives_all_the_same_and_keeps_the_rest(
     seed: int, layout: Layout, codec: ValueCodec
 ) -> None:
     rng = np.random.default_rng(seed)
-    policy = SharedResidualMaxN(layout, codec, FLOOR)
+    policy = ResidualMaxN(layout, codec, FLOOR, per_link=False)
     owed_D = np.zeros(layout.size, np.float32)
     saved = 0
     for _ in range(12):
@@ -108,7 +108,7 @@ def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
 ) -> None:
     """Byte for byte, link by link; floats of every size."""
     rng = np.random.default_rng(seed)
-    policy = PerLinkResidualMaxN(layout, codec, FLOOR)
+    policy = ResidualMaxN(layout, codec, FLOOR, per_link=True)
     naive = {peer: MaxN(layout, codec, FLOOR) for peer in PEERS}
     waiting = {peer: np.zeros(layout.size, np.float32) for peer in PEERS}
     for _ in range(8):
@@ -122,14 +122,16 @@ def test_what_is_sent_is_max_ns_choice_of_all_that_waits(
             waiting[peer] -= arrived(sent, peer, layout.size)
 
 
-@pytest.mark.parametrize("form", [PerLinkResidualMaxN, SharedResidualMaxN])
+@pytest.mark.parametrize("per_link", [True, False])
 @given(seed=seeds, layout=layouts)
 @settings(deadline=None, max_examples=examples(15))
 def test_restored_in_mid_run_it_goes_on_bit_for_bit(
-    form: type[PerLinkResidualMaxN | SharedResidualMaxN], seed: int, layout: Layout
+    per_link: bool, seed: int, layout: Layout
 ) -> None:
     rng = np.random.default_rng(seed)
-    policy, restored = (form(layout, ValueCodec.FLOAT16, 60.0) for _ in range(2))
+    policy, restored = (
+        ResidualMaxN(layout, ValueCodec.FLOAT16, 60.0, per_link=per_link) for _ in range(2)
+    )
     for step in range(10):
         gradient_D = rng.standard_normal(layout.size).astype(np.float32)
         budgets = {peer: int(rng.integers(0, 200)) for peer in PEERS}
@@ -162,11 +164,11 @@ def test_with_a_shared_residual_replicas_stay_bit_identical(codec: str) -> None:
         np.testing.assert_array_equal(first.weights_D, other.weights_D)
 
 
-@pytest.mark.parametrize("form", [PerLinkResidualMaxN, SharedResidualMaxN])
+@pytest.mark.parametrize("per_link", [True, False])
 def test_a_gradient_that_is_not_finite_is_refused_and_leaves_no_trace(
-    form: type[PerLinkResidualMaxN | SharedResidualMaxN],
+    per_link: bool,
 ) -> None:
-    policy = form(Layout(("w",), (3,)), ValueCodec.FLOAT32, FLOOR)
+    policy = ResidualMaxN(Layout(("w",), (3,)), ValueCodec.FLOAT32, FLOOR, per_link=per_link)
     with pytest.raises(ValueError, match="NaN or infinite"):
         policy.prepare(np.array([1, np.nan, 0], np.float32), PEERS, {})
     assert not any(np.any(value) for value in policy.state().values())

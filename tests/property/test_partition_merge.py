@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from dlion_api.names import Rank
 from dlion_core.codecs import encode_weights
-from dlion_core.policies.factory import PolicyContext, build
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     Layout,
     LocalStepDone,

@@ -19,18 +19,18 @@ from hypothesis.extra import numpy as arrays
 import naive_codecs
 from dlion_core.codecs.quantized import (
     BLOCK,
+    LEVELS_2,
+    LEVELS_4,
     blocks_of,
     check_bfloat16,
     check_codes,
     check_scales,
     dequantize,
     from_bfloat16,
-    pack_nibbles,
-    pack_pairs_of_bits,
+    pack,
     quantize,
     to_bfloat16,
-    unpack_nibbles,
-    unpack_pairs_of_bits,
+    unpack,
 )
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ def test_bfloats_are_the_nearest(value_K: NDArray[np.float32]) -> None:
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.integers(-7, 7)))
 def test_nibbles_come_back(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 1) // 2, np.uint8)
-    pack_nibbles(code_K, byte)
-    np.testing.assert_array_equal(unpack_nibbles(byte, code_K.size), code_K)
+    pack(code_K, LEVELS_4, byte)
+    np.testing.assert_array_equal(unpack(byte, LEVELS_4, code_K.size), code_K)
 
 
 @given(arrays.arrays(np.int8, st.integers(1, 40), elements=st.sampled_from([-3, -1, 1, 3])))
 def test_pairs_of_bits_come_back(code_K: NDArray[np.int8]) -> None:
     byte = np.empty((code_K.size + 3) // 4, np.uint8)
-    pack_pairs_of_bits(code_K, byte)
-    np.testing.assert_array_equal(unpack_pairs_of_bits(byte, code_K.size), code_K)
+    pack(code_K, LEVELS_2, byte)
+    np.testing.assert_array_equal(unpack(byte, LEVELS_2, code_K.size), code_K)

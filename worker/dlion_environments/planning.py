@@ -248,10 +248,8 @@ def _conditions(
     env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
     sites: list[str] = env_sites or [worker.site for worker in workers]
     everyone = range(len(workers))
-    made = []
-    for k in everyone:
-        peers = [j for j in everyone if j != k]
-        made.append(
+    return Conditions(
+        tuple(
             WorkerConditions(
                 rank=Rank(k),
                 quota_cores=state.cores[k] * scale,
@@ -259,10 +257,13 @@ def _conditions(
                 downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
                 latency_s=_latencies(state, sites, k),
                 loss_fraction=_losses(state, sites, k),
-                cut_peers=frozenset(Rank(j) for j in peers if _is_cut(state, sites, k, j)),
+                cut_peers=frozenset(
+                    Rank(j) for j in everyone if j != k and _is_cut(state, sites, k, j)
+                ),
             )
+            for k in everyone
         )
-    return Conditions(tuple(made))
+    )
 
 
 def _pipes(
@@ -286,22 +287,17 @@ def _pipes(
 
 
 def _latencies(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
-    latencies = {}
-    for j, site in enumerate(sites):
-        latency_ms = state.latency_ms[site != sites[k]]
-        if j != k and latency_ms:
-            latencies[Rank(j)] = latency_ms / 1000
-    return latencies
+    in_ms = {j: state.latency_ms[site != sites[k]] for j, site in enumerate(sites) if j != k}
+    return {Rank(j): latency_ms / 1000 for j, latency_ms in in_ms.items() if latency_ms}
 
 
 def _losses(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:
-    losses = {}
-    for j, site in enumerate(sites):
-        on_the_way = state.site_loss_percent[site != sites[k]]
-        parts = (state.loss_percent[k], on_the_way, state.loss_percent[j])
-        if j != k and any(parts):
-            losses[Rank(j)] = combined_fraction(parts)
-    return losses
+    percents = {
+        j: (state.loss_percent[k], state.site_loss_percent[site != sites[k]], state.loss_percent[j])
+        for j, site in enumerate(sites)
+        if j != k
+    }
+    return {Rank(j): combined_fraction(parts) for j, parts in percents.items() if any(parts)}
 
 
 def _is_cut(state: _EnvironmentState, sites: list[str], k: int, j: int) -> bool:

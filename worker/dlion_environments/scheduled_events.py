@@ -81,10 +81,8 @@ def _paths_of_loss(environment: Environment) -> Iterable[str]:
 
 
 def unreached_paths(environment: Environment, duration_s: float | None) -> list[str]:
-    """Paths of times after the end of a run, such as `changes[2].at` or `absences[0].leaves`.
-
-    A fraction of the run is always before its end.
-    """
+    """Paths of times after the end of a run, such as `changes[2].at` or `absences[0].leaves`. A
+    fraction of the run is always before its end."""
     if duration_s is None:
         return []
     return [

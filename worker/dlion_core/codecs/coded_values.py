@@ -28,11 +28,7 @@ from dlion_core.codecs.values import (
 )
 
 _LENGTH_BYTES: Final = 4
-_LEVELS: Final = {
-    ValueCodec.INT8: LEVELS_8,
-    ValueCodec.INT4: LEVELS_4,
-    ValueCodec.INT2: LEVELS_2,
-}
+_LEVELS: Final = {ValueCodec.INT8: LEVELS_8, ValueCodec.INT4: LEVELS_4, ValueCodec.INT2: LEVELS_2}
 
 
 @dataclass(frozen=True)
@@ -89,22 +85,18 @@ class PreparedValues:
                 coded[_LENGTH_BYTES:] = np.frombuffer(self._line, np.uint8)
 
     def _write_quantized(self, coded: NDArray[np.uint8]) -> None:
-        scales_end = 2 * blocks_of(self._value_K.size)
-        scale_B, codes = coded[:scales_end].view(np.uint16), coded[scales_end:]
-        whole = self.codec is ValueCodec.INT8
-        code_K = codes.view(np.int8) if whole else np.empty(self._value_K.size, np.int8)
-        quantized.quantize(self._value_K, _LEVELS[self.codec], self._seed, scale_B, code_K)
-        if self.codec is ValueCodec.INT4:
-            quantized.pack_nibbles(code_K, codes)
-        elif not whole:
-            quantized.pack_pairs_of_bits(code_K, codes)
+        levels, size = _LEVELS[self.codec], self._value_K.size
+        scale_B, codes = _scales_and_codes(coded, size)
+        is_packed = levels != LEVELS_8
+        code_K = np.empty(size, np.int8) if is_packed else codes.view(np.int8)
+        quantized.quantize(self._value_K, levels, self._seed, scale_B, code_K)
+        if is_packed:
+            quantized.pack(code_K, levels, codes)
 
 
 def prepare_values(value_K: NDArray[np.float32], peak: float, coding: Coding) -> PreparedValues:
-    """Prepare finite values (at least one; `peak` is the largest magnitude) for that coding.
-
-    Use float32 if polyline would be no shorter, or if a value is too large for it.
-    """
+    """Prepare finite values (at least one; `peak` is the largest magnitude) for that coding. Use
+    float32 if polyline would be no shorter, or if a value is too large for it."""
     codec, exponent, line = coding.values, 0, b""
     if codec is ValueCodec.FLOAT16:
         exponent = scale_exponent(peak)
@@ -170,10 +162,12 @@ def check_values(
 def _quantized(
     codec: ValueCodec, coded: NDArray[np.uint8], kept: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    scales_end = 2 * blocks_of(kept)
-    scale_B, codes = coded[:scales_end].view(np.uint16), coded[scales_end:]
-    if codec is ValueCodec.INT8:
-        return scale_B, codes.view(np.int8)
-    if codec is ValueCodec.INT4:
-        return scale_B, quantized.unpack_nibbles(codes, kept)
-    return scale_B, quantized.unpack_pairs_of_bits(codes, kept)
+    scale_B, codes = _scales_and_codes(coded, kept)
+    return scale_B, quantized.unpack(codes, _LEVELS[codec], kept)
+
+
+def _scales_and_codes(
+    coded: NDArray[np.uint8], count: int
+) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    scales_end = 2 * blocks_of(count)
+    return coded[:scales_end].view(np.uint16), coded[scales_end:]

@@ -11,16 +11,14 @@ NumPy has not on all processors: workers that transform equal coefficients get e
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from dlion_core.compiling import compiled, read_only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _FLOATS = read_only(types.float32)
 

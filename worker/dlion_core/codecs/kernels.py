@@ -203,10 +203,8 @@ def _mark(
 def gather_bitmap(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, bitmap: Any
 ) -> int:
-    """Write the values that reach their cut, and one bit for each of D.
-
-    Returns the number of values, or -1 if there is no space for all.
-    """
+    """Write the values that reach their cut, and one bit for each of D. Returns the number of
+    values, or -1 if there is no space for all."""
     kept, word = _marks(_CHUNK)
     variable, written, size = 0, 0, value_D.size
     for start in range(0, size, _CHUNK):
@@ -265,10 +263,8 @@ def gather_blocks(
 def gather_gaps(
     value_D: Any, bits_D: Any, end_L: Any, cut_L: Any, value_K: Any, gap: Any
 ) -> tuple[int, int]:
-    """As `gather_bitmap`, with the number of entries left out before each kept one.
-
-    Also returns the number of 16-bit gaps, skips included.
-    """
+    """As `gather_bitmap`, with the number of entries left out before each kept one. Also returns
+    the number of 16-bit gaps, skips included."""
     kept, word = _marks(_CHUNK)
     variable, written, gaps, after, size = 0, 0, 0, np.int64(0), value_D.size
     for start in range(0, size, _CHUNK):

@@ -197,10 +197,8 @@ def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
 
 
 def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
-    """Encode the entries from `begin` to `end` (at least one), zeros included.
-
-    At most `range_bytes(end - begin, D, coding)` long. Raises ValueError if one is not finite.
-    """
+    """Encode the entries from `begin` to `end` (at least one), zeros included. At most
+    `range_bytes(end - begin, D, coding)` long. Raises ValueError if one is not finite."""
     if begin == 0 and end == value_D.size:
         return encode_whole(value_D, coding)
     value_K = value_D[begin:end]
@@ -209,10 +207,8 @@ def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: Any
 
 
 def encode_selected(selected: SelectedEntries, coding: AnyCoding) -> Payload:
-    """Encode some entries (at least one) with the shortest position scheme.
-
-    At most `coded_bytes(K, D, coding)` long. The entries are finite if the peak is.
-    """
+    """Encode some entries (at least one) with the shortest position scheme. At most `coded_bytes(K,
+    D, coding)` long. The entries are finite if the peak is."""
     kept, size, coding = selected.kept, selected.value_D.size, coding_of(coding)
     room = coding.values.bytes_of(size) - coding.values.bytes_of(kept)
     if not coding.values.has_zero and kept < size:  # the others must stay zero
@@ -330,8 +326,7 @@ def encode_loss(loss: float) -> bytes:
 def decode_loss(payload: Payload) -> float:
     """Decode a loss. Raises ContractError if it is not finite, or has another length."""
     if len(payload) != _LOSS.size:
-        msg = f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}"
-        raise ContractError(msg)
+        raise ContractError(f"loss payload of {len(payload)} bytes; allowed: {_LOSS.size}")
     (loss,) = _LOSS.unpack(payload)
     if not math.isfinite(loss):
         raise ContractError(f"loss {loss}; allowed: finite numbers")

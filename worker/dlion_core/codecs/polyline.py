@@ -56,12 +56,11 @@ def encode_polyline(value_D: NDArray[np.float32], decimals: int) -> bytes:
     groups = int(_count_groups(value_D, scale))
     if groups < 0:
         require_finite(value_D, "values to send")
-        msg = (
+        raise NotFiniteError(
             f"values to send: up to {float(np.abs(value_D).max()):.3g}, too large for {decimals}"
             f" decimals, which carry {_LARGEST_ROUNDED / scale:.3g}. Lower the learning rate, or"
             " send fewer decimals"
         )
-        raise NotFiniteError(msg)
     coded = np.zeros(_bytes_of(groups), np.uint8)
     _write_groups(value_D, scale, coded)
     return coded.tobytes()
@@ -72,11 +71,10 @@ def decode_polyline(payload: Payload, size: int, decimals: int) -> NDArray[np.fl
     if the decimals are out of bounds."""
     scale = _scale(decimals)
     if not _bytes_of(size) <= len(payload) <= max_polyline_bytes(size):
-        msg = (
+        raise ContractError(
             f"polyline of {len(payload)} bytes; allowed for {size} values: "
             f"{_bytes_of(size)} to {max_polyline_bytes(size)}"
         )
-        raise ContractError(msg)
     value_D = np.empty(size, np.float32)
     wrong = int(_read_groups(np.frombuffer(payload, np.uint8), scale, value_D))
     if wrong:

@@ -120,33 +120,23 @@ def dequantize(scale_B: NDArray[np.uint16], code_K: NDArray[np.int8]) -> NDArray
     return value_K
 
 
-def pack_nibbles(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
-    """Pack integers within +-7, two per byte, the first in the low bits; pad an odd last with 0."""
-    _pack(code_K.view(np.uint8), byte)
+def pack(code_K: NDArray[np.int8], levels: int, byte: NDArray[np.uint8]) -> None:
+    """Pack integers within +-7 two per byte, odd ones within +-3 four per byte: the first in the
+    low bits, and the last byte padded with 0."""
+    kernel = _pack_4 if levels == LEVELS_4 else _pack_2
+    kernel(code_K.view(np.uint8), byte)
 
 
-def unpack_nibbles(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
-    """Unpack integers, -8 to 7, two per byte. Raises ContractError if the padding of an odd last
-    one is set."""
-    if count % 2 and int(byte[-1]) >> 4:
-        raise ContractError("coded values: bits set after the last int4; allowed: none")
-    code_K = np.empty(count, np.int8)
-    _unpack(byte, code_K)
-    return code_K
-
-
-def pack_pairs_of_bits(code_K: NDArray[np.int8], byte: NDArray[np.uint8]) -> None:
-    """Pack odd integers within +-3, four per byte, the first in the low bits; pad with 0."""
-    _pack_2(code_K.view(np.uint8), byte)
-
-
-def unpack_pairs_of_bits(byte: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
-    """Unpack odd integers, -3 to 3, four per byte. Raises ContractError if the padding of the last
+def unpack(byte: NDArray[np.uint8], levels: int, count: int) -> NDArray[np.int8]:
+    """Unpack integers within +-127, 7 (or -8) or 3. Raises ContractError if the padding of the last
     byte is set."""
-    if count % 4 and int(byte[-1]) >> (2 * (count % 4)):
-        raise ContractError("coded values: bits set after the last int2; allowed: none")
+    if levels == LEVELS_8:
+        return byte.view(np.int8)
+    bits, kernel = (4, _unpack_4) if levels == LEVELS_4 else (2, _unpack_2)
+    if (used := bits * count % 8) and int(byte[-1]) >> used:
+        raise ContractError(f"coded values: bits set after the last int{bits}; allowed: none")
     code_K = np.empty(count, np.int8)
-    _unpack_2(byte, code_K)
+    kernel(byte, code_K)
     return code_K
 
 
@@ -236,7 +226,7 @@ def _multiply(scale_B: Any, code_K: Any, value_K: Any) -> None:
 
 
 @compiled(types.void(_BYTES, types.uint8[::1]))
-def _pack(code_K: Any, byte: Any) -> None:
+def _pack_4(code_K: Any, byte: Any) -> None:
     pairs = code_K.size // 2
     for i in range(pairs):
         low = code_K[2 * i] & np.uint8(15)
@@ -246,7 +236,7 @@ def _pack(code_K: Any, byte: Any) -> None:
 
 
 @compiled(types.void(_BYTES, types.int8[::1]))
-def _unpack(byte: Any, code_K: Any) -> None:
+def _unpack_4(byte: Any, code_K: Any) -> None:
     for i in range(code_K.size):
         four = np.int64(byte[i // 2] >> np.uint8(4 * (i % 2))) & 15
         code_K[i] = np.int8((four ^ 8) - 8)

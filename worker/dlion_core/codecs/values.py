@@ -100,11 +100,8 @@ class Coding:
 
     @property
     def for_weights(self) -> Coding:
-        """The same for weights: float16 if values would have fewer bits.
-
-        Rounding of gradients averages out over steps; rounding of weights would discard small
-        steps.
-        """
+        """The same for weights: float16 if values would have fewer bits. Rounding of gradients
+        averages out over steps; rounding of weights would discard small steps."""
         coarse = (ValueCodec.BFLOAT16, ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2)
         return replace(self, values=ValueCodec.FLOAT16) if self.values in coarse else self
 
@@ -125,11 +122,10 @@ def require_finite(value_K: NDArray[np.float32], what: str) -> None:
     """Raise NotFiniteError if a value to send is NaN or infinite. A retry gives the same."""
     if not np.isfinite(value_K).all():
         wrong = int(np.count_nonzero(~np.isfinite(value_K)))
-        msg = (
+        raise NotFiniteError(
             f"{what}: {wrong} of {value_K.size} entries are NaN or infinite; only finite numbers "
             "can be sent. Lower the learning rate, or look for bad samples in the data"
         )
-        raise NotFiniteError(msg)
 
 
 def peak_of(value_K: NDArray[np.float32], what: str) -> float:
@@ -170,8 +166,7 @@ def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
     """Raise ContractError if `from_float16` would not give finite values, or the exponent is out of
     bounds."""
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
-        msg = f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}"
-        raise ContractError(msg)
+        raise ContractError(f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}")
     if int((half_K & np.uint16(0x7FFF)).max()) >= _HALF_INFINITY:
         raise ContractError("coded values: NaN or infinite float16; allowed: finite numbers")
     if exponent + 16 > 128 - 1:

@@ -139,7 +139,6 @@ class Admission:
         self._pull: _Pull | None = None
 
     def advance(self, now_s: float) -> list[AdmissionInstruction]:
-        """Return what to do now."""
         self.wake_at_s = None
         if self._pull is not None:
             epoch = self._inbox.link_epochs.get(self._pull.donors[0])

@@ -23,7 +23,6 @@ from dlion_core.policies.interface import (
     MemberLeft,
     Message,
     MessageArrived,
-    MessageKind,
 )
 from dlion_core.policies.iteration_guard import MAX_LEAD
 
@@ -32,8 +31,6 @@ MAX_BUFFERED_BYTES = 256 * 2**20
 
 Each peer may send as much as the state. Above the limit all peers wait for the state instead.
 """
-
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 
 
 class CatchUpOutcome(StrEnum):
@@ -82,7 +79,6 @@ class CatchUp:
         self._has_failed |= any(now.get(peer) != life for peer, life in self._link_epochs.items())
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take newly received events."""
         for event in events:
             match event:
                 case MemberJoined(rank=rank) | MemberLeft(rank=rank):
@@ -92,7 +88,7 @@ class CatchUp:
                     self._keep(rank, event)
                 case MessageArrived(sender=sender, message=message):
                     self._has_failed |= sender not in self._link_epochs
-                    if not _is_own_step(message):
+                    if not message.is_own_step:
                         self._keep(sender, event)
                     elif message.iteration <= self._furthest + MAX_LEAD:
                         self._furthest = max(self._furthest, message.iteration)
@@ -179,10 +175,6 @@ class CatchUp:
                 self._dispatcher.handle([pending.popleft()])
 
     def _is_ahead(self, event: Event) -> bool:
-        if not isinstance(event, MessageArrived) or not _is_own_step(event.message):
+        if not isinstance(event, MessageArrived) or not event.message.is_own_step:
             return False
         return event.message.iteration > self._progress.iteration
-
-
-def _is_own_step(message: Message) -> bool:
-    return message.kind in _STEPS and message.local_batch_size > 0

@@ -26,6 +26,7 @@ from dlion_api.names import Rank
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
 from dlion_core.policies.catalogue import may_step_concurrently
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     Event,
     IterationReplayed,
     LocalStepDone,
@@ -40,13 +41,8 @@ from dlion_core.policies.interface import (
 KEPT_STEPS = 2
 """Steps of each peer that are kept. A peer that waits for this worker cannot be further ahead."""
 
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 _KINDS = frozenset(
-    {
-        MessageKind.MISSED_STEPS_REQUEST,
-        MessageKind.FORWARDED_STEP,
-        MessageKind.MISSED_STEPS_SENT,
-    }
+    {MessageKind.MISSED_STEPS_REQUEST, MessageKind.FORWARDED_STEP, MessageKind.MISSED_STEPS_SENT}
 )
 _MISSED_STEPS = struct.Struct("<IIQ")
 _FORWARDED = struct.Struct("<IBI")
@@ -78,7 +74,6 @@ class MissedSteps:
 
 
 def forwarded_step(origin: Rank, step: Message) -> Message:
-    """Return the message that forwards `origin`'s step."""
     head = _FORWARDED.pack(origin, step.kind, step.local_batch_size)
     return Message(
         MessageKind.FORWARDED_STEP, step.iteration, payload=b"".join((head, step.payload))
@@ -93,7 +88,7 @@ def decode_forwarded_step(message: Message) -> MessageArrived:
             f"FORWARDED_STEP of {len(payload)} bytes; allowed: {_FORWARDED.size} on"
         )
     origin, kind, batch_size = _FORWARDED.unpack_from(payload)
-    if kind not in _STEPS or batch_size < 1:
+    if kind not in STEP_KINDS or batch_size < 1:
         raise ContractError(
             f"FORWARDED_STEP of kind {kind} with {batch_size} samples; allowed: GRADIENT, PROGRESS"
             " with 1 sample or more"
@@ -202,7 +197,7 @@ class DepartureAgreement:
                     for old in [at for at in steps if at <= iteration - KEPT_STEPS]:
                         del steps[old]
             case MessageArrived(sender=sender, message=message):
-                if message.kind in _STEPS and message.local_batch_size:
+                if message.is_own_step:
                     if sender not in self._training:
                         self._training.add(sender)
                         self._steps[sender] = {}

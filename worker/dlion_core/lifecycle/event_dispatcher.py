@@ -47,7 +47,6 @@ class EventDispatcher:
         self.departures.reset()
 
     def handle(self, events: Iterable[Event]) -> None:
-        """Process events and their consequences."""
         for event in events:
             is_withheld = self.quorum_gate.take(event)
             if is_withheld and self.quorum_gate.is_closed and isinstance(event, JoinQuestion):

@@ -19,6 +19,7 @@ from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
 from dlion_core.links.events import ExchangeEvent, LinkDown, LinkUp, Refused, StatePulled
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     Event,
     MemberJoined,
     MemberLeft,
@@ -28,7 +29,6 @@ from dlion_core.policies.interface import (
     TopologyChanged,
 )
 
-_STEP_KINDS = (MessageKind.GRADIENT, MessageKind.PROGRESS)
 _MAX_REASON_BYTES = 200
 _FORWARDED = re.compile(r"worker \d+: ")
 
@@ -113,7 +113,6 @@ class EventInbox:
 
     @property
     def linked(self) -> set[Rank]:
-        """Linked peers."""
         return set(self.link_epochs)
 
     def put(self, arrival: ExchangeEvent | TopologyChanged) -> None:
@@ -121,10 +120,8 @@ class EventInbox:
         self._arrived.append(arrival)
 
     def start(self, iteration: int) -> list[Event]:
-        """Return the latest topology change, the linked members and their early messages.
-
-        Steps up to `iteration` are left out: the initial weights contain them.
-        """
+        """Return the latest topology change, the linked members and their early messages. Steps up
+        to `iteration` are left out: the initial weights contain them."""
         self.drain()
         self._started = True
         self.discard_steps(iteration)
@@ -133,10 +130,8 @@ class EventInbox:
         return [*self._early_topology, *joined, *early_messages]
 
     def reset(self, iteration: int) -> None:
-        """Return to the state before the start, with own weights of `iteration`.
-
-        This worker rejoins, and all its links are about to be reopened.
-        """
+        """Return to the state before the start, with own weights of `iteration`. This worker
+        rejoins, and all its links are about to be reopened."""
         self.drain()
         self._started = False
         self.iteration = iteration
@@ -144,18 +139,15 @@ class EventInbox:
         self.answers.clear()
 
     def discard_steps(self, iteration: int) -> None:
-        """Drop early steps up to that iteration."""
         self.early_messages = [
             arrival
             for arrival in self.early_messages
-            if arrival.message.kind not in _STEP_KINDS or arrival.message.iteration > iteration
+            if arrival.message.kind not in STEP_KINDS or arrival.message.iteration > iteration
         ]
 
     def discard_announcements(self) -> None:
-        """Drop early announcements of iterations that no worker has made.
-
-        Once the training peers are gone, what latecomers announced to each other is not binding.
-        """
+        """Drop early announcements of iterations that no worker has made. Once the training peers
+        are gone, what latecomers announced to each other is not binding."""
         self.early_messages = [
             arrival
             for arrival in self.early_messages
@@ -171,13 +163,11 @@ class EventInbox:
         }
 
     def first_steps(self) -> dict[Rank, int]:
-        """Before the start: the first own step received from each peer.
-
-        All its later steps arrive, too.
-        """
+        """Before the start: the first own step received from each peer. All its later steps arrive,
+        too."""
         firsts: dict[Rank, int] = {}
         for arrival in self.early_messages:
-            if arrival.message.kind in _STEP_KINDS and arrival.message.local_batch_size:
+            if arrival.message.is_own_step:
                 firsts.setdefault(arrival.sender, arrival.message.iteration)
         return firsts
 

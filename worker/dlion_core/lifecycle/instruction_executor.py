@@ -141,7 +141,6 @@ class InstructionExecutor:
             raise DivergedError(f"iteration {self.progress.iteration}: {error}") from error
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
-        """Execute these instructions in order."""
         for instruction in instructions:
             self._carry_out(instruction)
 

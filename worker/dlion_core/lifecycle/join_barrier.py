@@ -53,7 +53,6 @@ class JoinAnswer:
 
     @property
     def is_training(self) -> bool:
-        """Whether it trains."""
         return self.role is JoinRole.IN
 
     @property

@@ -76,10 +76,8 @@ class QuorumGate:
     # ---- events --------------------------------------------------------------------------------
 
     def take(self, event: Event) -> bool:
-        """Process one event. Return whether the policy must not receive it now.
-
-        Call `released` after each event and `update` after each batch.
-        """
+        """Process one event. Return whether the policy must not receive it now. Call `released`
+        after each event and `update` after each batch."""
         is_reach = isinstance(event, MessageArrived) and event.message.kind is MessageKind.REACH
         if self._min_sites == 1:
             if isinstance(event, MessageArrived) and is_reach:

@@ -98,13 +98,11 @@ class Reporter:
         return self._clock_s() - self._start_s
 
     def step(self, record: StepRecord) -> None:
-        """Report one iteration."""
         self._send([record])
 
     def event(
         self, reason: EventReason, message: str, *, iteration: int = 0, warning: bool = False
     ) -> None:
-        """Report an event."""
         self._send(
             [EventRecord(self.now_s(), self.rank, iteration, reason, message, warning=warning)]
         )
@@ -124,7 +122,6 @@ class Reporter:
         return record
 
     def directive(self, directive: Directive, iteration: int) -> None:
-        """Report the sidecar's directive and its reason."""
         self._send(
             [
                 DirectiveRecord(

@@ -201,11 +201,8 @@ class StepCycle:
     # ---- a step's gradient -----------------------------------------------------------------------
 
     def step_computed(self, result: ComputedStep, *, samples: int, trained_s: float) -> None:
-        """Pass the gradient of `samples` samples to the policy.
-
-        `trained_s`: seconds of training so far. Raises: DivergedError where the loss or the
-        gradient is not finite.
-        """
+        """Pass the gradient of `samples` samples to the policy. `trained_s`: seconds of training so
+        far. Raises: DivergedError where the loss or the gradient is not finite."""
         if not result.finite:
             raise DivergedError(
                 f"loss {result.loss} at iteration {self._iteration} of worker {self._parts.rank}: "
@@ -268,7 +265,6 @@ class StepCycle:
     def report_step(
         self, took: StepDuration, *, training_set_samples: int, weights_hash: str
     ) -> None:
-        """Report the step that has just ended."""
         parts, progress = self._parts, self.progress
         self._iteration_s = took.wall_s
         parts.reporter.step(

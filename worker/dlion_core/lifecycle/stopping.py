@@ -34,7 +34,6 @@ class JobProgress:
         return self.job_samples / training_set_samples if training_set_samples > 0 else None
 
     def take(self, other: JobProgress) -> None:
-        """Copy another progress."""
         self.iteration, self.own_samples = other.iteration, other.own_samples
         self.job_samples, self.trained_s = other.job_samples, other.trained_s
 

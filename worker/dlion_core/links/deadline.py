@@ -54,7 +54,6 @@ class ArrivalDeadline:
         return max(MIN_MISSED_HEARTBEATS * self._expected_gap_s, learnt_s)
 
     def overdue(self, now_s: float) -> bool:
-        """Whether the silence is longer than the timeout."""
         return self.silent_s(now_s) > self.allowed_s
 
     def describe(self, now_s: float) -> str:

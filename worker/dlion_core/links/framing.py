@@ -151,7 +151,7 @@ def check_outgoing(message: Message, max_message_bytes: int) -> None:
         raise ContractError(
             f"{message.kind.name} message of {size} bytes; allowed: {allowed}."
             " Large models need a larger spec.network.maxMessageBytes; policies that send more than"
-            " all entries in one message, a larger bound in dlion_core.policies.message_sizes"
+            " all entries in one message, a larger bound in dlion_core.policies.factory"
         )
     for name in ("iteration", "local_batch_size", "weights_version"):
         number, most = getattr(message, name), _MAX_VALUES[name]
@@ -359,11 +359,8 @@ class StreamReceiver:
         self._epoch = hello.epoch
 
     def feed(self, frame: Frame, now_s: float, payload: memoryview | None = None) -> Message | None:
-        """Add one frame after the hello; return the message that it completes, if any.
-
-        `payload` is the frame's, if `split_payload` has cut it off: protobuf copies it on each
-        access.
-        """
+        """Add one frame after the hello; return the message that it completes, if any. `payload` is
+        the frame's, if `split_payload` has cut it off: protobuf copies it on each access."""
         if not self._epoch:
             raise ContractError("the first frame of a stream is not a hello")
         payload = memoryview(frame.payload) if payload is None else payload

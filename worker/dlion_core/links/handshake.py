@@ -41,38 +41,19 @@ class LinkInput(Enum):
     INBOUND_CLOSED = auto()
 
 
-_ANYWHERE = {LinkInput.NEW_INCARNATION: LinkState.DOWN, LinkInput.OUTBOUND_CLOSED: LinkState.DOWN}
+_DOWN, _OUT, _IN, _UP = LinkState
 
-TRANSITIONS: dict[LinkState, dict[LinkInput, LinkState]] = {
-    LinkState.DOWN: {
-        **_ANYWHERE,
-        LinkInput.OUTBOUND_OPENED: LinkState.OUTBOUND,
-        LinkInput.HELLO_ON_NEW_STREAM: LinkState.INBOUND,
-        LinkInput.HELLO_REPEATED: LinkState.INBOUND,
-        LinkInput.INBOUND_CLOSED: LinkState.DOWN,
-    },
-    LinkState.OUTBOUND: {
-        **_ANYWHERE,
-        LinkInput.OUTBOUND_OPENED: LinkState.OUTBOUND,
-        LinkInput.HELLO_ON_NEW_STREAM: LinkState.UP,
-        LinkInput.HELLO_REPEATED: LinkState.UP,
-        LinkInput.INBOUND_CLOSED: LinkState.OUTBOUND,
-    },
-    LinkState.INBOUND: {
-        **_ANYWHERE,
-        LinkInput.OUTBOUND_OPENED: LinkState.UP,
-        LinkInput.HELLO_ON_NEW_STREAM: LinkState.INBOUND,
-        LinkInput.HELLO_REPEATED: LinkState.INBOUND,
-        LinkInput.INBOUND_CLOSED: LinkState.DOWN,
-    },
-    LinkState.UP: {
-        **_ANYWHERE,
-        LinkInput.OUTBOUND_OPENED: LinkState.UP,
-        LinkInput.HELLO_ON_NEW_STREAM: LinkState.UP,  # down and up again
-        LinkInput.HELLO_REPEATED: LinkState.UP,
-        LinkInput.INBOUND_CLOSED: LinkState.OUTBOUND,
-    },
+TRANSITIONS = {
+    state: dict(zip(LinkInput, following, strict=True))
+    for state, following in {
+        # by input, in their order; a hello on a new stream takes a link down and up again
+        _DOWN: (_DOWN, _OUT, _DOWN, _IN, _IN, _DOWN),
+        _OUT: (_DOWN, _OUT, _DOWN, _UP, _UP, _OUT),
+        _IN: (_DOWN, _UP, _DOWN, _IN, _IN, _DOWN),
+        _UP: (_DOWN, _UP, _DOWN, _UP, _UP, _OUT),
+    }.items()
 }
+"""State -> input -> the state that follows."""
 
 
 class HandshakeAction(Enum):
@@ -148,10 +129,8 @@ class Handshake:
     def hello_received(
         self, incarnation: int, iteration: int, *, new_stream: bool, has_messages: bool = False
     ) -> HandshakeActions:
-        """The peer sent a hello, on a new stream or again on an existing one.
-
-        `has_messages`: messages have arrived on that stream since its last hello.
-        """
+        """The peer sent a hello, on a new stream or again on an existing one. `has_messages`:
+        messages have arrived on that stream since its last hello."""
         self.check(incarnation)
         actions = self.learn_incarnation(incarnation)
         self.iteration = iteration

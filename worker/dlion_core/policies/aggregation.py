@@ -6,26 +6,21 @@ size (LBS; GBS is the global batch size):
 - `sample_mean`: LBS_j / GBS. Under full synchronous exchange replicas stay identical.
 - `dlion_ratio`: (1/n) LBS_j / LBS_k at worker k. Source: DLion's weighted update (as recalled).
 
-`ArrivedGradientSum` sums LBS_j g_j since the last update. At a barrier, `gradient_exchange` stores
+Without a barrier, `gradient_exchange` sums LBS_j g_j since the last update. At a barrier, it stores
 the contributions of an iteration separately. They are summed in rank order in float32, so every
 worker computes the same bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart
-from dlion_core.policies.state_values import vector_or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.interface import Flat, Value
+from dlion_core.policies.interface import Flat
 
 MAX_ITERATIONS_AHEAD = 1
 """Contributions are kept this many iterations ahead of a worker at a barrier. A peer that waits for
@@ -48,55 +43,34 @@ def divisor(weighting: str, local_batch_sizes: Mapping[Rank, int], own: Rank) ->
 
 @dataclass(frozen=True)
 class Contribution:
-    """One worker's contribution to an iteration; `part` is None if it sent no gradient."""
+    """A worker's or a site's gradient or weights, over some samples; `part` None: all zeros."""
 
-    local_batch_size: int
+    samples: int
     part: GradientPart | None
-
-
-class ArrivedGradientSum:
-    """Sum of LBS_j g_j over the contributions since it was last taken."""
-
-    def __init__(self) -> None:
-        self._sum_D: Flat | None = None
-
-    def add(self, contribution: Contribution) -> None:
-        """Add a contribution, in time proportional to its entries."""
-        if contribution.part is None:
-            return
-        weight = np.float32(contribution.local_batch_size)
-        self._sum_D = _plus(self._sum_D, contribution.part, weight)
-
-    def take(self) -> Flat | None:
-        """Return the sum and reset it; None: no contribution."""
-        taken, self._sum_D = self._sum_D, None
-        return taken
-
-    def state(self) -> dict[str, Flat]:
-        return {} if self._sum_D is None else {"arrived_D": self._sum_D.copy()}
-
-    def restore(self, state: Mapping[str, Value]) -> None:
-        self._sum_D = vector_or_none(state, "arrived_D")
 
 
 def combined_gradient(
     contributions: Iterable[Contribution], late_sum_D: Flat | None, *, size: int, divisor: int
 ) -> Flat:
     """Return the sum over contributions, in the given order, of (LBS_j / divisor) g_j.
-
-    `late_sum_D`, a sum of LBS_j g_j, is added last.
-    """
+    `late_sum_D`, a sum of LBS_j g_j, is added last."""
     total_D: Flat | None = None
     for contribution in contributions:
         if contribution.part is not None:
-            weight = np.float32(contribution.local_batch_size / divisor)
-            total_D = _plus(total_D, contribution.part, weight)
+            weight = np.float32(contribution.samples / divisor)
+            total_D = plus(total_D, contribution.part, weight)
     if late_sum_D is not None:
-        total_D = _plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
+        total_D = plus(total_D, GradientPart(late_sum_D), np.float32(1 / divisor))
     return np.zeros(size, np.float32) if total_D is None else total_D
 
 
-def _plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:
+def sample_mean(contributions: Collection[Contribution], size: int) -> Flat:
+    """Return the mean over contributions, weighted by samples, summed in the given order."""
+    samples = sum(contribution.samples for contribution in contributions)
+    return combined_gradient(contributions, None, size=size, divisor=samples)
+
+
+def plus(total_D: Flat | None, part: GradientPart, weight: np.float32) -> Flat:
     """total + weight * part, in place; None as total means zeros."""
     if total_D is None:
         return part.weighted(weight)

@@ -7,22 +7,19 @@ entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.document import parse
 from dlion_api.errors import ContractError, DLionError, Problem, SpecError
+from dlion_api.spec import Optimizer, Spec
 from dlion_api.spec.sites import workers_of
 from dlion_core.policies import manifest_checks, round_parameters
 from dlion_core.policies import parameters as declared
 from dlion_core.policies.plugins import PolicyPlugin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from dlion_api.spec import Optimizer, Spec
 
 GROUP: Final = "dlion.policies"
 
@@ -227,9 +224,8 @@ def names() -> list[str]:
 def find(name: str, *, source: str = "", line: int | None = None) -> Policy:
     """Return the policy of that name. `source` and `line`: its position, for the error.
 
-    Raises:
-        SpecError: unknown name; the error lists the known ones.
-        ProgramError: its package cannot be loaded.
+    Raises SpecError with the known names for another one, and ProgramError if its package cannot be
+    loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -271,11 +267,8 @@ def parameters_of(
     """Return the parameters of the manifest's policy, with defaults.
 
     `lines`: line of each path in `source`. `ranks`: every worker that may ever take part, if not
-    those of the manifest.
-
-    Raises:
-        SpecError: invalid parameters, or a conflict with the topology or the rest of the manifest.
-        ProgramError: the code of an installed policy failed.
+    those of the manifest. Raises SpecError for invalid parameters, or a conflict with the topology
+    or the rest of the manifest, and ProgramError if the code of an installed policy failed.
     """
     line = (lines or {}).get("spec.exchange.policy")
     policy = find(spec.exchange.policy, source=source, line=line)
@@ -323,10 +316,8 @@ def has_barrier(spec: Spec) -> bool:
 
 
 def is_fully_synchronous(spec: Spec) -> bool:
-    """Whether every update includes the contributions of all workers.
-
-    Backup workers are skipped, and those that continue without them do not wait.
-    """
+    """Whether every update includes the contributions of all workers. Backup workers are skipped,
+    and those that continue without them do not wait."""
     if find(spec.exchange.policy).lock_step:
         return True
     passes_over = spec.synchronization.mode == "backup" and spec.synchronization.backup_workers > 0
@@ -335,9 +326,7 @@ def is_fully_synchronous(spec: Spec) -> bool:
 
 def may_step_concurrently(spec: Spec) -> bool:
     """Whether a worker that has the weights of an iteration may do the next step with the others.
-
-    True if replicas are equal and an update changes nothing but the weights.
-    """
+    True if replicas are equal and an update changes nothing but the weights."""
     return is_fully_synchronous(spec) and not find(spec.exchange.policy).lock_step
 
 
@@ -353,10 +342,8 @@ def may_catch_up(spec: Spec) -> bool:
 
 
 def messages_must_arrive(spec: Spec) -> bool:
-    """Whether a queued gradient must not be superseded by a newer one.
-
-    True if the policy tracks what it has sent, or the update waits for it.
-    """
+    """Whether a queued gradient must not be superseded by a newer one. True if the policy tracks
+    what it has sent, or the update waits for it."""
     exchange = spec.exchange
     if spec.synchronization.mode in {"synchronous", "backup"} or exchange.residual != "none":
         return True

@@ -64,6 +64,10 @@ class MessageKind(IntEnum):
     MISSED_STEPS_SENT = 15
 
 
+STEP_KINDS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
+"""Of messages that report an iteration."""
+
+
 @dataclass(frozen=True)
 class Message:
     """One message on one link. `payload` is encoded (`dlion_core.codecs`) and untrusted on
@@ -74,6 +78,11 @@ class Message:
     local_batch_size: int = 0
     weights_version: int = 0
     payload: bytes | memoryview = b""
+
+    @property
+    def is_own_step(self) -> bool:
+        """Whether it reports a step that its sender has made."""
+        return self.kind in STEP_KINDS and self.local_batch_size > 0
 
     @property
     def size_bytes(self) -> int:
@@ -300,12 +309,10 @@ class ReplicaView(Protocol):
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """The current weights, shape [D]. They change in place: copy them to keep them."""
-        ...
 
     @property
     def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """The weights after the optimizer's moments have decayed with zero gradients; a copy."""
-        ...
 
 
 class PolicyMachine(Protocol):
@@ -313,24 +320,16 @@ class PolicyMachine(Protocol):
 
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event; return instructions in execution order."""
-        ...
 
     def waiting_for(self) -> frozenset[Rank]:
         """Return the peers to wait for before the next local step; empty: start it."""
-        ...
 
     def next_iteration(self) -> int:
-        """Return the number of the next local step.
-
-        It is one more than the last, or the other workers' current iteration if they continued
-        without this worker.
-        """
-        ...
+        """Return the number of the next local step. It is one more than the last, or the other
+        workers' current iteration if they continued without this worker."""
 
     def state(self) -> dict[str, Value]:
         """Return everything that a restart needs, as flat named values for a checkpoint."""
-        ...
 
     def restore(self, state: Mapping[str, Value]) -> None:
         """Restore what `state` returned. With `TAKEN_OVER`, the weights are those of a peer."""
-        ...

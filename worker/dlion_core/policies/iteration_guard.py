@@ -7,29 +7,26 @@ takes over a peer's weights (`take_over`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
+from dlion_api.names import Rank
 from dlion_core.policies.interface import (
+    STEP_KINDS,
     TAKEN_OVER,
+    Event,
+    Instruction,
     IterationReplayed,
     LocalStepDone,
     MemberJoined,
     MessageArrived,
-    MessageKind,
+    PolicyMachine,
     RejectMessage,
+    Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, Value
 
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
 a link that is up: each step sends one, and a queue keeps the newest."""
-
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 
 
 class IterationGuard:
@@ -54,7 +51,7 @@ class IterationGuard:
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event. The machine never receives an implausible iteration."""
         match event:
-            case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
+            case MessageArrived(sender=sender, message=message) if message.kind in STEP_KINDS:
                 most = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
                 if message.iteration > most:
                     kind, iteration = message.kind.name, message.iteration
@@ -91,11 +88,8 @@ class IterationGuard:
         self.restore({**self.machine.state(), **kept, "iteration": iteration, TAKEN_OVER: 1})
 
     def restarted(self) -> IterationGuard:
-        """Return a new guard for a worker that joins again.
-
-        It keeps the `lasting` state. It drops the `held` state, since a peer's weights may lack
-        what this worker trained on alone.
-        """
+        """Return a new guard for a worker that joins again. It keeps the `lasting` state. It drops
+        the `held` state, since a peer's weights may lack what this worker trained on alone."""
         machine = IterationGuard(self._build, self._lasting, self._held)
         machine.restore({**machine.state(), **self._named(self._lasting)})
         return machine

@@ -26,29 +26,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.spec.policies import KnowledgeTransfer
 from dlion_core.codecs import decode_loss, decode_weights, encode_loss, encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
+    Flat,
+    Instruction,
     Message,
     MessageKind,
     SendMessage,
     SendWeights,
+    Value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.spec.policies import KnowledgeTransfer
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, Value
-    from dlion_core.policies.synchronization import Synchronizer
+from dlion_core.policies.synchronization import Synchronizer
 
 SETTLING_STEPS = 30
 """Steps after a partition merge before weights are compared again. Differences that diverging
@@ -167,20 +165,15 @@ class DirectKnowledgeTransfer:
         return self._replica.weights_D.copy() if else_now and self._replica is not None else None
 
     def suspend(self) -> None:
-        """Suspend during a partition merge, which moves the weights.
-
-        Earlier comparisons become invalid, so the open or requested period is skipped.
-        """
+        """Suspend during a partition merge, which moves the weights. Earlier comparisons become
+        invalid, so the open or requested period is skipped."""
         self._suspended, self._settling = True, 0
         self._asked = self._open = self._kept = None
         self._void = self._latest.get(self._rank, (0, 0.0))[0]
 
     def resume(self, settling_steps: int = 0) -> None:
-        """Resume after a partition merge, once `settling_steps` have passed.
-
-        An earlier merge would make a temporary difference permanent, which the moments would
-        otherwise remove.
-        """
+        """Resume after a partition merge, once `settling_steps` have passed. An earlier merge would
+        make a temporary difference permanent, which the moments would otherwise remove."""
         self._settling = settling_steps
         self._suspended = settling_steps > 0
 
@@ -194,11 +187,8 @@ class DirectKnowledgeTransfer:
             self._latest[sender] = (period, loss)
 
     def weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Answer a request, once per peer and period, and only for periods reached here.
-
-        Raises:
-            ContractError: this worker cannot have shared a loss of that period.
-        """
+        """Answer a request, once per peer and period, and only for periods reached here. Raises
+        ContractError if this worker cannot have shared a loss of that period."""
         if not self.enabled:
             return []
         period = self._period_of(message)
@@ -239,11 +229,10 @@ class DirectKnowledgeTransfer:
     def _period_of(self, message: Message) -> int:
         period, rest = divmod(message.iteration, self._rule.every_steps)
         if rest or period < 1:
-            msg = (
+            raise ContractError(
                 f"{message.kind.name} of iteration {message.iteration}; "
                 f"allowed: multiples of everySteps, {self._rule.every_steps}"
             )
-            raise ContractError(msg)
         return period
 
     def state(self) -> dict[str, Value]:

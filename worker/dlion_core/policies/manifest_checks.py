@@ -6,25 +6,21 @@ spec, the parameters and the ranks of all workers that may ever take part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from dlion_api.errors import Problem
+from dlion_api.spec import Spec
+from dlion_core.policies.parameters import (
+    AdacompParameters,
+    AsyncParameters,
+    DemoParameters,
+    DgcParameters,
+    FedatParameters,
+    GaiaParameters,
+    HopParameters,
+    TwostepParameters,
+)
 from dlion_core.topology.topology import min_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from dlion_api.spec import Spec
-    from dlion_core.policies.parameters import (
-        AdacompParameters,
-        AsyncParameters,
-        DemoParameters,
-        DgcParameters,
-        FedatParameters,
-        GaiaParameters,
-        HopParameters,
-        TwostepParameters,
-    )
 
 
 def _problem(
@@ -34,10 +30,8 @@ def _problem(
     return Problem(path=path, message=message, value=str(value), allowed=allowed, advice=advice)
 
 
-def server(
-    spec: Spec,  # noqa: ARG001 - as all checks
-    parameters: AdacompParameters | AsyncParameters | FedatParameters,
-    ranks: Collection[int],
+def _server(
+    parameters: AdacompParameters | AsyncParameters | FedatParameters, ranks: Collection[int]
 ) -> list[Problem]:
     if parameters.server is None or parameters.server in ranks:
         return []
@@ -49,7 +43,7 @@ def delayed(
     spec: Spec, parameters: AdacompParameters | AsyncParameters, ranks: Collection[int]
 ) -> list[Problem]:
     """Check the server, and that the optimizer suits gradients weighted by their share."""
-    problems = server(spec, parameters, ranks)
+    problems = _server(parameters, ranks)
     if parameters.step == "share":
         problems += no_adaptive_optimizer(spec, parameters, ranks)
     return problems
@@ -78,9 +72,9 @@ def no_adaptive_optimizer(
     ]
 
 
-def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> list[Problem]:
+def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> list[Problem]:  # noqa: ARG001
     """Check that the server exists, and that tiers are given for each worker or for none."""
-    problems = server(spec, parameters, ranks)
+    problems = _server(parameters, ranks)
     if parameters.tiers and len(parameters.tiers) != len(ranks):
         message = "one tier for each worker of the job, in rank order, or none"
         value, allowed = f"{len(parameters.tiers)} tiers", f"{len(ranks)} tiers"
@@ -89,10 +83,8 @@ def fedat(spec: Spec, parameters: FedatParameters, ranks: Collection[int]) -> li
 
 
 def hop(spec: Spec, parameters: HopParameters, ranks: Collection[int]) -> list[Problem]:
-    """Check that a worker with several neighbours waits for at least one of them.
-
-    Two workers, with the default of one, may run independently.
-    """
+    """Check that a worker with several neighbours waits for at least one of them. Two workers, with
+    the default of one, may run independently."""
     given, fewest = parameters.backup_workers, min_neighbours(spec.exchange, len(ranks))
     if given <= 1 or given < fewest:
         return []

@@ -143,8 +143,7 @@ class DemoParameters:
         "entries of a variable that are transformed together (as recalled).", default=64
     )
     coefficients: PositiveCount = setting(
-        "k, number of coefficients of a chunk that are sent, the largest (default ours).",
-        default=2,
+        "k, number of coefficients of a chunk that are sent, the largest (default ours).", default=2
     )
     step: Literal["plain", "sign"] = setting(
         "the optimizer gets the mean, or its sign, which needs a much lower learning rate.",
@@ -295,8 +294,7 @@ class FedatParameters:
         "iterations between two answers of a worker (default ours).", default=10
     )
     proximal: Factor = setting(
-        "lambda, weight of the proximal term towards the global weights (as recalled).",
-        default=0.4,
+        "lambda, weight of the proximal term towards the global weights (as recalled).", default=0.4
     )
     decimals: int = setting(
         "decimals of weights sent as polylines (as recalled).", default=4, minimum=0, maximum=9

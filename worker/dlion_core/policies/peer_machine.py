@@ -8,12 +8,18 @@ budgets; each has its own rule.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_core.codecs.payload import Payload
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     ApplyGradient,
     BudgetsChanged,
+    Event,
+    Flat,
+    Instruction,
     LocalStepDone,
     MemberJoined,
     MemberLeft,
@@ -23,17 +29,10 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
     UpdateApplied,
+    Value,
 )
 from dlion_core.policies.state_values import ints_by_rank
 from dlion_core.policies.synchronization import Synchronizer, SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs.payload import Payload
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Flat, Instruction, Value
 
 _BATCH_OF = "batch_of_"
 """Prefix of checkpoint keys, followed by a rank: last known local batch size of that peer."""
@@ -97,11 +96,8 @@ class PeerMachine:
     # ---- events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Handle one event; return instructions in execution order.
-
-        Raises:
-            ValueError: a local step that was not allowed, or values to send that are not finite.
-        """
+        """Handle one event; return instructions in execution order. Raises ValueError for a local
+        step that was not allowed, or values to send that are not finite."""
         instructions: list[Instruction] = []
         match event:
             case LocalStepDone():
@@ -162,11 +158,10 @@ class PeerMachine:
         least = 1 if message.kind is MessageKind.GRADIENT else 0
         most = self.context.max_samples
         if not least <= message.local_batch_size <= most:
-            msg = (
+            raise ContractError(
                 f"{message.kind.name} with a local batch of {message.local_batch_size} samples; "
                 f"allowed: {least} to {most}"
             )
-            raise ContractError(msg)
         if message.iteration < 1:
             msg = f"{message.kind.name} of iteration {message.iteration}; allowed: 1 on"
             raise ContractError(msg)

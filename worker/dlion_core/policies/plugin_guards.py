@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+from dlion_api.names import Rank
 from dlion_core.codecs import NotFiniteError
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.interface import Instruction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import Event, Flat, PolicyMachine, Value
-    from dlion_core.policies.plugins import PolicyPlugin
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.interface import Event, Flat, Instruction, PolicyMachine, Value
+from dlion_core.policies.plugins import PolicyPlugin
 
 _MACHINE: Final = ("handle", "waiting_for", "next_iteration", "state", "restore")
 _PASSING: Final = (NotFiniteError,)
@@ -102,8 +97,3 @@ class GuardedSelector:
             if not isinstance(payload, bytes | memoryview):
                 raise self._origin.wrong_result(prepare, payload, "payloads of bytes")
         return outgoing
-
-
-def guard_selector(origin: PolicyPlugin | None, selector: GradientSelector) -> GradientSelector:
-    """Return the selector, guarded if it is of an installed package."""
-    return selector if origin is None else GuardedSelector(origin, selector)

@@ -7,14 +7,12 @@ there is a bug and keeps its traceback.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dlion_api.errors import DLionError, ProgramError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MAX_ERROR_CHARACTERS: Final = 1000
 
@@ -31,12 +29,10 @@ class PolicyPlugin:
     def code(
         self, doing: str, *, at: object = None, passing: tuple[type[Exception], ...] = ()
     ) -> Iterator[None]:
-        """Convert any error of the policy's code into one error with file and line.
+        """Convert any error of the policy's code into a ProgramError with file and line.
 
-        `at`: the called function, for errors that none of its lines raised.
-
-        Raises:
-            ProgramError: the code failed. DLion's own errors and those in `passing` are unchanged.
+        DLion's own errors and those in `passing` are unchanged. `at`: the called function, for
+        errors that none of its lines raised.
         """
         unchanged: tuple[type[Exception], ...] = (DLionError, *passing)
         try:

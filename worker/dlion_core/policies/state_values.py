@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
 from dlion_api.names import Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_core.policies.interface import Flat, Value
+from dlion_core.policies.interface import Flat, Value
 
 
 def by_rank(state: Mapping[str, Value], prefix: str) -> dict[Rank, Value]:
@@ -38,5 +34,4 @@ def vector_or_none(state: Mapping[str, Value], name: str) -> Flat | None:
 
 
 def vector_from_state(value: Value) -> Flat:
-    """Return a vector of a state, as a copy."""
     return np.array(value, np.float32)

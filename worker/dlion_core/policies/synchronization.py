@@ -18,11 +18,9 @@ within one of the bound. So a restarted worker can compile and catch up without 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_api.spec.policies import Synchronization
+from dlion_api.names import Rank
+from dlion_api.spec.policies import Synchronization
 
 
 @dataclass(frozen=True)
@@ -92,23 +90,17 @@ class Synchronizer:
         return self.own + 1
 
     def step_done(self, iteration: int) -> None:
-        """Record a local step.
-
-        Raises:
-            ValueError: the worker was held, or the iteration does not increase (a bug of the
-                driver).
-        """
+        """Record a local step. Raises ValueError if the worker was held, or the iteration does not
+        increase (a bug of the driver)."""
         if self._is_held or iteration <= self.own:
-            msg = (
+            raise ValueError(
                 f"local step {iteration} done after step {self.own}; allowed: a later step, once"
                 f" waiting_for() is empty (now {sorted(self.waiting_for())})"
             )
-            raise ValueError(msg)
         self.own, self.stepped, self._is_held = iteration, True, True
         self._release_if_enough_keep_up()
 
     def heard(self, rank: Rank, iteration: int) -> None:
-        """Record that a member finished an iteration."""
         peer = self._peers.get(rank)
         if peer is None:
             return
@@ -118,12 +110,10 @@ class Synchronizer:
         self._release_if_enough_keep_up()
 
     def joined(self, rank: Rank, iteration: int) -> None:
-        """Record that a member joined or returned."""
         self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self.stepped)
         self._release_if_enough_keep_up()
 
     def left(self, rank: Rank) -> None:
-        """Record that a member left."""
         self._peers.pop(rank, None)
         self._release_if_enough_keep_up()
 

@@ -253,10 +253,8 @@ class LinkBudgets:
             self._divide()
 
     def end_round(self, *, wall_s: float, own_s: float, max_bytes: float | None = None) -> None:
-        """Finish one local iteration of `wall_s`, of which `own_s` was not waiting.
-
-        `max_bytes` limits all links together in the next iteration, except for short messages.
-        """
+        """Finish one local iteration of `wall_s`, of which `own_s` was not waiting. `max_bytes`
+        limits all links together in the next iteration, except for short messages."""
         own_s = max(own_s, 1e-3)
         self._max_bytes = max_bytes
         self._pace.add(1.0, own_s)

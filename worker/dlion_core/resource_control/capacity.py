@@ -62,11 +62,8 @@ class CapacityEstimator:
         self._warm_up_left = self._skipped = 0
 
     def trainer_started(self) -> None:
-        """Reset for a new trainer process.
-
-        Its first step also traces and allocates memory, so it is not measured; its CPU counters
-        restart.
-        """
+        """Reset for a new trainer process. Its first step also traces and allocates memory, so it
+        is not measured; its CPU counters restart."""
         self._has_stepped = False
         self._largest = 0
         self._warm_up_left = self._skipped = 0

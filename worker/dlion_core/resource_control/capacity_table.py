@@ -42,9 +42,7 @@ class CapacityTable:
 
     def publish(self, own: Capacity, *, regular: bool) -> bool:
         """Publish this worker's own estimate; return whether it changed enough to send at once.
-
-        `regular`: a publication is due anyway, so include small changes.
-        """
+        `regular`: a publication is due anyway, so include small changes."""
         known = self._known.get(self._rank)
         if known is not None:
             change = abs(own.samples_per_s - known.samples_per_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass
 
 from dlion_api.protocol.measurements import StepTiming
 
@@ -13,17 +12,6 @@ ITERATIONS = 8
 
 SHORT_BYTES = 65536
 """Below this size the cost is per message rather than per byte."""
-
-
-@dataclass(frozen=True)
-class _Iteration:
-    compute_cpu_s: float
-    exchange_cpu_s: float
-    exchanged_bytes: int
-
-    @property
-    def is_long(self) -> bool:
-        return self.exchanged_bytes >= SHORT_BYTES
 
 
 class ExchangeCost:
@@ -40,23 +28,20 @@ class ExchangeCost:
     def __init__(self, fraction: float) -> None:
         """`fraction`: maximum CPU seconds of the exchange per CPU second of computing."""
         self._fraction = fraction
-        self._iterations: deque[_Iteration] = deque(maxlen=ITERATIONS)
+        self._iterations: deque[tuple[float, float, int]] = deque(maxlen=ITERATIONS)
+        """CPU seconds of computing and of the exchange, and bytes."""
 
     def add(self, step: StepTiming) -> None:
         """Add one iteration; ignore it if bytes or CPU time are unknown."""
         if step.compute_cpu_s is None or step.exchanged_bytes is None:
             return
         exchange_cpu_s = max(0.0, step.cpu_s - step.compute_cpu_s)
-        self._iterations.append(
-            _Iteration(step.compute_cpu_s, exchange_cpu_s, step.exchanged_bytes)
-        )
+        self._iterations.append((step.compute_cpu_s, exchange_cpu_s, step.exchanged_bytes))
 
     def max_bytes(self) -> float | None:
         """Maximum bytes on all links together; None: no limit is known."""
-        costs = [
-            one.exchange_cpu_s / one.exchanged_bytes for one in self._iterations if one.is_long
-        ]
+        costs = [cpu_s / size for _, cpu_s, size in self._iterations if size >= SHORT_BYTES]
         if not costs or (cost_s := statistics.median(costs)) <= 0.0:
             return None
-        compute_s = statistics.median(one.compute_cpu_s for one in self._iterations)
+        compute_s = statistics.median(compute_s for compute_s, _, _ in self._iterations)
         return self._fraction / 2 * compute_s / cost_s

@@ -78,10 +78,8 @@ class ChangingRate:
         """Number of oldest buckets that may have started before the last change."""
 
     def add(self, amount: float, seconds: float, span_s: float | None = None) -> None:
-        """Add one observation; those shorter than a tenth of `min_s` are merged.
-
-        `span_s`: time from the end of the previous one to the end of this one; None: no gap.
-        """
+        """Add one observation; those shorter than a tenth of `min_s` are merged. `span_s`: time
+        from the end of the previous one to the end of this one; None: no gap."""
         if seconds <= 0.0:
             return
         self._is_known = False

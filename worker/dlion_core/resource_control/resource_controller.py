@@ -87,7 +87,8 @@ class ResourceController:
         )
         self._batches: Mapping[Rank, int] = {}
         self._membership: Membership | None = None
-        self._peers: tuple[Member, ...] = ()
+        self.peers: tuple[Member, ...] = ()
+        """The other present workers."""
         self._training_set_samples = self._own_samples = 0
         self._iteration = 0
         self._version = 0
@@ -124,7 +125,7 @@ class ResourceController:
             case Peers():
                 self._membership = record.membership
                 ready = record.membership.ready()
-                self._peers = tuple(m for m in ready if m.identity.rank != self._rank)
+                self.peers = tuple(m for m in ready if m.identity.rank != self._rank)
                 self._training_set_samples = record.training_set_samples
                 self._own_samples = record.own_samples
                 self.capacities.set_own_samples(record.own_samples)
@@ -161,16 +162,12 @@ class ResourceController:
 
     # ---- queries -------------------------------------------------------------------------
 
-    def peers(self) -> tuple[Member, ...]:
-        """The other present workers."""
-        return self._peers
-
     def neighbours(self) -> tuple[Member, ...]:
         """The peers that this worker has a link to."""
         ranks = self._fixed_neighbours if self._groups is None else self._groups.neighbours
         if ranks is None:
-            return self.peers()
-        return tuple(m for m in self.peers() if m.identity.rank in ranks)
+            return self.peers
+        return tuple(m for m in self.peers if m.identity.rank in ranks)
 
     @property
     def grouping(self) -> Grouping | None:
@@ -198,7 +195,7 @@ class ResourceController:
         clustered topology all links are probed in turn, used or not.
         """
         if self._groups is not None:
-            by_rank = {member.identity.rank: member for member in self.peers()}
+            by_rank = {member.identity.rank: member for member in self.peers}
             rank_to_probe = self._groups.rates.next_to_probe(by_rank, now_s)
             return None if rank_to_probe is None else by_rank[rank_to_probe]
         for member in self.neighbours():
@@ -313,7 +310,7 @@ class ResourceController:
         if self._membership is None:
             return []
         if self._iteration > 0:
-            return [self._rank, *(member.identity.rank for member in self.peers())]
+            return [self._rank, *(member.identity.rank for member in self.peers)]
         members = self._membership.members
         there = {m.identity.rank for m in members if m.state is MemberState.READY}
         gone = {m.identity.rank for m in members} - there

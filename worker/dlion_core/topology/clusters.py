@@ -18,19 +18,20 @@ Their combination is ours.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from itertools import accumulate, combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Grouping
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
 Groups = tuple[tuple[Rank, ...], ...]
 """Each worker once; members sorted, groups sorted by their first member."""
+
+PairRates = Mapping[tuple[Rank, Rank], float]
+"""Bytes per second by pair of lower and higher rank, where known."""
 
 SEPARATION: Final = 3.0
 """Ratio of fast to slow rates that justifies groups. Below, a gateway's relay costs more than it
@@ -41,7 +42,6 @@ KEPT_SEPARATION: Final = 2.0
 
 GATEWAY_GAIN: Final = 1.5
 """A gateway is replaced if another worker's links to the other groups are this much faster."""
-
 
 MAX_VERSION: Final = 2**31
 """Maximum version: a thousand years with one every quarter of a minute."""
@@ -60,7 +60,6 @@ def groups_by_site(sites: Mapping[Rank, str]) -> Grouping:
 
 
 def sorted_groups(groups: Iterable[Iterable[Rank]]) -> Groups:
-    """Return the groups in canonical order."""
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
@@ -118,7 +117,7 @@ def fast_level(bytes_per_s: Iterable[float], separation: float) -> float:
     return level if gap >= math.log(separation) else 0.0
 
 
-def find_groups(rates: Mapping[tuple[Rank, Rank], float], separation: float) -> Groups:
+def find_groups(rates: PairRates, separation: float) -> Groups:
     """Return groups of the workers in those pairs. All rates must be above 0."""
     import networkx as nx  # only this topology needs it
 
@@ -134,11 +133,7 @@ def find_groups(rates: Mapping[tuple[Rank, Rank], float], separation: float) -> 
     return sorted_groups(nx.community.greedy_modularity_communities(graph, weight="weight"))
 
 
-def misfit(
-    groups: Iterable[Collection[Rank]],
-    rates: Mapping[tuple[Rank, Rank], float],
-    separation: float,
-) -> float:
+def misfit(groups: Iterable[Collection[Rank]], rates: PairRates, separation: float) -> float:
     """Return how badly groups fit the rates, from 0 (perfect) to 1.
 
     It sums the distance from the level of fast links between groups and of slow ones inside,
@@ -156,38 +151,26 @@ def misfit(
 
 
 def choose_gateways(
-    groups: Groups,
-    rates: Mapping[tuple[Rank, Rank], float],
-    present: Collection[Rank],
-    before: Collection[Rank],
+    groups: Groups, rates: PairRates, present: Collection[Rank], before: Collection[Rank]
 ) -> tuple[Rank, ...]:
     """Return for each group the worker with the fastest links to all other groups (geometric mean).
 
     A gateway of `before` is kept unless another is faster by `GATEWAY_GAIN`. Only `present` workers
     qualify, unless none of the group is. Unknown rates are ignored.
     """
-    return tuple(_gateway(group, rates, present, before) for group in groups)
+    ranks = {rank for pair in rates for rank in pair}
+    gateways = []
+    for group in groups:
+        candidates = [rank for rank in group if rank in present] or list(group)
+        outside = ranks.difference(group)
+        means = {rank: _mean_log(rank, outside, rates) for rank in candidates}
+        best = max(candidates, key=lambda rank: (means[rank], -rank))
+        kept = next((rank for rank in candidates if rank in before), best)
+        gateways.append(kept if means[best] - means[kept] < math.log(GATEWAY_GAIN) else best)
+    return tuple(gateways)
 
 
-def _gateway(
-    group: tuple[Rank, ...],
-    rates: Mapping[tuple[Rank, Rank], float],
-    present: Collection[Rank],
-    before: Collection[Rank],
-) -> Rank:
-    candidates = [rank for rank in group if rank in present] or list(group)
-    outside = {rank for pair in rates for rank in pair}.difference(group)
-    means = {rank: _mean_log(rank, outside, rates) for rank in candidates}
-    best = max(candidates, key=lambda rank: (means[rank], -rank))
-    kept = [rank for rank in candidates if rank in before]
-    if kept and means[best] - means[kept[0]] < math.log(GATEWAY_GAIN):
-        return kept[0]
-    return best
-
-
-def _mean_log(
-    rank: Rank, outside: Collection[Rank], rates: Mapping[tuple[Rank, Rank], float]
-) -> float:
+def _mean_log(rank: Rank, outside: Collection[Rank], rates: PairRates) -> float:
     """Mean logarithm of the known rates to those outside; 0 if none is known."""
     pairs = [(min(rank, other), max(rank, other)) for other in sorted(outside)]
     logs = [math.log(rates[pair]) for pair in pairs if pair in rates]

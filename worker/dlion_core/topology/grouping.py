@@ -12,9 +12,13 @@ and one remains. Meanwhile a pair is linked only if both sides want the link.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.protocol.measurements import Grouping
+from dlion_api.spec import Job
 from dlion_core.topology.clusters import (
     MAX_VERSION,
     graph_of_groups,
@@ -23,13 +27,6 @@ from dlion_core.topology.clusters import (
     pairs_of,
 )
 from dlion_core.topology.regrouping import Regrouping
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_api.protocol.measurements import Grouping
-    from dlion_api.spec import Job
 
 MIN_PROBES: Final = 3
 """Probes needed before a link's rate is known."""
@@ -88,9 +85,7 @@ class PairBandwidths:
 
     def next_to_probe(self, peers: Iterable[Rank], now_s: float) -> Rank | None:
         """The link to probe now: the one probed least recently. Calling this counts as a probe.
-
-        Known links have their turn even if some others can never be measured.
-        """
+        Known links have their turn even if some others can never be measured."""
         probed_at_s = {peer: self._probed_at_s.get(peer, float("-inf")) for peer in sorted(peers)}
         unknown = {
             p: at for p, at in probed_at_s.items() if len(self._probes.get(p, ())) < MIN_PROBES

@@ -15,24 +15,22 @@ Source: ours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection
+from typing import Final
 
+from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Grouping
 from dlion_core.topology.clusters import (
     KEPT_SEPARATION,
     SEPARATION,
+    Groups,
+    PairRates,
     choose_gateways,
     find_groups,
     misfit,
     pairs_of,
     sorted_groups,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.topology.clusters import Groups
 
 LOOK_S: Final = 5.0
 PATIENCE: Final = 3
@@ -51,17 +49,10 @@ class Regrouping:
         """Consecutive checks in which another grouping fits better."""
 
     def look(
-        self,
-        present: Collection[Rank],
-        rates: Mapping[tuple[Rank, Rank], float],
-        held: Grouping,
-        now_s: float,
+        self, present: Collection[Rank], rates: PairRates, held: Grouping, now_s: float
     ) -> Grouping | None:
-        """Return the next grouping, or None to keep `held`.
-
-        `rates`: bytes per second by pair of lower and higher rank, where known. While a pair of
-        `present` workers is unknown, only the loss of a gateway causes a change.
-        """
+        """Return the next grouping, or None to keep `held`. While the rate of a pair of `present`
+        workers is unknown, only the loss of a gateway causes a change."""
         if lost := self._without_lost_gateways(present, rates, held):
             self._times = 0
             return lost
@@ -80,10 +71,7 @@ class Regrouping:
         return Grouping(held.version + 1, self._decider, *wanted)
 
     def _without_lost_gateways(
-        self,
-        present: Collection[Rank],
-        rates: Mapping[tuple[Rank, Rank], float],
-        held: Grouping,
+        self, present: Collection[Rank], rates: PairRates, held: Grouping
     ) -> Grouping | None:
         """The grouping with replaced gateways, if one left and its group did not."""
         pairs = zip(held.groups, held.gateways, strict=True)
@@ -93,10 +81,7 @@ class Regrouping:
         return Grouping(held.version + 1, self._decider, held.groups, gateways)
 
     def _better(
-        self,
-        present: Collection[Rank],
-        rates: Mapping[tuple[Rank, Rank], float],
-        held: Grouping,
+        self, present: Collection[Rank], rates: PairRates, held: Grouping
     ) -> tuple[Groups, tuple[Rank, ...]] | None:
         """Better groups for these rates, or the same groups with better gateways; None: neither."""
         parted = len([group for group in held.groups if set(group) & set(present)]) > 1

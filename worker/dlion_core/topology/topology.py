@@ -19,36 +19,29 @@ Source: Steger and Wormald, Generating random regular graphs quickly, 1999 (netw
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+import networkx as nx
 
-    import networkx as nx
-
-    from dlion_api.names import Rank
-    from dlion_api.spec import Exchange, Job, Spec
+from dlion_api.names import Rank
+from dlion_api.spec import Exchange, Job, Spec
 
 CLUSTERED: Final = "clustered"
 
 
 def graph_of(spec: Spec, ranks: Collection[Rank]) -> Mapping[Rank, frozenset[Rank]]:
-    """Return the neighbours of each of those workers.
-
-    Raises:
-        ValueError: a topology that cannot be built (`Spec`'s rules exclude it).
-    """
+    """Return the neighbours of each of those workers. Raises ValueError for a topology that cannot
+    be built (`Spec`'s rules exclude it)."""
     exchange = spec.exchange
     return _graph(exchange.topology, exchange.degree, spec.trainer.seed, tuple(sorted(ranks)))
 
 
 def neighbours_of(job: Job, rank: Rank) -> frozenset[Rank]:
-    """Return the possible neighbours of a job's worker.
-
-    Workers by which a group may grow are not included; they are linked with all (`Job.may_grow`).
-    """
+    """Return the possible neighbours of a job's worker. Workers by which a group may grow are not
+    included; they are linked with all (`Job.may_grow`)."""
     return graph_of(job.spec, {rank, *(worker.rank for worker in job.workers())})[rank]
 
 

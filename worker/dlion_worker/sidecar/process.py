@@ -107,7 +107,7 @@ class SidecarProcess:
         if self._caller is None:
             return
         if isinstance(record, Peers):
-            self._caller.set_peers(self._controller.peers())
+            self._caller.set_peers(self._controller.peers)
         self._notify_peers()
 
     def _notify_peers(self) -> None:
@@ -187,7 +187,7 @@ class SidecarProcess:
             dial=lambda rank: self._config.link_address(rank, "measuring"),
             by_gateway=self._job.spec.network.exposure == "Gateway",
         )
-        self._caller.set_peers(self._controller.peers())
+        self._caller.set_peers(self._controller.peers)
         try:
             yield
         finally:
@@ -216,7 +216,7 @@ class SidecarProcess:
         changed."""
         end_s = time.monotonic() + seconds
         while not stopped.is_set() and time.monotonic() < end_s and self._trust in current:
-            for _ in self._controller.peers():  # one that hangs is due again after its timeout
+            for _ in self._controller.peers:  # one that hangs is due again after its timeout
                 if stopped.is_set() or not await self._probe_one():
                     break
             self._issue(self._controller.regroup_if_due(time.monotonic()))

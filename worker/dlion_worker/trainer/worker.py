@@ -25,7 +25,6 @@ from dlion_core.links.events import StateSnapshot
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.policies import factory
 from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages_must_arrive
-from dlion_core.policies.message_sizes import max_message_bytes
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.security.credentials import WorkerCredentials
@@ -189,7 +188,7 @@ class Worker:
                 listen_port=self._config.exchange_port,
                 advertise_host=self._config.advertise_host,
                 is_exposed=self._job.spec.network.exposure != "PodNetwork",
-                max_message_bytes=max_message_bytes(self._job, self._replica.model.layout),
+                max_message_bytes=factory.max_message_bytes(self._job, self._replica.model.layout),
                 queue_rule=QueueRule.KEEP if must_arrive else QueueRule.NEWEST,
             ),
             on_event=self._refusals.filtered(self._inbox.put),

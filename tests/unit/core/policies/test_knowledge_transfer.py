@@ -11,7 +11,7 @@ import pytest
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
-from dlion_core.policies.factory import PolicyContext
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
     Flat,

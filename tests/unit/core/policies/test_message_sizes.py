@@ -14,8 +14,8 @@ from dlion_api.names import Rank
 from dlion_api.spec import load_job
 from dlion_core.codecs import Coding, ValueCodec, encode_range, encode_whole, max_coded_bytes
 from dlion_core.codecs.polyline import MAX_DECIMALS, encode_polyline
+from dlion_core.policies.factory import MAX_OVERHEAD_BYTES, max_message_bytes
 from dlion_core.policies.interface import Layout
-from dlion_core.policies.message_sizes import MAX_OVERHEAD_BYTES, max_message_bytes
 from dlion_core.policies.partitions.version_vector import encode_version_vector
 from dlion_core.policies.weights.eventgrad import VariableCodec
 from local_run import job_document

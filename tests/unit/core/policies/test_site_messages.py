@@ -5,7 +5,7 @@ from __future__ import annotations
 import timeit
 
 from dlion_api.names import Rank
-from dlion_core.policies.hierarchical.site_means import SampledGradient
+from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
     PART,
@@ -18,7 +18,7 @@ from dlion_core.policies.interface import Message, MessageKind
 
 def told(what: int, iteration: int, samples: int = 1) -> SiteMessage:
     return SiteMessage(
-        Message(MessageKind.PROGRESS, iteration, samples, what), SampledGradient(samples, None)
+        Message(MessageKind.PROGRESS, iteration, samples, what), Contribution(samples, None)
     )
 
 

@@ -15,11 +15,14 @@ manifest's optimizer over damped gradients, zero entries are not sent, ties to t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlion_core.codecs import require_finite
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, GradientPart, require_finite
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.entries import (
     encode_nonzero,
@@ -27,19 +30,10 @@ from dlion_core.policies.gradient.entries import (
     outgoing,
     zero_except,
 )
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.interface import BudgetsChanged, Flat, Layout, PolicyMachine, Value
+from dlion_core.policies.parameters import AdacompParameters
 from dlion_core.policies.state_values import by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding, GradientPart
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-    from dlion_core.policies.interface import BudgetsChanged, Flat, Layout, PolicyMachine, Value
-    from dlion_core.policies.parameters import AdacompParameters
 
 _READ_BY = "touched_when_read_by_"
 """Prefix of checkpoint keys, followed by a rank: touch counters when that peer read."""

@@ -22,22 +22,17 @@ partitions, the search for p. Ours: the bound on p.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from dlion_core.codecs import GradientPart, max_range_length, require_finite
-from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, GradientPart, max_range_length, require_finite
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.entries import Residual, outgoing
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.interface import Flat, PolicyMachine, Value
+from dlion_core.policies.parameters import AkoParameters
 from dlion_core.policies.state_values import ints_by_rank, vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-    from dlion_core.policies.interface import Flat, PolicyMachine, Value
-    from dlion_core.policies.parameters import AkoParameters
 
 _ROOM_OF = "ako_room_bytes_of_"
 
@@ -54,8 +49,6 @@ def ako(context: PolicyContext, parameters: AkoParameters) -> PolicyMachine:
 
 class Ako(GradientSelector):
     """The current partition, and what each has accumulated since it was last sent."""
-
-    combines = True
 
     def __init__(
         self, size: int, codec: AnyCoding, *, partitions: int, most_partitions: int
@@ -88,10 +81,8 @@ class Ako(GradientSelector):
         return outgoing(dict.fromkeys(peers, coded), GradientPart(gradient_D))
 
     def _smallest_that_fits(self) -> int:
-        """p for the narrowest link; a link without a budget is unbounded.
-
-        If a backlogged link accepted nothing for a whole turn, p is doubled.
-        """
+        """p for the narrowest link; a link without a budget is unbounded. If a backlogged link
+        accepted nothing for a whole turn, p is doubled."""
         if not self._room_bytes:
             return 1
         fits = max_range_length(min(self._room_bytes.values()), self._size, self._codec)

@@ -15,29 +15,18 @@ Source: Zheng et al., "Asynchronous stochastic gradient descent with delay compe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dlion_core.codecs import decode_gradient, encode_whole
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, GradientPart, decode_gradient, encode_whole
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.interface import BudgetsChanged, Flat, PolicyMachine, ReplicaView, Value
+from dlion_core.policies.parameters import AsyncParameters
 from dlion_core.policies.state_values import vectors_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding, GradientPart
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import (
-        BudgetsChanged,
-        Flat,
-        PolicyMachine,
-        ReplicaView,
-        Value,
-    )
-    from dlion_core.policies.parameters import AsyncParameters
 
 _READ_BY = "weights_read_by_"
 """Prefix of checkpoint keys, followed by a rank: the weights that this peer read."""

@@ -18,33 +18,31 @@ moves the weights as far as their mean would. Otherwise 1, a full step each. The
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import decode_gradient, decode_weights
+from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart, decode_gradient, decode_weights
 from dlion_core.policies.aggregation import divisor
-from dlion_core.policies.interface import ApplyGradient, MessageKind, ReplaceWeights, SendWeights
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    BudgetsChanged,
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendWeights,
+    Value,
+)
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import ints_by_rank
 from dlion_core.policies.synchronization import SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import GradientPart
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-    from dlion_core.policies.interface import (
-        BudgetsChanged,
-        Flat,
-        Instruction,
-        LocalStepDone,
-        Message,
-        Value,
-    )
 
 _NONE_TAKEN = -1
 
@@ -78,7 +76,6 @@ class StalenessRule:
         """A peer has left."""
 
     def state(self) -> dict[str, Value]:
-        """Return what a restart needs."""
         return {}
 
     def restore(self, state: Mapping[str, Value]) -> None:
@@ -99,10 +96,8 @@ class WeightReads:
         self._read_at[rank] = self.updates
 
     def is_back(self, rank: Rank) -> bool:
-        """Whether a peer of the checkpoint joins for the first time since.
-
-        It still has the weights that it had then.
-        """
+        """Whether a peer of the checkpoint joins for the first time since. It still has the weights
+        that it had then."""
         if rank not in self._kept:
             return False
         self._kept.discard(rank)

@@ -20,40 +20,34 @@ too. Means are by samples, and what the codec rounds off stays in the momentum.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import CosineTransform, NotFiniteError, require_finite
-from dlion_core.policies.factory import PolicyContext, gradient_machine
-from dlion_core.policies.gradient.entries import (
-    Residual,
-    chunks_of,
-    largest_of_chunks,
-    outgoing,
+from dlion_api.names import Rank
+from dlion_core.codecs import (
+    AnyCoding,
+    CosineTransform,
+    GradientPart,
+    NotFiniteError,
+    require_finite,
 )
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
+from dlion_core.policies.gradient.entries import Residual, chunks_of, largest_of_chunks, outgoing
 from dlion_core.policies.gradient.gradient_exchange import GradientMachine
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.gradient.gradient_selectors import (
+    GradientSelector,
+    OutgoingPayloads,
+    Payload,
+)
+from dlion_core.policies.interface import ApplyGradient, Flat, Layout, PolicyMachine, Value
+from dlion_core.policies.parameters import DemoParameters
 from dlion_core.policies.state_values import vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding, GradientPart
-    from dlion_core.policies.aggregation import Contribution
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads, Payload
-    from dlion_core.policies.interface import (
-        ApplyGradient,
-        Flat,
-        Layout,
-        PolicyMachine,
-        Value,
-    )
-    from dlion_core.policies.parameters import DemoParameters
 
 _MOMENTUM = "demo_momentum_D"
 
@@ -72,8 +66,6 @@ def largest_coefficient(parameters: DemoParameters) -> float:
 
 class DecoupledMomentum(GradientSelector):
     """One worker's momentum, as coefficients. What it selects are coefficients, too."""
-
-    combines = True
 
     def __init__(self, layout: Layout, codec: AnyCoding, parameters: DemoParameters) -> None:
         self._chunks = chunks_of(layout, parameters.chunk)
@@ -131,8 +123,7 @@ class CoefficientMachine(GradientMachine):
         part = super().decoded(payload)
         largest = float(np.abs(part.value_K).max())
         if largest > self._largest:
-            reason = f"coefficient of {largest:.3g}; allowed: +-{self._largest:.3g}"
-            raise ContractError(reason)
+            raise ContractError(f"coefficient of {largest:.3g}; allowed: +-{self._largest:.3g}")
         return part
 
     def combined_update(

@@ -25,26 +25,20 @@ as in its authors' code, by steps instead of epochs, which a policy does not kno
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dlion_core.codecs import require_finite
-from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_api.names import Rank
+from dlion_core.codecs import AnyCoding, require_finite
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.entries import Residual, magnitude_bits, nth_largest, outgoing
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, OutgoingPayloads
+from dlion_core.policies.interface import Flat, Layout, PolicyMachine, Value
+from dlion_core.policies.parameters import DgcParameters
 from dlion_core.policies.state_values import vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-    from dlion_core.policies.interface import Flat, Layout, PolicyMachine, Value
-    from dlion_core.policies.parameters import DgcParameters
 
 
 def dgc(context: PolicyContext, parameters: DgcParameters) -> PolicyMachine:
@@ -53,8 +47,6 @@ def dgc(context: PolicyContext, parameters: DgcParameters) -> PolicyMachine:
 
 class DeepCompression(GradientSelector):
     """The velocity and its unsent part."""
-
-    combines = True
 
     def __init__(self, layout: Layout, codec: AnyCoding, parameters: DgcParameters) -> None:
         self._slices = layout.slices()

@@ -2,7 +2,8 @@
 
 Called by the policies that send some entries and keep the others. A `Residual` implements error
 feedback: entries that were not sent, and codec rounding errors, are added to the next gradient. So
-sent + residual = sum of gradients.
+sent + residual = sum of gradients. `ResidualSelector` is the base of those that keep one residual
+for all links, or one for each.
 
 Source of error feedback: Seide et al., 1-bit SGD, Interspeech 2014; Stich et al., Sparsified SGD
 with memory, NeurIPS 2018.
@@ -11,13 +12,16 @@ with memory, NeurIPS 2018.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlion_api.names import Rank
 from dlion_core.codecs import (
+    AnyCoding,
     GradientPart,
     SelectedEntries,
     decode_gradient,
@@ -25,15 +29,13 @@ from dlion_core.codecs import (
     encode_selected,
     require_finite,
 )
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.gradient.gradient_selectors import (
+    GradientSelector,
+    OutgoingPayloads,
+    Payload,
+)
+from dlion_core.policies.interface import Flat, Layout, Value
+from dlion_core.policies.state_values import vector_or_none, vectors_by_rank
 
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 
@@ -142,13 +144,7 @@ def zero_except(value_D: Flat, where: NDArray[np.intp] | NDArray[np.bool_] | sli
 
 
 def encode_nonzero(some_D: Flat, codec: AnyCoding) -> EncodedEntries:
-    """Encode the nonzero entries.
-
-    Do not change the vector before the payload is written, which happens at once.
-
-    Raises:
-        NotFiniteError: an entry is not finite.
-    """
+    """Encode the nonzero entries. Raises NotFiniteError if one is not finite."""
     bits_D = magnitude_bits(some_D)
     kept = int(np.count_nonzero(bits_D))
     if not kept:
@@ -192,3 +188,59 @@ class Residual:
         """Return the whole residual and reset it to zero."""
         taken_D, self.value_D = self.value_D, np.zeros_like(self.value_D)
         return taken_D
+
+
+class ResidualSelector(GradientSelector):
+    """One residual for all links, which then carry the same, or one for each link (D floats).
+
+    A worker with one residual applies what it sends, so replicas stay identical under full
+    synchronous exchange; without peers it applies the whole residual. Otherwise links carry
+    different entries, no choice is equal for all, and it applies its whole gradient at once. If a
+    peer leaves, its link's residual is dropped. A delayed entry is weighted by the local batch of
+    the iteration that sends it.
+    """
+
+    def __init__(self, size: int, key: str, *, per_link: bool) -> None:
+        """`key`: name of the checkpoint's residual; followed by `_of_` and a rank: of a link's."""
+        self._size, self._key, self._per_link = size, key, per_link
+        self._shared = Residual.zeros(size)
+        self._by_link: dict[Rank, Residual] = {}
+
+    def send(self, residual: Residual, link: Rank, budget_bytes: int | None) -> EncodedEntries:
+        """Take from the residual what the link carries now, if anything. A residual for all links
+        is sent for link 0, with the smallest budget."""
+        raise NotImplementedError
+
+    def prepare(
+        self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
+    ) -> OutgoingPayloads:
+        """Return a payload for each link that has entries to carry."""
+        require_finite(gradient_D, "gradient")
+        if self._per_link:
+            coded = {}
+            for peer in peers:
+                residual = self._by_link.setdefault(peer, Residual.zeros(self._size))
+                residual.value_D += gradient_D
+                coded[peer] = self.send(residual, peer, budget_bytes.get(peer))
+            return outgoing(coded, GradientPart(gradient_D))
+        self._shared.value_D += gradient_D
+        if not peers:
+            return OutgoingPayloads({}, GradientPart(self._shared.take()))
+        narrowest = min((budget_bytes[p] for p in peers if p in budget_bytes), default=None)
+        sent = self.send(self._shared, Rank(0), narrowest)
+        return outgoing(dict.fromkeys(peers, sent), sent.part)
+
+    def forget(self, peer: Rank) -> None:
+        self._by_link.pop(peer, None)
+
+    def state(self) -> dict[str, Value]:
+        if not self._per_link:
+            return {self._key: self._shared.value_D.copy()}
+        return {f"{self._key}_of_{peer}": one.value_D.copy() for peer, one in self._by_link.items()}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Restore what `state` returned; ignore other policies' checkpoints."""
+        if (shared_D := vector_or_none(state, self._key)) is not None:
+            self._shared = Residual(shared_D)
+        kept = vectors_by_rank(state, f"{self._key}_of_")
+        self._by_link = {peer: Residual(value_D) for peer, value_D in kept.items()}

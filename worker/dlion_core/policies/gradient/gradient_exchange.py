@@ -11,32 +11,39 @@ zero samples only reports the sender's iteration and contributes nothing.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import decode_gradient
+from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart, decode_gradient
 from dlion_core.policies.aggregation import (
     MAX_ITERATIONS_AHEAD,
-    ArrivedGradientSum,
     Contribution,
     combined_gradient,
     divisor,
+    plus,
 )
-from dlion_core.policies.interface import ApplyGradient, IterationReplayed, MessageKind
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    Event,
+    Flat,
+    Instruction,
+    IterationReplayed,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    Value,
+)
 from dlion_core.policies.knowledge_transfer import SETTLING_STEPS, DirectKnowledgeTransfer
 from dlion_core.policies.peer_machine import PeerMachine
+from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule, sync_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import GradientPart
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
-    from dlion_core.policies.interface import Event, Instruction, LocalStepDone, Message, Value
 
 
 class GradientMachine(PeerMachine):
@@ -55,7 +62,8 @@ class GradientMachine(PeerMachine):
         self._transfer = DirectKnowledgeTransfer(context, knowledge, in_lock_step=rule.barrier)
         self._gradient_of: dict[Rank, int] = {}
         """Iteration of the last gradient of each peer."""
-        self._arrived = ArrivedGradientSum()
+        self._arrived_D: Flat | None = None
+        """Sum of LBS_j g_j over the contributions for the next update; None: there are none."""
         self._rounds: defaultdict[int, dict[Rank, Contribution]] = defaultdict(dict)
         """At a barrier, contributions by iteration, until that iteration is summed."""
         self._is_open = False
@@ -147,7 +155,11 @@ class GradientMachine(PeerMachine):
         if rule.barrier and next_update <= iteration <= next_update + MAX_ITERATIONS_AHEAD:
             self._rounds[iteration][sender] = contribution
         elif not rule.barrier or rule.spare:
-            self._arrived.add(contribution)
+            self._add(contribution)
+
+    def _add(self, late: Contribution) -> None:
+        if late.part is not None:
+            self._arrived_D = plus(self._arrived_D, late.part, np.float32(late.samples))
 
     # ---- updates ---------------------------------------------------------------------------------
 
@@ -164,11 +176,11 @@ class GradientMachine(PeerMachine):
         own = self.synchronizer.own
         contributions = dict(sorted(self._rounds.pop(own, {}).items()))
         skipped = [self._rounds.pop(at) for at in sorted(self._rounds) if at < own]
-        sizes = {rank: one.local_batch_size for rank, one in contributions.items()}
+        sizes = {rank: one.samples for rank, one in contributions.items()}
         if self.synchronizer.rule.spare:
             sizes = self.batch_sizes() | sizes
             for contribution in chain.from_iterable(each.values() for each in skipped):
-                self._arrived.add(contribution)
+                self._add(contribution)
         if not contributions:  # this worker skips it, and all contributors have left
             return instructions
         return [*instructions, self.combined_update(contributions.values(), sizes)]
@@ -181,7 +193,7 @@ class GradientMachine(PeerMachine):
             sizes = {self.rank: self.local_batch_size}
         self._updates += 1
         common = divisor(self.context.spec.exchange.weighting, sizes, self.rank)
-        late_D = self._arrived.take()
+        late_D, self._arrived_D = self._arrived_D, None
         update_D = combined_gradient(contributions, late_D, size=self.size, divisor=common)
         reported_batch_size = 0 if self._counts_all else self.reported_batch_size
         return ApplyGradient(update_D, sum(sizes.values()), reported_batch_size)
@@ -193,7 +205,7 @@ class GradientMachine(PeerMachine):
             **super().state(),
             "iteration": self._next_update() - 1,
             "updates": self._updates,
-            **self._arrived.state(),
+            **({} if self._arrived_D is None else {"arrived_D": self._arrived_D.copy()}),
             **self._selector.state(),
             **self._transfer.state(),
         }
@@ -201,6 +213,6 @@ class GradientMachine(PeerMachine):
     def restore(self, state: Mapping[str, Value]) -> None:
         super().restore(state)
         self._updates = int(state["updates"])
-        self._arrived.restore(state)
+        self._arrived_D = vector_or_none(state, "arrived_D")
         self._selector.restore(state)
         self._transfer.restore(state)

@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dlion_core.policies.factory import PolicyContext, gradient_machine
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.gradient_selectors import MaxN, NoExchange, WholeGradient
-from dlion_core.policies.gradient.max_n_feedback import PerLinkResidualMaxN, SharedResidualMaxN
+from dlion_core.policies.gradient.max_n_feedback import ResidualMaxN
 from dlion_core.policies.gradient.selective_propagation import SelectiveMaxN
-
-if TYPE_CHECKING:
-    from dlion_core.policies.gradient.gradient_selectors import GradientSelector
-    from dlion_core.policies.interface import PolicyMachine
-    from dlion_core.policies.parameters import NoParameters
+from dlion_core.policies.interface import PolicyMachine
+from dlion_core.policies.parameters import NoParameters
 
 
 def none(context: PolicyContext, _: NoParameters) -> PolicyMachine:
@@ -29,10 +25,8 @@ def full(context: PolicyContext, _: NoParameters) -> PolicyMachine:
 
 
 def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
-    """Max N under each link's budget; whole gradients if prioritisation is off.
-
-    The published form keeps no residual; the manifest's rules enforce this.
-    """
+    """Max N under each link's budget; whole gradients if prioritisation is off. The published form
+    keeps no residual; the manifest's rules enforce this."""
     exchange = context.spec.exchange
     if exchange.propagation == "selective":
         selective = SelectiveMaxN(
@@ -47,8 +41,8 @@ def dlion(context: PolicyContext, _: NoParameters) -> PolicyMachine:
         return gradient_machine(context, selective)
     if not exchange.prioritization:
         return gradient_machine(context, WholeGradient(context.coding))
-    form = {"none": MaxN, "shared": SharedResidualMaxN, "perLink": PerLinkResidualMaxN}
-    selector: GradientSelector = form[exchange.residual](
-        context.layout, context.coding, exchange.floor_percent
-    )
-    return gradient_machine(context, selector)
+    arguments = (context.layout, context.coding, exchange.floor_percent)
+    if exchange.residual == "none":
+        return gradient_machine(context, MaxN(*arguments))
+    per_link = exchange.residual == "perLink"
+    return gradient_machine(context, ResidualMaxN(*arguments, per_link=per_link))

@@ -10,7 +10,7 @@ Budgets count payload bytes with the codec's header, without the exchange's head
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from dlion_api.names import Rank
@@ -46,18 +46,14 @@ class OutgoingPayloads:
 class GradientSelector(Protocol):
     """Interface of an exchange policy to the gradient machine. By default it keeps nothing."""
 
-    combines: bool
+    combines: bool = True
     """Whether peers' gradients are applied here."""
 
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], budget_bytes: Mapping[Rank, int]
     ) -> OutgoingPayloads:
-        """Return payloads for those peers. A peer without a budget is unbounded.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
-        ...
+        """Return payloads for those peers. A peer without a budget is unbounded. Raises ValueError
+        if an entry is not finite."""
 
     def forget(self, peer: Rank) -> None:  # noqa: ARG002 - optional
         """A peer has left: drop what is kept for its link."""
@@ -94,8 +90,6 @@ class WholeGradient(GradientSelector):
     diverge.
     """
 
-    combines = True
-
     def __init__(self, codec: AnyCoding) -> None:
         self._codec = coding_of(codec)
 
@@ -115,7 +109,7 @@ class WholeGradient(GradientSelector):
 
 
 @dataclass
-class MaxN:
+class MaxN(GradientSelector):
     """Policy `dlion`: on each link the largest N whose entries fit the link's budget.
 
     N is at least `floor_percent`. If that does not fit, nothing is sent and the budget accumulates
@@ -129,7 +123,6 @@ class MaxN:
     layout: Layout
     codec: AnyCoding
     floor_percent: float = 0.85
-    combines: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         self._magnitudes = Magnitudes(self.layout)

@@ -11,16 +11,11 @@ Source: DLion (Max N as recalled); the histogram is ours. Legend: L variables, C
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_core.codecs import SelectedEntries, kernels, require_finite
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.interface import Flat, Layout
+from dlion_core.policies.interface import Flat, Layout
 
 _TOP = 0x3F80
 """The top 16 bits of 1.0, the largest ratio."""
@@ -40,13 +35,8 @@ class Magnitudes:
         self._at_least = np.zeros(_TOP + 1, np.int64)
 
     def measure(self, gradient_D: Flat) -> None:
-        """Compute the maxima and the histogram of ratios; replaces earlier results.
-
-        Do not change the gradient while this object is used.
-
-        Raises:
-            ValueError: an entry is not finite.
-        """
+        """Compute the maxima and the histogram of ratios; replaces earlier results. Do not change
+        the gradient while this object is used. Raises ValueError if an entry is not finite."""
         if gradient_D.size != self._gradient_D.size:
             msg = f"gradient of {gradient_D.size} entries; the layout has {self._gradient_D.size}"
             raise ValueError(msg)
@@ -72,19 +62,15 @@ class Magnitudes:
         return int(self._at_least[bucket]) if bucket <= _TOP else 0
 
     def largest(self, count: int) -> SelectedEntries:
-        """Return at most `count` (below D) largest entries.
-
-        Entries of equal ratio are kept or dropped together, so the result may be empty.
-        """
+        """Return at most `count` (below D) largest entries. Entries of equal ratio are kept or
+        dropped together, so the result may be empty."""
         threshold, kept = self._threshold(count)
         peak = float(self._peak_bits_L.max().view(np.float32))  # kept, if anything is
         return SelectedEntries(self._gradient_D, self._end_L, self._cuts(threshold), kept, peak)
 
     def _threshold(self, count: int) -> tuple[np.float32, int]:
-        """Return the lowest ratio that at most `count` entries reach, and their number.
-
-        It is above 1 if not even the largest entries fit, and never 0.
-        """
+        """Return the lowest ratio that at most `count` entries reach, and their number. It is above
+        1 if not even the largest entries fit, and never 0."""
         bucket = int(np.searchsorted(-self._at_least, -count))  # the last with all its entries
         surely = self.count_from_bucket(bucket)
         room = count - surely

@@ -26,22 +26,22 @@ Source: named by DLion's authors; the rule is ours. Earliest deadline first: Liu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from dlion_api.names import Rank
-from dlion_core.codecs import GradientPart, coded_bytes, decode_gradient, require_finite
-from dlion_core.policies.gradient.gradient_selectors import GradientSelector, MaxN, OutgoingPayloads
+from dlion_core.codecs import AnyCoding, GradientPart, coded_bytes, decode_gradient, require_finite
+from dlion_core.policies.gradient.gradient_selectors import (
+    GradientSelector,
+    MaxN,
+    OutgoingPayloads,
+    Payload,
+)
+from dlion_core.policies.interface import Flat, Layout, Value
 from dlion_core.policies.state_values import ints_by_rank, vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import Flat, Layout, Value
 
 _PENDING: Final = "selective_pending_D_"
 _WAITED: Final = "selective_waited_"
@@ -58,8 +58,6 @@ class _Pending:
 
 class SelectiveMaxN(GradientSelector):
     """One worker's choice of peers, and the pending gradient of each."""
-
-    combines = True
 
     def __init__(
         self,

@@ -33,36 +33,36 @@ cost sets the threshold, per link. Data subsampling is part of the dataset (docs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import GradientPart, decode_weights, max_kept_entries, require_finite
+from dlion_api.names import Rank
+from dlion_core.codecs import (
+    AnyCoding,
+    GradientPart,
+    decode_weights,
+    max_kept_entries,
+    require_finite,
+)
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.delayed_gradients import DelayedGradientMachine, StalenessRule
 from dlion_core.policies.gradient.entries import Residual, largest_indices
-from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
-from dlion_core.policies.interface import AverageWeights, SendWeights
+from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads, Payload
+from dlion_core.policies.interface import (
+    AverageWeights,
+    BudgetsChanged,
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    SendWeights,
+    Value,
+)
+from dlion_core.policies.parameters import TwostepParameters
 from dlion_core.policies.state_values import ints_by_rank, vectors_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import (
-        BudgetsChanged,
-        Flat,
-        Instruction,
-        LocalStepDone,
-        Message,
-        Value,
-    )
-    from dlion_core.policies.parameters import TwostepParameters
 
 _GATHERED = "twostep_gathered_D_of_"
 _WAITED = "twostep_steps_since_"
@@ -97,10 +97,8 @@ class LinkReleases(StalenessRule):
     def prepare(
         self, gradient_D: Flat, peers: Sequence[Rank], links: BudgetsChanged
     ) -> OutgoingPayloads:
-        """Return a payload for each link with entries above its threshold.
-
-        The whole velocity counts locally.
-        """
+        """Return a payload for each link with entries above its threshold. The whole velocity
+        counts locally."""
         require_finite(gradient_D, "gradient")
         velocity_D = np.float32(self._parameters.momentum) * self._velocity_D + gradient_D
         require_finite(velocity_D, "velocity")

@@ -21,23 +21,21 @@ budgets are ignored.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
-from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, to_version
-from dlion_core.policies.hierarchical.site_means import (
-    SampledGradient,
-    SiteCoder,
-    combine,
-    dense,
-    groups_of,
-    mean_gradient,
-)
+from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.entries import EncodedEntries
+from dlion_core.policies.hierarchical.site_gateways import GatewayTracker, GatewayView, to_version
+from dlion_core.policies.hierarchical.site_means import SiteCoder, combine, dense, groups_of
 from dlion_core.policies.hierarchical.site_messages import (
     MEAN,
     PART,
     RESULT,
+    ContributionSource,
     ReceivedContributions,
     SentLog,
     SiteMessage,
@@ -46,20 +44,18 @@ from dlion_core.policies.hierarchical.site_messages import (
     is_tick,
     mean_source,
 )
-from dlion_core.policies.interface import ApplyGradient, Message, MessageKind, SendMessage
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import HierarchicalParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.synchronization import SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.entries import EncodedEntries
-    from dlion_core.policies.hierarchical.site_gateways import GatewayView
-    from dlion_core.policies.hierarchical.site_messages import ContributionSource
-    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import HierarchicalParameters
 
 _AHEAD = 1
 """Maximum lead over a worker that this one waits for; one further ahead has skipped it."""
@@ -109,15 +105,12 @@ class Hierarchical(PeerMachine):
         payload = bytes(coded.payload or b"")
         message = Message(kind, self.synchronizer.own, samples, what, payload)
         return SiteMessage(
-            message, SampledGradient(samples, None if coded.payload is None else coded.part)
+            message, Contribution(samples, None if coded.payload is None else coded.part)
         )
 
     def next_iteration(self) -> int:
-        """Return the iteration after the last step or the last update.
-
-        If the others continued without this worker, it is their current one, for which they may
-        wait.
-        """
+        """Return the iteration after the last step or the last update. If the others continued
+        without this worker, it is their current one, for which they may wait."""
         past = super().next_iteration() - 1
         return max(past, self.synchronizer.own + 1, self._applied + 1)
 
@@ -174,8 +167,7 @@ class Hierarchical(PeerMachine):
         # The maker of a result has reported its step to all members before.
         most = max([self.synchronizer.own, *self._finished.values()]) + _OVERHEARD
         if message.weights_version == RESULT and message.iteration > most:
-            reason = f"result of iteration {message.iteration}; allowed: up to {most}"
-            raise ContractError(reason)
+            raise ContractError(f"result of iteration {message.iteration}; allowed: up to {most}")
         if message.weights_version == RESULT:
             return self._apply(contribution, sender)
         self._sent.record_received(sender, message.iteration)
@@ -280,8 +272,9 @@ class Hierarchical(PeerMachine):
         for rank in self._groups[self._home]:
             if rank != self.rank and (known := self._known(rank)) is not None:
                 shares[rank] = known.share
-        samples, mean_D = mean_gradient([share for _, share in sorted(shares.items())], self.size)
+        mean_D = sample_mean([share for _, share in sorted(shares.items())], self.size)
         coded = self._coder.mean(mean_D, self.synchronizer.own)
+        samples = sum(share.samples for share in shares.values())
         self._mean = self._message(MEAN + self._home, coded, samples)
 
     def _take_result(self) -> list[Instruction]:

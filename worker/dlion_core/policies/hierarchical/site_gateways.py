@@ -12,13 +12,11 @@ Used by `hierarchical`. Sends nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.names import Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _VIEWS: Final = 2**32
 """Step reports encode a view in the weights version, from this value on: both ranks plus one."""
@@ -90,10 +88,7 @@ class GatewayTracker:
 
     def gateway(self, counted: Collection[Rank]) -> tuple[Rank, bool]:
         """Return the worker that this one follows, and whether it is its site's gateway (maybe
-        itself).
-
-        False: it stands in for a gateway without a link to this worker.
-        """
+        itself). False: it stands in for a gateway without a link to this worker."""
         lowest = self.in_sight(self.home, counted)
         assert lowest is not None
         for rank in counted:

@@ -13,43 +13,31 @@ Shape suffixes: S sites that take part in an iteration, D entries.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, ValueCodec, encode_whole
+from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import (
     EncodedEntries,
     Residual,
     encode_nonzero,
     largest_indices,
 )
+from dlion_core.policies.interface import Flat, Value
+from dlion_core.policies.parameters import HierarchicalParameters
 from dlion_core.policies.state_values import vector_from_state
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Value
-    from dlion_core.policies.parameters import HierarchicalParameters
 
 _BLOCK = 2**16
 """Entries sorted at a time."""
 
 _MAX_SUM = np.float32(2.0**120)
 """Limit of sums of received values, since finite values could add up to infinity."""
-
-
-@dataclass(frozen=True)
-class SampledGradient:
-    """Number of samples and their mean gradient; None: all zeros."""
-
-    samples: int
-    part: GradientPart | None
 
 
 def groups_of(
@@ -112,16 +100,6 @@ class SiteCoder:
                 rest.value_D = vector_from_state(state[f"{name}_D"])
 
 
-def mean_gradient(shares: Sequence[SampledGradient], size: int) -> tuple[int, Flat]:
-    """Return the total samples and the sample-weighted mean gradient, summed in the given order."""
-    samples = sum(share.samples for share in shares)
-    mean_D = np.zeros(size, np.float32)
-    for share in shares:
-        if share.part is not None:
-            share.part.add_to(mean_D, np.float32(share.samples / samples))
-    return samples, mean_D
-
-
 def entries_to_send(
     value_D: Flat, share: float, iteration: int, *, in_turn: bool
 ) -> NDArray[np.intp] | slice:
@@ -143,18 +121,18 @@ def entries_to_send(
     return slice(turn * size // parts, (turn + 1) * size // parts)
 
 
-def combine(shares: Sequence[SampledGradient], size: int, trim: int | None) -> Flat:
+def combine(shares: Sequence[Contribution], size: int, trim: int | None) -> Flat:
     """Return one gradient from the sites' means, in the given order.
 
     `trim` None: their sample-weighted mean. Otherwise sites count equally, and that many of the
     largest and smallest values of each entry are left out. At least one or two values remain.
     """
     if trim is None:
-        return np.clip(mean_gradient(shares, size)[1], -_MAX_SUM, _MAX_SUM)
+        return np.clip(sample_mean(shares, size), -_MAX_SUM, _MAX_SUM)
     return _trimmed_mean([dense(share, size) for share in shares], size, trim)
 
 
-def dense(share: SampledGradient, size: int) -> Flat:
+def dense(share: Contribution, size: int) -> Flat:
     """Return its mean gradient, with zeros where nothing was sent."""
     if share.part is None:
         return np.zeros(size, np.float32)

@@ -7,21 +7,17 @@ Messages are untrusted and stored by sender, so no peer can replace another's co
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_gradient
+from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.hierarchical.site_gateways import from_version
-from dlion_core.policies.hierarchical.site_means import SampledGradient
-from dlion_core.policies.interface import MessageKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Message
+from dlion_core.policies.interface import Message, MessageKind
 
 TICK: Final = 0
 RESULT: Final = 1
@@ -48,7 +44,7 @@ class SiteMessage:
     """A message and its decoded contribution."""
 
     message: Message
-    share: SampledGradient
+    share: Contribution
 
 
 def is_tick(message: Message) -> bool:
@@ -73,7 +69,7 @@ def check_source(
         raise ContractError(f"mean of site number {what - MEAN} from worker {sender}")
 
 
-def decode_contribution(message: Message, context: PolicyContext) -> SampledGradient:
+def decode_contribution(message: Message, context: PolicyContext) -> Contribution:
     """Return the contribution of a checked message. Raises ContractError if it is invalid."""
     workers = 1 if message.weights_version == PART else len(context.ranks)
     most = workers * context.max_samples
@@ -81,10 +77,10 @@ def decode_contribution(message: Message, context: PolicyContext) -> SampledGrad
     if not 1 <= samples <= most:
         raise ContractError(f"gradient of {samples} samples; allowed: 1 to {most}")
     if message.kind is MessageKind.GRADIENT:
-        return SampledGradient(samples, decode_gradient(message.payload, context.layout.size))
+        return Contribution(samples, decode_gradient(message.payload, context.layout.size))
     if message.payload:
         raise ContractError("PROGRESS with a payload; allowed: none")
-    return SampledGradient(samples, None)
+    return Contribution(samples, None)
 
 
 class SentLog:

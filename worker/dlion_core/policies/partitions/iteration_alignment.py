@@ -52,10 +52,8 @@ class IterationAlignment:
             self._met[peer] = ALIGNED_STEPS
 
     def stepped(self, iteration: int) -> None:
-        """Record an own step, and count down the alignment of peers.
-
-        A peer that waits for this worker cannot be further ahead until it receives this step.
-        """
+        """Record an own step, and count down the alignment of peers. A peer that waits for this
+        worker cannot be further ahead until it receives this step."""
         for peer, left in list(self._returned.items()):
             if left <= 1:
                 del self._returned[peer]
@@ -70,10 +68,8 @@ class IterationAlignment:
                 del self._met[peer]
 
     def next_iteration(self, usual: int) -> int:
-        """Return `usual`, or the iteration after that of a returned peer that is ahead.
-
-        The peer counts as ahead if it has finished `usual` plus the slack.
-        """
+        """Return `usual`, or the iteration after that of a returned peer that is ahead. The peer
+        counts as ahead if it has finished `usual` plus the slack."""
         if self._slack is None:
             return usual
         ahead = [

@@ -33,12 +33,17 @@ Source: the project's definition.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import decode_weights, encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
+    STEP_KINDS,
+    Event,
+    Instruction,
     IterationReplayed,
     LocalStepDone,
     MemberJoined,
@@ -47,9 +52,12 @@ from dlion_core.policies.interface import (
     Message,
     MessageArrived,
     MessageKind,
+    PolicyMachine,
     RejectMessage,
+    ReplicaView,
     SendMessage,
     UpdateApplied,
+    Value,
 )
 from dlion_core.policies.partitions.iteration_alignment import IterationAlignment
 from dlion_core.policies.partitions.pending_pulls import (
@@ -69,17 +77,9 @@ from dlion_core.policies.partitions.version_vector import (
     missing_samples,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Instruction, PolicyMachine, ReplicaView, Value
-
 _KINDS = frozenset(
     {MessageKind.HELD, MessageKind.HELD_REQUEST, MessageKind.FOLD_REQUEST, MessageKind.FOLD}
 )
-_STEPS = frozenset({MessageKind.GRADIENT, MessageKind.PROGRESS})
 # Limits between two steps: queries and version vectors per peer, and weights per peer.
 MAX_VECTORS_PER_STEP, MAX_WEIGHTS_PER_STEP = 8, 2
 
@@ -137,7 +137,7 @@ class PartitionMerge:
         match event:
             case MessageArrived(sender=sender, message=message) if message.kind in _KINDS:
                 return self._handle_merge_message(sender, message)
-            case MessageArrived(sender=sender, message=message) if message.kind in _STEPS:
+            case MessageArrived(sender=sender, message=message) if message.kind in STEP_KINDS:
                 instructions = self._machine.handle(event)
                 if not any(isinstance(one, RejectMessage) for one in instructions):
                     self._samples.count(sender, message.iteration, message.local_batch_size)
@@ -168,10 +168,8 @@ class PartitionMerge:
         return self._machine.waiting_for()
 
     def next_iteration(self) -> int:
-        """Return the next iteration, aligned with a returned peer.
-
-        Not aligned while a pull is pending: its weights do not replace the skipped iterations.
-        """
+        """Return the next iteration, aligned with a returned peer. Not aligned while a pull is
+        pending: its weights do not replace the skipped iterations."""
         usual = self._machine.next_iteration()
         return usual if self._pull else self._alignment.next_iteration(usual)
 
@@ -307,10 +305,8 @@ class PartitionMerge:
         return self._since_step[kind, peer] <= most
 
     def _weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
-        """Answer once per version vector sent.
-
-        In lock step, wait for the update that the requester already has and this worker has not.
-        """
+        """Answer once per version vector sent. In lock step, wait for the update that the requester
+        already has and this worker has not."""
         if sender not in self._answerable or not self._is_within_limit(
             MessageKind.FOLD, sender, MAX_WEIGHTS_PER_STEP
         ):

@@ -10,12 +10,10 @@ Source: the project's definition.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlion_api.names import Rank
-    from dlion_core.policies.interface import Flat, Message
-    from dlion_core.policies.partitions.version_vector import VersionVector
+from dlion_api.names import Rank
+from dlion_core.policies.interface import Flat, Message
+from dlion_core.policies.partitions.version_vector import VersionVector
 
 ANSWER_TIMEOUT_STEPS = 3
 """Steps to wait for version vectors in lock step, where a step takes as long as a message."""

@@ -19,13 +19,15 @@ continues from that version, as there (13.4).
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from dlion_api.errors import ContractError
-from dlion_api.names import Rank
+from dlion_api.names import Rank, SiteName
 from dlion_core.policies.interface import (
+    Event,
+    Instruction,
     MemberJoined,
     MemberLeft,
     Message,
@@ -34,12 +36,6 @@ from dlion_core.policies.interface import (
     RejectMessage,
     SendMessage,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlion_api.names import SiteName
-    from dlion_core.policies.interface import Event, Instruction
 
 _HEAD = struct.Struct("<IQQBI")
 _RANK = struct.Struct("<I")
@@ -61,10 +57,8 @@ class LinkStateAdvertisement:
 
     @property
     def age(self) -> tuple[int, int, bool]:
-        """Sort key: of two states of one origin, the larger is newer.
-
-        What peers record about a joining worker is valid until that worker sends more itself.
-        """
+        """Sort key: of two states of one origin, the larger is newer. What peers record about a
+        joining worker is valid until that worker sends more itself."""
         return self.incarnation, self.version, self.is_halted
 
 
@@ -82,10 +76,8 @@ def decode_link_states(
 ) -> list[LinkStateAdvertisement]:
     """Decode the link states of a payload, one per origin.
 
-    `rank_of` raises LookupError for ranks that cannot take part. Decoding stops at the first error.
-
-    Raises:
-        ContractError: truncated, out of order, of invalid age, or with repeated or unknown workers.
+    `rank_of` raises LookupError for ranks that cannot take part. Raises ContractError at the first
+    state that is truncated, out of order, of invalid age, or with repeated or unknown workers.
     """
     rest = memoryview(payload)
     states: dict[Rank, LinkStateAdvertisement] = {}
@@ -237,10 +229,8 @@ class SiteQuorum:
         return known
 
     def pending_messages(self) -> list[SendMessage]:
-        """Return messages for peers since the last call.
-
-        A state is not forwarded to peers that receive it from its origin.
-        """
+        """Return messages for peers since the last call. A state is not forwarded to peers that
+        receive it from its origin."""
         outgoing: dict[Rank, dict[Rank, LinkStateAdvertisement]] = {
             peer: {} for peer in sorted(self._linked)
         }

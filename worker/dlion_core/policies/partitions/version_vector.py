@@ -8,16 +8,12 @@ Source: Parker et al., Detection of Mutual Inconsistency in Distributed Systems 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_core.policies.interface import Value
 from dlion_core.policies.state_values import ints_by_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from dlion_core.policies.interface import Value
 
 VersionVector = dict[Rank, int]
 """Samples by worker; a missing worker counts 0."""
@@ -55,10 +51,8 @@ class SampleCounter:
             self.held[rank] = max(samples, self.held.get(rank, 0))
 
     def merge(self, others: Mapping[Rank, int], then: VersionVector, min_samples: int) -> None:
-        """Include a vector that was requested when the local one was `then`.
-
-        If the difference exceeds what can be in transit, also keep the samples counted since.
-        """
+        """Include a vector that was requested when the local one was `then`. If the difference
+        exceeds what can be in transit, also keep the samples counted since."""
         for rank, samples in others.items():
             before, now = then.get(rank, 0), self.held.get(rank, 0)
             is_missed = (samples - before) * len(others) >= min_samples
@@ -90,11 +84,8 @@ def encode_version_vector(held: Mapping[Rank, int]) -> bytes:
 def decode_version_vector(
     payload: bytes | memoryview, ranks: Collection[int]
 ) -> tuple[VersionVector, memoryview]:
-    """Return the vector and the rest of the payload. `ranks`: allowed workers.
-
-    Raises:
-        ContractError: it is truncated, or has unknown workers or invalid counts.
-    """
+    """Return the vector and the rest of the payload. `ranks`: allowed workers. Raises ContractError
+    if it is truncated, or has unknown workers or invalid counts."""
     whole = memoryview(payload)
     try:
         (count,) = _COUNT.unpack_from(whole)

@@ -38,7 +38,7 @@ from dlion_core.policies.weights.round_planner import MAX_LOCAL_STEPS, RoundPlan
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dlion_core.policies.factory import PolicyContext
+    from dlion_core.policies.context import PolicyContext
     from dlion_core.policies.interface import Flat, Instruction
     from dlion_core.policies.round_parameters import AdaptiveParameters
 

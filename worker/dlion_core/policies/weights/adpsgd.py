@@ -23,26 +23,30 @@ Deviation: a passive worker that is computing answers when its step is done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.codecs.payload import Payload
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import AdpsgdParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.topology.topology import ring_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs.payload import Payload
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
-from dlion_core.policies.parameters import AdpsgdParameters
 
 
 def pairing_candidates(ranks: Sequence[Rank], rank: Rank, graph: str) -> list[Rank]:

@@ -16,35 +16,38 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
-    GradientPart,
     IndexCodec,
     ValueCodec,
     decode_gradient,
     decode_weights,
     encode_weights,
 )
+from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.weights.local_rounds import LocalRounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
 
 _CONTRIBUTION, _ANCHOR = 0, 1
 _HEAD = struct.Struct("<BIIH")
@@ -54,13 +57,13 @@ outer velocity if there is one."""
 
 
 @dataclass(frozen=True)
-class PseudoGradient:
-    """A worker's contribution to a round; `part` is None if it sent no entries."""
+class PseudoGradient(Contribution):
+    """A worker's contribution to a round."""
 
     checksum: int
-    samples: int
+    """Of its anchor."""
     local_steps: int
-    part: GradientPart | None
+    """Its proposal for H."""
 
 
 class AnchoredRounds(LocalRounds[PseudoGradient]):
@@ -95,7 +98,6 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         raise NotImplementedError
 
     def proposal(self) -> int:
-        """Return this worker's H for the next round."""
         return self.local_steps
 
     def outer_step(self, mean_D: Flat) -> Flat:
@@ -127,7 +129,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         self.residual.value_D *= self._feedback
         samples, proposal = min(self.samples, self.max_samples), self.proposal()
         checksum = _checksum(self.anchor_D)
-        own = PseudoGradient(checksum, samples, proposal, sent.part)
+        own = PseudoGradient(samples, sent.part, checksum, proposal)
         head = _HEAD.pack(_CONTRIBUTION, checksum, samples, proposal)
         payload = b"".join((head, sent.payload or b""))
         message = Message(MessageKind.WEIGHTS, self._end, self.local_batch_size, payload=payload)
@@ -167,7 +169,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
             raise ContractError(f"{samples} samples of a round; allowed: 1 to {self.max_samples}")
         if message.iteration >= self.first_wanted:
             part = decode_gradient(rest, self.size) if rest else None
-            contribution = PseudoGradient(checksum, samples, steps, part)
+            contribution = PseudoGradient(samples, part, checksum, steps)
             self.keep(sender, message.iteration, contribution)
         return []
 
@@ -210,7 +212,8 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         """Make the outer step. Request the anchor of most if this worker has another."""
         assert self.anchor_D is not None
         self._has_closed = True
-        self.anchor_D = self.anchor_D - self.outer_step(self._mean(contributions.values()))
+        mean_D = sample_mean(contributions.values(), self.size)
+        self.anchor_D = self.anchor_D - self.outer_step(mean_D)
         own, before = contributions[self.rank], self.local_steps
         self._follow(end, max(one.local_steps for one in contributions.values()))
         reported = self.steps_changed(own.local_steps, before)
@@ -220,15 +223,6 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         holders = [rank for rank, one in contributions.items() if one.checksum == common]
         self._adopting = holders[0]
         return [*reported, SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
-
-    def _mean(self, contributions: Iterable[PseudoGradient]) -> Flat:
-        contributions = list(contributions)
-        samples = sum(one.samples for one in contributions)
-        mean_D = np.zeros(self.size, np.float32)
-        for one in contributions:
-            if one.part is not None:
-                one.part.add_to(mean_D, np.float32(one.samples / samples))
-        return mean_D
 
     def _follow(self, closed: int, local_steps: int) -> None:
         """Plan the next round after one that closed at that iteration."""

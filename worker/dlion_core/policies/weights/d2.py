@@ -33,26 +33,29 @@ and restarts for members that join and leave.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
+from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.codecs.payload import Payload
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import D2Parameters
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import lazy_mixing_row, ring_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_api.names import Rank
-    from dlion_core.codecs.payload import Payload
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import D2Parameters
 
 Exact = NDArray[np.float64]
 
@@ -155,13 +158,13 @@ class D2(QueuedWeightsMachine):
         return frozenset(
             rank
             for rank in self.synchronizer.in_step()
-            if rank in self._whole_row and self._queues.is_missing(rank, own, own)
+            if rank in self._whole_row and self.is_missing(rank, own, own)
         )
 
     def _mix(self, row: Mapping[Rank, float], half_D: Exact) -> ReplaceWeights:
         own = self.synchronizer.own
         ours_D = decode_weights(self._payload, self.size)
-        parts = {rank: self._queues.newest(rank, own, own) for rank in row}
+        parts = {rank: self.newest(rank, own, own) for rank in row}
         mixed_D: Exact = half_D - ours_D
         for rank, weight in row.items():
             part = parts[rank]
@@ -173,7 +176,7 @@ class D2(QueuedWeightsMachine):
         self._contributors = contributors
         self._half_D, self._payload = None, b""
         self._sent_to.clear()
-        self._queues.forget_before(own + 1)
+        self.forget_before(own + 1)
         return ReplaceWeights(mixed_D.astype(np.float32))
 
     # ---- restarts --------------------------------------------------------------------------------
@@ -186,10 +189,8 @@ class D2(QueuedWeightsMachine):
         self._restarts -= due
 
     def _last_restart_in(self) -> int:
-        """Iterations until the last restart that may be announced now; 0: none.
-
-        A later restart is announced in a later message.
-        """
+        """Iterations until the last restart that may be announced now; 0: none. A later restart is
+        announced in a later message."""
         ahead = (at - self.synchronizer.own for at in self._restarts)
         return max((count for count in ahead if count < self._workers), default=0)
 
@@ -199,7 +200,7 @@ class D2(QueuedWeightsMachine):
         """Queue the value, and record the restart that the sender announces."""
         ahead, own = message.weights_version, self.synchronizer.own
         if not 0 <= ahead < self._workers:
-            self._queues.give_up(sender, message.iteration)
+            self.give_up(sender, message.iteration)
             raise ContractError(
                 f"WEIGHTS with a restart in {ahead} iterations; allowed: 0 to {self._workers - 1}"
             )

@@ -28,28 +28,32 @@ leave. The history starts with zeros as theirs; the neighbours' weights do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.gradient.gradient_selectors import Payload
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    Layout,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import EventgradParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import by_rank, ints_by_rank, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.topology.topology import ring_neighbours
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_core.codecs import AnyCoding
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.gradient.gradient_selectors import Payload
-    from dlion_core.policies.interface import Flat, Instruction, Layout, LocalStepDone, Value
-    from dlion_core.policies.parameters import EventgradParameters
 
 VariableMask = NDArray[np.bool_]
 """Mask of variables, shape [L]."""

@@ -21,26 +21,31 @@ momentum.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import require_finite
+from dlion_core.codecs import GradientPart, require_finite
 from dlion_core.codecs.polyline import decode_polyline, encode_polyline
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights, SendMessage
+from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    PolicyMachine,
+    ReplaceWeights,
+    SendMessage,
+    Value,
+)
+from dlion_core.policies.parameters import FedatParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import ints_by_rank, vector_or_none, vectors_by_rank
 from dlion_core.policies.synchronization import SyncRule
-from dlion_core.policies.weights.round_results import RoundResult, mean_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, PolicyMachine, Value
-    from dlion_core.policies.parameters import FedatParameters
 
 _TIER_OF, _PLACES, _MODEL, _COUNT = "tier_of_", "places_of_", "tier_model_", "tier_count_"
 """Prefixes of checkpoint keys, followed by a rank or a tier."""
@@ -179,14 +184,15 @@ class FedatServer(FedatWorker):
         self._global_D: Flat | None = None
         self._models: dict[int, Flat] = {}
         self._counts: dict[int, int] = {}
-        self._answers: dict[Rank, RoundResult | None] = {}
+        self._answers: dict[Rank, Contribution | None] = {}
         """In order of arrival; None: invalid."""
         self._newcomers: set[Rank] = set()
 
     def update_applied(self) -> list[Instruction]:
         if self._steps >= self._parameters.local_steps:
             self._has_answered = True
-            self._answers[self.rank] = RoundResult(self._samples, self.weights_D.copy())
+            weights = GradientPart(self.weights_D.copy())
+            self._answers[self.rank] = Contribution(self._samples, weights)
         return []
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
@@ -197,14 +203,13 @@ class FedatServer(FedatWorker):
         most = self._parameters.local_steps * self.context.max_samples
         if not 1 <= samples <= most:
             raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
-        self._answers[sender] = RoundResult(samples, self._decoded(message.payload))
+        weights = GradientPart(self._decoded(message.payload))
+        self._answers[sender] = Contribution(samples, weights)
         return []
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Give it the global weights; its tier waits for it once it sends a message.
-
-        While there are no global weights, its result may have arrived before this event.
-        """
+        """Give it the global weights; its tier waits for it once it sends a message. While there
+        are no global weights, its result may have arrived before this event."""
         if self._global_D is not None:
             self._answers.pop(rank, None)
             self._newcomers.add(rank)
@@ -258,7 +263,7 @@ class FedatServer(FedatWorker):
         answers = {rank: self._answers.pop(rank) for rank in members}
         useful = [answer for _, answer in sorted(answers.items()) if answer is not None]
         if useful:
-            model_D = mean_weights(useful)
+            model_D = sample_mean(useful, self.size)
             if self._is_profiling:
                 self._global_D = model_D
                 self._profile(members)

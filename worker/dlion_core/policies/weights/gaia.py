@@ -24,33 +24,31 @@ only where parameter servers stand); the barrier announces iterations instead of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, decode_gradient, require_finite
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
     TAKEN_OVER,
     AddUpdate,
+    Flat,
+    Instruction,
+    LocalStepDone,
     Message,
     MessageKind,
     SendMessage,
+    Value,
     WithholdUpdate,
 )
+from dlion_core.policies.parameters import GaiaParameters
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_from_state
 from dlion_core.policies.synchronization import SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import GaiaParameters
 
 _FOLLOWS = 1
 """Weights version of a `PROGRESS` that significant entries follow."""
@@ -185,11 +183,8 @@ class Gaia(PeerMachine):
         )
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
-        """Expect nothing from the member before it announces something.
-
-        Weights that were taken over contain the entries up to their iteration, except those in
-        transit to the giver.
-        """
+        """Expect nothing from the member before it announces something. Weights that were taken
+        over contain the entries up to their iteration, except those in transit to the giver."""
         self._arrived[rank] = max(self._taken_over, self._arrived.get(rank, 0))
 
     def left(self, rank: Rank) -> None:

@@ -19,29 +19,29 @@ Metropolis-Hastings weights (`topology.relative_mixing_weights`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
+from dlion_api.names import Rank
 from dlion_core.codecs import encode_weights
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
+    Event,
+    Flat,
+    Instruction,
+    LocalStepDone,
     Message,
     MessageKind,
     ReplaceWeights,
     SendMessage,
     TopologyChanged,
+    Value,
 )
+from dlion_core.policies.parameters import HopParameters
 from dlion_core.policies.synchronization import SyncRule
 from dlion_core.policies.weights.weight_queues import QueuedWeightsMachine
 from dlion_core.topology.topology import relative_mixing_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Event, Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.parameters import HopParameters
 
 
 class Hop(QueuedWeightsMachine):
@@ -96,7 +96,7 @@ class Hop(QueuedWeightsMachine):
         self._is_averaging = False
         self._level = self._iteration_to_average()
         average_D = self._average(self._level)
-        self._queues.forget_before(self._level + 1 - self._parameters.staleness)
+        self.forget_before(self._level + 1 - self._parameters.staleness)
         return [] if average_D is None else [ReplaceWeights(average_D)]
 
     def blocking_peers(self) -> frozenset[Rank]:
@@ -106,7 +106,7 @@ class Hop(QueuedWeightsMachine):
         last = self._iteration_to_average()
         first = last - self._parameters.staleness
         in_step = self.synchronizer.in_step()
-        missing = [rank for rank in in_step if self._queues.is_missing(rank, first, last)]
+        missing = [rank for rank in in_step if self.is_missing(rank, first, last)]
         if len(missing) <= self._parameters.backup_workers:
             return frozenset()
         return frozenset(missing)
@@ -124,7 +124,7 @@ class Hop(QueuedWeightsMachine):
         first = last - self._parameters.staleness
         weights_of: dict[Rank, tuple[int, Flat]] = {}
         for rank in self.synchronizer.active:
-            newest = self._queues.newest(rank, first, last)
+            newest = self.newest(rank, first, last)
             if newest is not None:
                 weights_of[rank] = newest
         if not weights_of:

@@ -10,23 +10,26 @@ The *anchor* is the weights of the last round, from which all have started.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
-from dlion_core.policies.interface import SendMessage
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    SendMessage,
+    Value,
+)
 from dlion_core.policies.peer_machine import PeerMachine
 from dlion_core.policies.state_values import vector_or_none
 from dlion_core.policies.synchronization import SyncRule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Message, Value
 
 C = TypeVar("C")
 """A worker's contribution to a round."""
@@ -70,11 +73,8 @@ class LocalRounds(PeerMachine, Generic[C]):
         raise NotImplementedError
 
     def count_step(self, step: LocalStepDone) -> None:
-        """Count a local step's samples. The first one defines the anchor.
-
-        Raises:
-            NotFiniteError: its gradient is not finite.
-        """
+        """Count a local step's samples. The first one defines the anchor. Raises NotFiniteError if
+        its gradient is not finite."""
         require_finite(step.gradient_D, "gradient")
         if self.anchor_D is None:
             self.anchor_D = self.weights_D.copy()

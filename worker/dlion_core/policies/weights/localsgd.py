@@ -18,26 +18,29 @@ that diverges: the default of 0.5 is ours). Ours: weights by samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
 from dlion_api.errors import ContractError
-from dlion_core.codecs import decode_weights, encode_weights
-from dlion_core.policies.interface import Message, MessageKind, ReplaceWeights
+from dlion_api.names import Rank
+from dlion_core.codecs import GradientPart, decode_weights, encode_weights
+from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.context import PolicyContext
+from dlion_core.policies.interface import (
+    Flat,
+    Instruction,
+    LocalStepDone,
+    Message,
+    MessageKind,
+    ReplaceWeights,
+    Value,
+)
+from dlion_core.policies.round_parameters import LocalsgdParameters
 from dlion_core.policies.weights.local_rounds import LocalRounds
-from dlion_core.policies.weights.round_results import RoundResult, mean_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dlion_api.names import Rank
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat, Instruction, LocalStepDone, Value
-    from dlion_core.policies.round_parameters import LocalsgdParameters
 
 
-class LocalSteps(LocalRounds[RoundResult]):
+class LocalSteps(LocalRounds[Contribution]):
     """One worker's local steps and rounds; round r is due at iteration r H."""
 
     def __init__(self, context: PolicyContext, parameters: LocalsgdParameters) -> None:
@@ -59,7 +62,7 @@ class LocalSteps(LocalRounds[RoundResult]):
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
         samples = min(self.samples, self.max_samples)
-        own = RoundResult(samples, decode_weights(payload, self.size).copy())
+        own = Contribution(samples, GradientPart(decode_weights(payload, self.size).copy()))
         due = now * self._parameters.local_steps
         message = Message(MessageKind.WEIGHTS, due, self.local_batch_size, samples, payload)
         return self.open_round(due, own, message)
@@ -76,17 +79,17 @@ class LocalSteps(LocalRounds[RoundResult]):
         end = message.iteration
         if end >= self.first_wanted and not self.has(sender, end):
             weights_D = decode_weights(message.payload, self.size).copy()
-            self.keep(sender, end, RoundResult(samples, weights_D))
+            self.keep(sender, end, Contribution(samples, GradientPart(weights_D)))
         return []
 
     def close_round(
         self,
-        contributions: Mapping[Rank, RoundResult],
+        contributions: Mapping[Rank, Contribution],
         end: int,  # noqa: ARG002 - the hook's
     ) -> list[Instruction]:
         """Continue from the anchor after the outer step."""
         assert self.anchor_D is not None
-        mean_D = mean_weights(list(contributions.values()))
+        mean_D = sample_mean(contributions.values(), self.size)
         self.anchor_D = self._outer_step(self.anchor_D, mean_D)
         return [ReplaceWeights(self.anchor_D.copy())]
 

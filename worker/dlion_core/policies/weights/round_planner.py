@@ -15,14 +15,9 @@ H, as all wait for the transfer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dlion_core.codecs import coded_bytes, max_kept_entries
-
-if TYPE_CHECKING:
-    from dlion_core.codecs import Coding
-    from dlion_core.policies.interface import BudgetsChanged
-    from dlion_core.policies.round_parameters import AdaptiveParameters
+from dlion_core.codecs import Coding, coded_bytes, max_kept_entries
+from dlion_core.policies.interface import BudgetsChanged
+from dlion_core.policies.round_parameters import AdaptiveParameters
 
 MAX_LOCAL_STEPS = 64
 
@@ -69,10 +64,8 @@ class RoundPlanner:
         return max(least, max_kept_entries(room, self._size, self._coding))
 
     def local_steps(self, links: BudgetsChanged, current: int) -> int:
-        """Return the H with the greatest predicted progress per second.
-
-        It is the current one while no other is better by `MIN_GAIN`: measured rates vary.
-        """
+        """Return the H with the greatest predicted progress per second. It is the current one while
+        no other is better by `MIN_GAIN`: measured rates vary."""
         if self._parameters.local_steps is not None:
             return self._parameters.local_steps
         best = max(_CHOICES, key=lambda steps: self._progress(links, steps))

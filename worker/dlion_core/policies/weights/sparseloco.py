@@ -18,19 +18,14 @@ that their means are right (codec `int2`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
+from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import chunks_of, largest_of_chunks
+from dlion_core.policies.interface import Flat
+from dlion_core.policies.round_parameters import SparselocoParameters
 from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlion_core.policies.factory import PolicyContext
-    from dlion_core.policies.interface import Flat
-    from dlion_core.policies.round_parameters import SparselocoParameters
 
 
 class SparseLocalSteps(AnchoredRounds):

@@ -1,0 +1,63 @@
+"""The values that `factory` passes to every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dlion_api.names import Rank
+from dlion_api.spec import Spec
+from dlion_core.codecs import Coding, IndexCodec, ValueCodec
+from dlion_core.policies.interface import Layout, ReplicaView
+from dlion_core.topology.topology import CLUSTERED, graph_of
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """What a policy knows about the worker for which it is built."""
+
+    spec: Spec
+    rank: Rank
+    ranks: tuple[Rank, ...]
+    """Every worker that may ever take part, including this one; with `grows`, those known so far.
+    """
+    layout: Layout
+    sites: Mapping[Rank, str] = field(default_factory=dict)
+    """Site of each worker."""
+    replica: ReplicaView | None = None
+    """The weights, for policies that read them."""
+    grows: bool = False
+    """Whether workers may join that are unknown now."""
+
+    @property
+    def graph(self) -> Mapping[Rank, frozenset[Rank]]:
+        """Possible neighbours of each worker; those present at a time are members."""
+        return graph_of(self.spec, self.ranks)
+
+    @property
+    def neighbours(self) -> frozenset[Rank]:
+        """Neighbours of this worker; no other worker is ever a member."""
+        return self.graph[self.rank]
+
+    @property
+    def exchanges_with_all(self) -> bool:
+        is_clustered = self.spec.exchange.topology == CLUSTERED
+        return not is_clustered and len(self.neighbours) == len(self.ranks) - 1
+
+    @property
+    def max_samples(self) -> int:
+        """The largest local batch size that a peer may report."""
+        sizes = self.spec.batching.global_batch_size
+        return max(sizes.initial, sizes.max)
+
+    @property
+    def coding(self) -> Coding:
+        """Encoding of payloads, by the manifest's `exchange`. Stochastic rounding is seeded by the
+        job's seed and the worker's rank."""
+        exchange = self.spec.exchange
+        return Coding(
+            ValueCodec(exchange.codec),
+            IndexCodec(exchange.index_codec),
+            exchange.codec_decimals,
+            seed=(self.spec.trainer.seed << 32) + self.rank,
+        )
