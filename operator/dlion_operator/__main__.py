@@ -1,7 +1,5 @@
 """`python -m dlion_operator --config FILE`: the operator of one site."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

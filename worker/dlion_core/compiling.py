@@ -5,8 +5,6 @@ types raise TypeError. `IN` arrays are only read, and may be read-only or unalig
 both).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -6,8 +6,6 @@ damaged compression, an invalid header (SyntaxError, TokenError), and an impossi
 (MemoryError).
 """
 
-from __future__ import annotations
-
 import lzma
 import struct
 import tokenize

@@ -3,8 +3,6 @@
 `dlion compare` uses it as the reference column.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity

@@ -1,7 +1,5 @@
 """Describes a change of the environment to each worker as text, for the events of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 
 from dlion_api.names import Rank

@@ -4,8 +4,6 @@ The published files are beside this module, in `files/`, so that they are instal
 `environments/` at the root of the repository links to that folder.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

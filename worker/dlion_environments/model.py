@@ -4,8 +4,6 @@ Declared like a manifest, so that every problem of a file is reported at once. `
 plan from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal

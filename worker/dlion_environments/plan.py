@@ -4,8 +4,6 @@ The local runner emulates it with real processes; the simulator applies it in vi
 values only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

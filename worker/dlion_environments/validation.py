@@ -5,8 +5,6 @@ Called when a file is parsed, also for the valid parts of an invalid file: paths
 fractions be compared with seconds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ true, `1e-3` is a number, a date is a string). Input may be hostile: size, depth
 and stored paths are limited, and no tag creates an object. Reports everything as `SpecError`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ Source: the project's definition of a fair comparison: accuracy is the interpola
 replicas; bytes are those sent by all workers.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

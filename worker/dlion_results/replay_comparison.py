@@ -3,8 +3,6 @@
 Time counts from the first step, as in the summary: a simulated run has no start-up.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

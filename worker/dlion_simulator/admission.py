@@ -1,7 +1,5 @@
 """Admits a simulated worker to the run: executes the instructions of `lifecycle.admission`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from functools import partial

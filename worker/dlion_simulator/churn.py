@@ -5,8 +5,6 @@ probes, and applies the environment's absences. `run` builds the workers, `admis
 in, and `connections` manages the links.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -3,8 +3,6 @@
 Time is in whole nanoseconds, so that equal times compare equal.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable

@@ -5,8 +5,6 @@ detect a dead process at once, and silence after the time-out of `links.deadline
 reach each other reconnect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 

@@ -4,8 +4,6 @@
 fixed part scales in the same way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

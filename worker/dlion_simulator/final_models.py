@@ -3,8 +3,6 @@
 `trainer.shutdown` decides which model is kept, and how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial

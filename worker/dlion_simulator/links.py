@@ -5,8 +5,6 @@ weights, and everything else. A pulled state is a third transfer, as on a separa
 by `worker`; opened and closed by `connections`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 

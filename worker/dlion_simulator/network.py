@@ -8,8 +8,6 @@ Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2 (progressive 
 suffixes: F transfers, P pipes, M memberships of transfers in pipes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

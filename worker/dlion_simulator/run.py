@@ -6,8 +6,6 @@ clock fixes the order, and each TensorFlow operation runs on one thread. `churn`
 part; `final_models` handles the end.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Covers all records, in order, and the final weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable
 

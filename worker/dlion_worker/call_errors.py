@@ -3,8 +3,6 @@
 Used by exchange and sidecar, which dial peers.
 """
 
-from __future__ import annotations
-
 import grpc
 import grpc.aio
 

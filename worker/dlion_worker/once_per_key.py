@@ -4,8 +4,6 @@ A peer could repeat invalid messages without limit. The cap is per key, so one k
 suppress another. Used by trainer and sidecar; safe in any thread.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Hashable
 

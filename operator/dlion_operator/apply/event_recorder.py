@@ -1,7 +1,5 @@
 """Post Kubernetes events on DLionJobs. Reasons are API (docs/conditions.md); messages are not."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time

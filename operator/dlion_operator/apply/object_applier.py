@@ -1,7 +1,5 @@
 """Apply a decision's objects to the cluster, without requests that change nothing."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Compute the patch from one status to another, and whether it is urgent. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 A Service, and behind a gateway its routes: each server name leads to one of the Service's ports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's keeper at a site: one pod, the only one that mounts the site's volume claim."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 The watches only deliver objects with our labels, so a child without them looks deleted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dlion_api import cluster_names as names

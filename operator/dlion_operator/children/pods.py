@@ -1,7 +1,5 @@
 """The common part of a run's pods: user, volumes, mounts and security settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

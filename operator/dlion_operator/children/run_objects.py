@@ -1,7 +1,5 @@
 """Objects that all pods of a run at a site share: ConfigMap, headless Service, authority."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

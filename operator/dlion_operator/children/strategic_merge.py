@@ -14,8 +14,6 @@ valueFrom gives an invalid entry. `tolerations` are concatenated, because run re
 operator's own, which end pods on dead nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

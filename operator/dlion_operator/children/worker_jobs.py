@@ -1,7 +1,5 @@
 """The Indexed Job of one group: each pod has a supervised trainer and a native sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Only `on.event` is used. Other handlers leave finalizers behind when the operato
 state in annotations.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Unhealthy means that a restart may help: the event loop is blocked, or the watch
 API server that does not answer is no such reason: workers go on training, and the operator retries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The operator's own Prometheus metrics. docs/metrics.md lists them, and a test compares both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A watch error that kopf cannot handle ends this process, which must then be rest
 imports this module late.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -4,8 +4,6 @@ Every action is idempotent. An action that changes nothing sends no request: a h
 records what was applied.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable

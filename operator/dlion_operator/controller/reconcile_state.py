@@ -3,8 +3,6 @@
 Nothing depends on it after a restart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,7 +1,5 @@
 """A complete operator: everything that runs between kopf's start and its end, in order."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 A job is never reconciled twice at the same time. `site_operator` owns the queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 `bearer` is the owner of the caller's token. None: the token is invalid.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dlion_api.names import KeeperIdentity, WorkerIdentity

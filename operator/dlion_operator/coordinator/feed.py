@@ -3,8 +3,6 @@
 A follower that is slower than the run finds a gap in the numbers; memory stays bounded.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Messages are untrusted: `checked_size` enforces the limit of every field first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

@@ -4,8 +4,6 @@ Owns the run's join and follow streams. `service` dispatches calls to it, `serve
 it, and `state` decides. It runs in a single asyncio loop, so the state needs no lock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The coordinator's gRPC server, in the asyncio loop of the operator or of `thread`."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """gRPC service of the coordinator: dispatch each call to its run and return each refusal."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

@@ -4,8 +4,6 @@ Owns admission, incarnations, the versioned membership and the order of reports.
 threads or gRPC. `messages` parses messages, and the gRPC service verifies tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Run the coordinator in its own thread and event loop, for `dlion run`."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

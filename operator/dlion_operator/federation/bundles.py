@@ -4,8 +4,6 @@ An unreadable or invalid file is reported as a problem; its last valid content s
 it expires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path

@@ -5,8 +5,6 @@ connection is opened and replaces the first once it is up. When the site's bundl
 stream ends at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

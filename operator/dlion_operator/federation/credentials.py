@@ -5,8 +5,6 @@ its operator's name. A server trusts all bundles in the handshake, then verifies
 again with the claimed site's bundle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 

@@ -6,8 +6,6 @@ if it has its default. The hash of the whole manifest includes such a field; it 
 manifests with more fields than are compared one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Implements both ends of the call `Measure` and its limits; `service` authorises 
 on request (`dlion preflight --bandwidth`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -67,7 +65,6 @@ class ChunkTimer:
         self.last_s = now_s
 
     def result(self) -> wire.LinkTiming:
-        """Return the answer to the sender."""
         took_s = 0.0 if self.first_s is None else self.last_s - self.first_s
         return wire.LinkTiming(
             timed_bytes=self.timed_bytes, receiver_micros=max(0, round(took_s * 1e6))
@@ -126,10 +123,8 @@ class BandwidthMeter:
         # No chunk may follow a refusal: where a write fails, grpc.aio replaces the status that the
         # site sent with INTERNAL (grpc/grpc#36066).
         if ACCEPTED_KEY in (await call.initial_metadata() or ()):
-            began_s, chunk = time.monotonic(), wire.LinkChunk(payload=payload)
-            while (
-                sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() - began_s < SEND_DURATION_S
-            ):
+            chunk, until_s = wire.LinkChunk(payload=payload), time.monotonic() + SEND_DURATION_S
+            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() < until_s:
                 await call.write(chunk)
                 sent_bytes += CHUNK_BYTES
             await call.done_writing()

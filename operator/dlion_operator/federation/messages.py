@@ -3,8 +3,6 @@
 Messages of other sites' operators are untrusted: every field is checked against its limit.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """This site's node in the federation: one port, one stream to each other site, trusted bundles."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Use one object per stream: a new stream starts with complete reports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

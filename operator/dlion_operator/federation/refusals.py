@@ -1,7 +1,5 @@
 """Why a stream of another site's operator is refused."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """gRPC server: receives the reports of other sites' operators, and refuses what is not theirs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -5,8 +5,6 @@ report stays until the site changes it, so that training continues with the last
 No clock, threads or gRPC; `messages` and `credentials` have checked form and certificate.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Documents stay plain mappings: the package's models would cost memory and drop u
 package reads the token again every minute.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Back-off for objects that expose workers and that the API server does not accept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -9,8 +9,6 @@ process with the holder's name continues at once. A released Lease is deleted, a
 blocks writes without a Lease.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

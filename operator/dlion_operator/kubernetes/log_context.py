@@ -1,7 +1,5 @@
 """Add the job to the operator's log records: JSON lines have it as `object`, like kopf's."""
 
-from __future__ import annotations
-
 import logging
 from contextvars import ContextVar
 

@@ -9,8 +9,6 @@ lower version than an earlier one reveals it. Then the store and all job states 
 lists.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Results of writes are added at once, so that the next pass sees them before their watch event.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple

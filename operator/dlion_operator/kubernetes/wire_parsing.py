@@ -1,7 +1,5 @@
 """What the gRPC servers of coordinator and federation share: options, and checks of messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

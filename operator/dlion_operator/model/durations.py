@@ -4,8 +4,6 @@
 size was changed. After a restart the counting begins again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 

@@ -4,8 +4,6 @@ Counted ranks follow from these sizes. They may change during the run, so a rest
 the initial ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Views of Kubernetes objects, and parsers of conditions, times and index lists. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Token bucket that limits what a caller may send. Pure: time is an argument."""
 
-from __future__ import annotations
-
 RECORDS_PER_S = 2_000.0
 BURST_RECORDS = 8_000.0
 """Largest burst: what a worker may have queued while the coordinator was unreachable."""

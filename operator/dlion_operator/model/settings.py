@@ -1,7 +1,5 @@
 """The settings of a site's operator: one YAML file from the chart, validated like a manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

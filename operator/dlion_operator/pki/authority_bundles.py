@@ -1,7 +1,5 @@
 """Parse and check CA certificates of files, annotations and other sites' reports. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 

@@ -7,8 +7,6 @@ well. Both are owned by the operator's Service, if the settings name it, and so 
 release (docs/decisions/0019-what-goes-with-a-release.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """Issue certificates for workers, keepers and servers with a given authority."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

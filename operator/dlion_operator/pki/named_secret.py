@@ -5,8 +5,6 @@ not watched, because the operator may read no other Secrets. While the API serve
 the last content stays in use.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import logging

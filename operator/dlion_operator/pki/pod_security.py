@@ -4,8 +4,6 @@
 later, and the Job would wait indefinitely. Source: Pod Security Standards, v1.34.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ worker's labels, and be owned by the operator's Job or Deployment: anyone that m
 set labels. Source: RFC 7519; projected tokens of Kubernetes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

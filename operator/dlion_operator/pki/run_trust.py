@@ -4,8 +4,6 @@ Each site reports its own bundle. Known bundles are stored on the run's Jobs, so
 operator keeps trusting sites that have not reported yet.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime

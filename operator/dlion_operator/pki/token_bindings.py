@@ -5,8 +5,6 @@ which never leaves it, and signs each certificate, join and follow request with 
 presented with a pod's token is bound to the pod.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dlion_api.names import KeeperIdentity, WorkerIdentity

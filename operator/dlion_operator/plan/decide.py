@@ -4,8 +4,6 @@ It looks at the current state only, never at earlier actions. So it may run at a
 number of times, also in an operator that has just started.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any

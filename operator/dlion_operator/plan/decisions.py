@@ -1,7 +1,5 @@
 """The actions that `decide` may choose: plain data, which `reconcile` carries out in order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Pods that should exist and do not: a quota, pod security, a missing service account. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from dlion_api import cluster_names as names

@@ -4,8 +4,6 @@ A pod that is force-deleted on a working node keeps running beside its successor
 nodes up only where `garbage_collection` would release a pod.
 """
 
-from __future__ import annotations
-
 import logging
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """What the operator observes of one job before it decides: pure views of Kubernetes objects."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pods that take too long to start, without an error. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Compute progress, pace and losses of a run from its workers' records. Pure, bounded memory."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping

@@ -5,8 +5,6 @@ when they follow. This module selects the ones worth an event (docs/conditions.m
 normal operation, such as of a worker that a restarted operator does not know yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from dlion_api.names import JobKey

@@ -1,7 +1,5 @@
 """State of one run that this site's coordinator serves. Plain data, owned by `site_runs`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

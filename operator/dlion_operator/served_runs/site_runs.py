@@ -3,8 +3,6 @@
 Also checks the job's target accuracy. All methods run in the operator's event loop.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

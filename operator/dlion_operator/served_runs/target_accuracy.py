@@ -3,8 +3,6 @@
 `spec.trainer.stop.targetAccuracy` applies to the mean over replicas, which no worker knows alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from dlion_api.endings import stop_rule_met

@@ -5,8 +5,6 @@ a job at once, then with its count at growing intervals. So no number of workers
 server.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the values; int8, int4, int2: the scales of the blocks, then the values; polylin
 uint32, then its bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -8,8 +8,6 @@ and is the sum of c_k times row k of that matrix. Sums have a fixed order, which
 NumPy has not on all processors: workers that transform equal coefficients get equal bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -14,8 +14,6 @@ which `positions` bounds by D.
 Source: Golomb, Run-length encodings, 1966; Rice and Plaunt, 1971; varints as in Protocol Buffers.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -11,8 +11,6 @@ bits of |x| increase with |x|, and those of non-finite values are above all othe
 Legend: D entries of the flat vector, K kept, L variables, C candidates.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

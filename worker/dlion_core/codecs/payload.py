@@ -7,8 +7,6 @@ size, which the receiver knows, never by a header.
 Legend: D entries of the flat vector, K kept.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from bisect import bisect_right

@@ -13,8 +13,6 @@ to d decimals, difference, zig-zag, 5-bit groups); binary packing and the bounds
 values.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

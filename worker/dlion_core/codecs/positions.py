@@ -8,8 +8,6 @@ output of encoding: strictly increasing positions below D.
 Legend: D entries of the flat vector, K kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -15,8 +15,6 @@ magnitude for the norm; Steele, Lea and Flood, Fast splittable pseudorandom numb
 OOPSLA 2014. Scales, keys and int2's odd multiples are ours. Legend: K values, B blocks of them.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -6,8 +6,6 @@ are determined when the payload is written, in one pass over the vector.
 Legend: D entries of the flat vector, K kept, L variables.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

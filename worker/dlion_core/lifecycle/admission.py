@@ -10,8 +10,6 @@ order. After `PullState` the driver reports the result with `pulled`, and calls 
 only if a link may have changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto

@@ -6,8 +6,6 @@ iteration F just ahead (`join_barrier`), passes everything before F, and makes i
 Peers wait only for its promise.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum

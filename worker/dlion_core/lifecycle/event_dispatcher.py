@@ -4,8 +4,6 @@
 on lost workers. Latecomers get answers, and the policy gets the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from dlion_core.lifecycle import join_barrier

@@ -4,8 +4,6 @@ Before the start it collects the links that are up, keeps early messages and ans
 latecomers. After the start, links come and go as events.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable

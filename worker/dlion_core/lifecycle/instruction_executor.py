@@ -4,8 +4,6 @@ For trainer and simulator: `loop` and `worker` provide sending and refusing. Met
 iteration's own and mean gradient. Uses no clock and no link.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Protocol

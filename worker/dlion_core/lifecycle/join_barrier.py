@@ -6,8 +6,6 @@ F, they wait there with the equal weights of F - 1. If one was past F, a later F
 proposal. Several latecomers may negotiate at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum

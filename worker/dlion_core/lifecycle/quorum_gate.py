@@ -6,8 +6,6 @@ unless some of its workers trained meanwhile: then this worker rejoins, as after
 (`admission`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from dlion_api.names import Rank

@@ -4,8 +4,6 @@ Owns the records (`dlion_api.protocol.progress`) and their clock: seconds since 
 blocks the loop; the coordination client sends in the background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ A state machine without I/O, driven by the trainer's loop and by the simulated w
 `next` returns what to do; `step_computed` and `handle` bring it news.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto

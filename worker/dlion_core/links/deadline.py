@@ -4,8 +4,6 @@ A slow link's gaps are long, and its timeout grows with them. A dead process is 
 its kernel closes the connections at once.
 """
 
-from __future__ import annotations
-
 HEARTBEAT_S = 1.0
 """Interval of heartbeats on an otherwise idle link."""
 

@@ -1,7 +1,5 @@
 """Events and snapshots that the exchange passes to the trainer. No behaviour."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dlion_api.names import Rank

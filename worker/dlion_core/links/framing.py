@@ -4,8 +4,6 @@ Two messages may be in flight at once, one per lane: bulk (weights) and everythi
 gradient does not wait for megabytes of weights. A lane preserves the order of its messages.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

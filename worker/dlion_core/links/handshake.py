@@ -11,8 +11,6 @@ policy learns that the link is up, and it sends these to no one. A policy theref
 first when a member joins.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum, auto
 

@@ -1,7 +1,5 @@
 """How much a link may queue and have in flight. Shared by real and simulated links."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 No timer paces it: a frame is sent when acknowledgements make room, so the receiver sets the pace.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

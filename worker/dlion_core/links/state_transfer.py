@@ -1,7 +1,5 @@
 """Cut a worker's state into checksummed chunks, and reassemble it. No I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError

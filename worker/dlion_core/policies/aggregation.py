@@ -11,8 +11,6 @@ the contributions of an iteration separately. They are summed in rank order in f
 worker computes the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Called by `factory`, and by the command line before a run starts. A package adds
 entry point of the group `dlion.policies` that names a `Policy` (docs/writing-a-policy.md).
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext

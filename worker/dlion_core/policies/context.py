@@ -1,7 +1,5 @@
 """The values that `factory` passes to every policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Called once by the trainer, and by the simulator for each worker. The catalogue 
 `gradient_machine` assembles what most policies share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol

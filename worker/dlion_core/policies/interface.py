@@ -4,8 +4,6 @@ Shape suffixes: D the flat gradient (all variables, in the layout's order), K ke
 variables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -22,8 +22,6 @@ Source: DLion's direct knowledge transfer (idea certain, numbers recalled). Ours
 merged weights, also where `dlion-published` repeats the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Called by `catalogue.parameters_of` before a run starts. Pure, without NumPy. Ea
 spec, the parameters and the ranks of all workers that may ever take part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from dlion_api.errors import Problem

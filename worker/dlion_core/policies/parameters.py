@@ -4,8 +4,6 @@ Defines names, bounds and defaults, so that `dlion validate` needs no NumPy. Pol
 parameters are not listed here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

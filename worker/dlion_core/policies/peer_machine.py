@@ -6,8 +6,6 @@ that exchange weights or updates ignore `spec.synchronization`, `knowledgeTransf
 budgets; each has its own rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dlion_api.errors import ContractError

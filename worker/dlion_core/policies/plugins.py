@@ -4,8 +4,6 @@ Used by `catalogue`, `plugin_guards` and the simulator, never for DLion's own po
 there is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Parameters of the policies with rounds of local steps, as in `parameters`. Without NumPy, too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Values of a policy's state, as a checkpoint returns them. Keys are a prefix and a rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -15,8 +15,6 @@ A peer that joins after this worker's first step is not waited for until it repo
 within one of the bound. So a restarted worker can compile and catch up without blocking others.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dlion_api.names import Rank

@@ -5,8 +5,6 @@ arguments. Each worker computes the shares itself from the same inputs. If input
 moment, the weights of the update compensate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import lru_cache

@@ -3,8 +3,6 @@
 The controller calls it in rounds of one local iteration. Pure: it neither sends nor probes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Estimates the samples per second that this worker computes. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dlion_api.protocol.measurements import CapacitySource, CpuAllowance, SpeedProbe, StepTiming

@@ -3,8 +3,6 @@
 Decides which changes are published at once. Pure; sends nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 

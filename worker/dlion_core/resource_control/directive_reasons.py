@@ -1,7 +1,5 @@
 """Describes how a directive differs from the one before, for `events.jsonl` and the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from dlion_api.names import Rank

@@ -1,7 +1,5 @@
 """The CPU cost of the exchange per byte, and the bytes that a CPU fraction pays for. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 

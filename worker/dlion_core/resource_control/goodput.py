@@ -26,8 +26,6 @@ empirical model of large-batch training", 2018; unequal batches: Nie et al., Can
 recalled: there the weights minimise the variance node by node). Ours: the grid, the averages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Decides whether a worker's CPU quota limits its speed. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

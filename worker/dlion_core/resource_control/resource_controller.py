@@ -3,8 +3,6 @@
 Pure: time is an argument, and callers carry out what is returned.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Estimates the CPU seconds per sample of a typical step. Pure: CPU time is an argument."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Collection

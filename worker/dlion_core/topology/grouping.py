@@ -9,8 +9,6 @@ rank decides. If two workers consider themselves the lowest, as after a partitio
 and one remains. Meanwhile a pair is linked only if both sides want the link.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final

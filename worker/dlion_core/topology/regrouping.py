@@ -13,8 +13,6 @@ return it is an ordinary member.
 Source: ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final
 

@@ -6,8 +6,6 @@ with measured values. Starts no worker: each supervisor enters as `enter_argumen
 and the runner puts `sidecar_prefix(rank)` before each sidecar's command.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -5,8 +5,6 @@ so also when its parent is killed. It has its own session, so that Ctrl-C in the
 only the runner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

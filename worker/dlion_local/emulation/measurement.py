@@ -3,8 +3,6 @@
 Used by `emulation.emulation`, by `benchmarks/network.py` and by the tests.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -4,8 +4,6 @@ Restarts a process that has ended, with a growing delay, until it fails too ofte
 meanwhile, with the last directive and without evaluations.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Used by `runner.runner` and by the command line around it. It wraps handlers tha
 KeyboardInterrupt; their owner decides what a second signal does.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

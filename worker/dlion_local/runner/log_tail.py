@@ -4,8 +4,6 @@ Knows the format of log records (`<date> <time> <LEVEL> <logger>: <message>`), P
 the supervisor's JSON lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The result of a local run, from the exit codes and logs of its processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

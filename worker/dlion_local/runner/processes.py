@@ -5,8 +5,6 @@ SIGKILL. Each child has its own session, so that a terminal's Ctrl-C reaches onl
 Nothing is restarted here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

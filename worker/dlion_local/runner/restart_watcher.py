@@ -4,8 +4,6 @@ A supervisor logs a JSON line when its trainer has ended and will be restarted. 
 output precedes it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable

@@ -5,8 +5,6 @@ coordinator, configurations, processes, and a quota when a worker is ready. Ever
 in any case. Uses no terminal and no TensorFlow.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import shutil

@@ -5,8 +5,6 @@ evaluator runs outside the quotas. Owns the snapshot folder, the process and the
 records.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Called by `dlion compare`. A line is the median over seeds, its band the range; 
 time to the target, its whisker the range. `comparison` computes the figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

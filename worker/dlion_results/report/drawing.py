@@ -3,8 +3,6 @@
 Defines the style of all charts: sizes, colours, and the number of points per line.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The template escapes all values except our own SVG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial

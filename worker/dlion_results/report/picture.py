@@ -4,8 +4,6 @@
 light or dark theme, so that it can be part of a README.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

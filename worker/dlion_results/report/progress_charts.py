@@ -4,8 +4,6 @@ Each replica is a thin line, the mean over replicas a thick one. Colours stand f
 run, or for several runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

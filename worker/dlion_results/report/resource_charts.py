@@ -3,8 +3,6 @@
 Colours stand for workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Aggregates events again, so that the page also shows a run that was killed or is still running.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The files may be damaged or foreign: invalid parts are left out and logged, so t
 the rest.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

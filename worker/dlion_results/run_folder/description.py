@@ -1,7 +1,5 @@
 """What results need of a job: reads it from a result folder, and names its workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -3,8 +3,6 @@
 Defines `environment.yaml` and that part of the summary. The local runner measures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -3,8 +3,6 @@
 `folder` writes the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Owns `run.lock`. The kernel releases the lock when the process ends; the file st
 nothing without the lock. A foreign file of that name, or a link, is not changed.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

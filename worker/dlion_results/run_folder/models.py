@@ -3,8 +3,6 @@
 The trainer writes these files. Loads no model.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass

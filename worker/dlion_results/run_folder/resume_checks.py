@@ -3,8 +3,6 @@
 Compares the two jobs and looks for readable checkpoints. `folder` calls it under its lock.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Two ways: whole files that replace the old one atomically, and files that grow by complete lines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ Uses TensorBoard's record format and messages, but not its `EventFileWriter`, wh
 of TensorFlow.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Used by `tally` during a run, and by `summary` and `report` afterwards. Independent of records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Defines the format (`summary.schema.json`, docs/results.md) and computes each fi
 Used by `folder` at the end of a run and by `report`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ so that the summary is ready at its end; `report` feeds it from `events.jsonl`. 
 the figures.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Iterable

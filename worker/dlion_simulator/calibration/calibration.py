@@ -6,8 +6,6 @@ simulate` reads the file.
 Shape suffixes: N observations, R rounds or draws of rounds, K terms of the fit.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -9,8 +9,6 @@ directives, and costs follow from CPU times, the exchange's per byte. Link rates
 measurements from directives. Results of their first probes stay probe results.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -3,8 +3,6 @@
 Called by `dlion calibrate`; `calibration` does the timing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Used by both sides of `keeping.proto`. Memory is limited to one chunk, however long the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 

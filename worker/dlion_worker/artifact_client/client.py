@@ -3,8 +3,6 @@
 The channel trusts only the worker's own site and verifies the keeper's name.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

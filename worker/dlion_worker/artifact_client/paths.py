@@ -5,8 +5,6 @@ no other paths, so no caller chooses where, or how much, is written. The layout 
 folder's (docs/results.md).
 """
 
-from __future__ import annotations
-
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 

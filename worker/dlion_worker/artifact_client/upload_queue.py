@@ -4,8 +4,6 @@ The queue holds names: a file is opened when its turn comes, and of several vers
 is uploaded.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

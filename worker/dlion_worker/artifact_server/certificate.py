@@ -4,8 +4,6 @@ If the job names the authority, it is renewed twice a minute. A running server u
 certificate from the next handshake on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

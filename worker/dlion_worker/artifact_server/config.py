@@ -1,7 +1,5 @@
 """The settings of a keeper, made by `dlion_worker.pod`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Ends in order on SIGTERM and SIGINT; stored files remain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 The coordinator buffers records while it is disconnected; an event reports any that it had to drop.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

@@ -4,8 +4,6 @@ Tracks the position in the coordinator's stream across restarts. `keeper.json` s
 the length of `events.jsonl` at it; every line after that length is one more record.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

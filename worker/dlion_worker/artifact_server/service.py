@@ -4,8 +4,6 @@ Runs in the keeper's loop; disk access runs in threads. Messages stay bytes, so 
 is rejected here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

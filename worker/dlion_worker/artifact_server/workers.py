@@ -5,8 +5,6 @@ later worker is known by its certificate from the site's coordinator and keeps i
 manifest is not read again, because it would number the workers differently.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exponential backoff with jitter."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Final

@@ -3,8 +3,6 @@
 No call has a fixed deadline: keep-alive pings detect an unreachable coordinator within 15 s.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol

@@ -4,8 +4,6 @@ Nothing here blocks training: calls queue, threads send and retry. While the coo
 unreachable the worker keeps its membership, which is also saved for the next process.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -4,8 +4,6 @@ Each announcement of addresses starts its own stream. The coordinator ends the p
 when the new one has joined, so the worker is never reported lost.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ When full, it drops the oldest steps, links and directives; an event reports how
 and events are kept.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Two small files: the last membership and the incarnation counter. Both are repla
 damaged file counts as missing.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ A trainer, sidecar or keeper calls this at its start and when its certificate is
 `dlion_worker.security.credentials` makes the keys.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

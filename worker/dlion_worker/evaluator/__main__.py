@@ -4,8 +4,6 @@ Evaluates every snapshot in DIR and appends a record to DIR/records.jsonl, which
 Ends on SIGTERM.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -5,8 +5,6 @@ snapshot of a replica replaces the waiting one: the runner should notice soon th
 reached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ SIGTERM stays blocked until the new process handles it, because the kernel disca
 blocks it.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -6,8 +6,6 @@ containers. A damaged or foreign file counts as missing. See docs/decisions/0004
 and 0020-first-bearer.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

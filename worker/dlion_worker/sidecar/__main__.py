@@ -3,8 +3,6 @@
 Turns errors into exit codes. Ends in order on SIGTERM and SIGINT.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

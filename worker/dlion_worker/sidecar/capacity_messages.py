@@ -1,7 +1,5 @@
 """Messages between sidecars: conversion to and from the wire, and validation. No I/O."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

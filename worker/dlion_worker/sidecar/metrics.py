@@ -4,8 +4,6 @@ docs/metrics.md lists them (a test compares both). Values are read on each reque
 server's thread, from objects that are replaced as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

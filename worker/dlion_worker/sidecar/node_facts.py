@@ -4,8 +4,6 @@ Read from /proc, /sys and control groups of both versions. A missing fact is Non
 has no thermometer, for example.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts and stops a whole sidecar: controller, sockets, metrics and certificate renewal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Counts rejected calls, for metrics, and reports their messages to the trainer, each once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 

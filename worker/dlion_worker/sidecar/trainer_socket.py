@@ -1,7 +1,5 @@
 """The Unix socket between a sidecar and its trainer: passes records and directives."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -5,8 +5,6 @@ Writes one JSON line per event to stderr. Exits with the trainer's last exit cod
 that signal.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Owns the child: starts it so that it dies with this process, signals it and reap
 As PID 1 or subreaper it also reaps the child's orphans. Decides nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

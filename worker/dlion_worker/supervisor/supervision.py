@@ -3,8 +3,6 @@
 A method for each event returns instructions; time is an argument. `process` drives it.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The supervisor starts it and reads its exit code (`dlion_api.exit_codes`). On SI
 finishes the current step, saves a checkpoint and exits.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

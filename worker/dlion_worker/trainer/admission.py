@@ -4,8 +4,6 @@ Reports links and unreachable peers meanwhile. A firewall or network policy betw
 otherwise go unnoticed, and the worker would wait without limit.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

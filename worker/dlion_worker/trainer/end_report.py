@@ -4,8 +4,6 @@ Kubernetes keeps the termination message, so an operator that was unavailable st
 by `__main__`; local runs need none.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection

@@ -4,8 +4,6 @@ Runs on the main thread and drives `lifecycle.step_cycle`. Only waiting for peer
 errors, such as a loss that is not finite, raise; peers' faults do not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ the sidecar's groupings, and policies get a `TopologyChanged` event. A link exis
 ends agree. Called by `worker`, `shutdown` and `background_tasks`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

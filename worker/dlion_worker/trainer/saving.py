@@ -5,8 +5,6 @@ Owns the checkpoint's path, the events about saving and the uploads (`artifact_c
 Uploads never block training.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

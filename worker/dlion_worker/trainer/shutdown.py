@@ -6,8 +6,6 @@ and the best replica. The others stay until the leads that they see have saved; 
 replaces a lost lead.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

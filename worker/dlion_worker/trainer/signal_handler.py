@@ -5,8 +5,6 @@ other times, the signal interrupts whatever runs, including the user's program. 
 the handler on the main thread, and `worker` uses it.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -3,8 +3,6 @@
 Owns the two lines in `kubectl logs`. Called by `__main__` and `worker`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

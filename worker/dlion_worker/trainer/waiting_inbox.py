@@ -1,7 +1,5 @@
 """The inbox of a real worker: the exchange's thread fills it, the training thread waits for it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Owns the order: data and model, credentials, links, admission, training, shutdown.
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress

@@ -7,8 +7,6 @@ simulator.
 TensorFlow reads its environment at import, so the variables are set here.
 """
 
-from __future__ import annotations
-
 import os
 
 # C++ messages bypass Python's logging; show only errors.

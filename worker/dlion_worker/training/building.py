@@ -1,7 +1,5 @@
 """Builds the program's Keras model from the seed, and validates it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ that step, including what policies withhold of gradients. The position after the
 in case a peer has made the update (`adopt`).
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path

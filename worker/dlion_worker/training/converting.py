@@ -4,8 +4,6 @@
 code from it, so a model with custom layers cannot be converted here.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ The trainer submits at its interval. A separate thread evaluates a snapshot in s
 training step waits for at most one batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterable

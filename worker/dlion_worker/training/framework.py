@@ -1,7 +1,5 @@
 """Imports TensorFlow and Keras for `dlion_worker.training`, without unused costs."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Elementwise in a fixed order, so equal inputs give equal bits on every worker. U
 simulator. Source: formulas and order of operations of `keras.optimizers.SGD` and `Adam`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 The training thread changes weights in place; the exchange's thread copies them for peers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ The lowest live rank of each site, its *lead*, collects the replicas. It keeps t
 average and the best replica.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Collection

@@ -4,8 +4,6 @@ Bytes from a peer are untrusted: a snapshot must have the exact length of the la
 values. A checkpoint is written to a new file that replaces the old one, so a crash loses nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

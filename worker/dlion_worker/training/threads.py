@@ -5,8 +5,6 @@ throttles together. The trainer calls it before other parts of `dlion_worker.tra
 trainers use `environment`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

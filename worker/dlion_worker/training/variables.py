@@ -4,8 +4,6 @@ Only `FlatModel` uses it. Shape suffixes: D flat trained variables, S flat float
 (moving statistics).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any

@@ -4,8 +4,6 @@ Each connection has its own channel, which trusts only the authority of the peer
 back off with jitter, so that workers that lost contact together do not reconnect together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

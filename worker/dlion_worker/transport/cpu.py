@@ -4,8 +4,6 @@ gRPC does about two fifths of its network work in threads of its own. Systems ot
 not identify them; only our own thread counts there.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -5,8 +5,6 @@ Methods may be called from any thread; only `start`, `pull_state` and `close` bl
 method from it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -5,8 +5,6 @@ It therefore authenticates again on a new connection, and what the same peer pro
 stream is the reference.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum

@@ -5,8 +5,6 @@ certificate again while the stream is open. Messages stay bytes, so that an inva
 rejected here and not inside gRPC.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ A thread gathers each state, because it may wait for an update and copies the wh
 has one such thread at most, however often it disconnects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -4,8 +4,6 @@ The addresses follow from the workers' Services (`children`). They are for other
 only: workers of one site dial each other's pods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """What to delete: the remains of lost nodes, of other runs, and of ended runs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """How a run's Jobs change while they exist: size, suspension and stored trust bundles. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

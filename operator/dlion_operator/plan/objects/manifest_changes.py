@@ -4,8 +4,6 @@ An invalid manifest ends no run: `decide` reports the problem. If the manifest c
 workers train, the run's objects are created again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

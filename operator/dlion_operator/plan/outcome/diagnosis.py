@@ -1,7 +1,5 @@
 """Diagnose a run that goes on: from its Jobs, pods and workers to a phase and a message. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dlion_api import cluster_names as names

@@ -1,7 +1,5 @@
 """Select the events of a decision: for what has changed since the last status. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ One row per phase, as in the table of docs/conditions.md, which serves kstatus a
 condition's `lastTransitionTime` changes only with its status.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal

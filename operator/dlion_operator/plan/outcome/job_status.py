@@ -1,7 +1,5 @@
 """Build the status of a job from a diagnosis and the coordinator's view. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta

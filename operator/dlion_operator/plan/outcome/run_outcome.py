@@ -4,8 +4,6 @@ A run succeeds when its stop rule was met and the saved model holds every wanted
 may depend on facts that an operator loses in a restart: such facts are stored on objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 

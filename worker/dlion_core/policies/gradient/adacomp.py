@@ -13,8 +13,6 @@ adaptive compression", NCA 2017, and the authors' code. Ours: peer to peer, mome
 manifest's optimizer over damped gradients, zero entries are not sent, ties to the lower index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

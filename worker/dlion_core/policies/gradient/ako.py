@@ -20,8 +20,6 @@ Source: Watcharapichat et al., Ako: decentralised deep learning with partial gra
 partitions, the search for p. Ours: the bound on p.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from dlion_api.names import Rank

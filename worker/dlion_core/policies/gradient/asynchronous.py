@@ -13,8 +13,6 @@ Source: Zheng et al., "Asynchronous stochastic gradient descent with delay compe
 (constant lambda; without the variant that follows a running mean square). Ours: peer to peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

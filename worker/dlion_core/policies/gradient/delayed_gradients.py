@@ -16,8 +16,6 @@ moves the weights as far as their mean would. Otherwise 1, a full step each. The
 `synchronization` and `knowledgeTransfer` are ignored; the staleness bound is the policy's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -18,8 +18,6 @@ as the shapes of matrices, which the paper cuts into squares, are not known here
 too. Means are by samples, and what the codec rounds off stays in the momentum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -22,8 +22,6 @@ Source: Lin et al., Deep gradient compression, ICLR 2018, algorithm 2 and sectio
 as in its authors' code, by steps instead of epochs, which a policy does not know.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -8,8 +8,6 @@ After every local step each member receives one message, `GRADIENT` or `PROGRESS
 zero samples only reports the sender's iteration and contributes nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

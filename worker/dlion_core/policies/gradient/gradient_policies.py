@@ -3,8 +3,6 @@
 `gradient_selectors` defines what each sends.
 """
 
-from __future__ import annotations
-
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.factory import gradient_machine
 from dlion_core.policies.gradient.gradient_selectors import MaxN, NoExchange, WholeGradient

@@ -7,8 +7,6 @@ payloads; the machine sends them.
 Budgets count payload bytes with the codec's header, without the exchange's header.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -9,8 +9,6 @@ threshold becomes a minimum |g| per variable.
 Source: DLion (Max N as recalled); the histogram is ours. Legend: L variables, C candidates.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -7,8 +7,6 @@ one for each (`perLink`).
 Source: ours; DLion as published keeps nothing. Error feedback: see `entries`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

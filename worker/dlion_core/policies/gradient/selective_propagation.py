@@ -24,8 +24,6 @@ is weighted by the local batch of the step that sends it.
 Source: named by DLion's authors; the rule is ours. Earliest deadline first: Liu and Layland, 1973.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -16,8 +16,6 @@ Source: Aji & Heafield, Sparse communication for distributed gradient descent, E
 al., Sparsified SGD with memory, NeurIPS 2018. Budgets and the residual per link are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from dlion_api.names import Rank

@@ -31,8 +31,6 @@ predictions). As recalled: momentum correction in the form of `dgc`, without mas
 cost sets the threshold, per link. Data subsampling is part of the dataset (docs/data.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -18,8 +18,6 @@ as in `site_means`. Receivers average. `synchronization`, `weighting`, `knowledg
 budgets are ignored.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 

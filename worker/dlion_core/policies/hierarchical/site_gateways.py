@@ -10,8 +10,6 @@ nothing and takes results from there until its link is back.
 Used by `hierarchical`. Sends nothing itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

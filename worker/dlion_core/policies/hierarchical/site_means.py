@@ -10,8 +10,6 @@ Source of the robust means: Yin et al., "Byzantine-robust distributed learning",
 Shape suffixes: S sites that take part in an iteration, D entries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

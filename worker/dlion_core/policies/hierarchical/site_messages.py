@@ -5,8 +5,6 @@ A message's weights version is its kind; for a step report it may encode a view 
 Messages are untrusted and stored by sender, so no peer can replace another's contribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -6,8 +6,6 @@ So the side that is behind continues at the other side's iteration.
 Source: the project's definition.
 """
 
-from __future__ import annotations
-
 from dlion_api.names import Rank
 
 MAX_FOLLOWED_LEAD = 1_000_000

@@ -30,8 +30,6 @@ merged group cannot separate its parts.
 Source: the project's definition.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 

@@ -7,8 +7,6 @@ sides applied since count once.
 Source: the project's definition.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank

@@ -16,8 +16,6 @@ do not count, however long they are remembered. A worker that receives a newer s
 continues from that version, as there (13.4).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Used by `partition_merge`. Untrusted on arrival. `SampleCounter` keeps a worker'
 Source: Parker et al., Detection of Mutual Inconsistency in Distributed Systems (1983).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Collection, Mapping
 

@@ -21,8 +21,6 @@ Source: Lian et al., Asynchronous decentralized parallel stochastic gradient des
 Deviation: a passive worker that is computing answers when its step is done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -11,8 +11,6 @@ the largest H that a worker of the last round has proposed.
 most others, because it has just joined or was cut off, takes over theirs when the round closes.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections import Counter

@@ -31,8 +31,6 @@ Source: Tang et al., D2: decentralized training over decentralized data, ICML 20
 and restarts for members that join and leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

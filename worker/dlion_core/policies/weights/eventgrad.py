@@ -26,8 +26,6 @@ horizon of 1). Ours: the longest silence, the clock bound, the complete graph, m
 leave. The history starts with zeros as theirs; the neighbours' weights do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -19,8 +19,6 @@ weights, so that nothing would count until the slowest tier's first update); the
 momentum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

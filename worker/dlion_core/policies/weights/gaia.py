@@ -21,8 +21,6 @@ its authors' code. Deviations: one threshold for all workers (theirs differ betw
 only where parameter servers stand); the barrier announces iterations instead of indices.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

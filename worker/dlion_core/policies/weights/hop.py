@@ -17,8 +17,6 @@ count again until newer ones arrive. If numbers of neighbours differ, each also 
 Metropolis-Hastings weights (`topology.relative_mixing_weights`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -8,8 +8,6 @@ in step has sent one, or has continued without it. Then `close_round` combines t
 The *anchor* is the weights of the last round, from which all have started.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar

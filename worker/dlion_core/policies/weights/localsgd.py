@@ -16,8 +16,6 @@ Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019; Do
 that diverges: the default of 0.5 is ours). Ours: weights by samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

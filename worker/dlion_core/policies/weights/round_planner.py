@@ -13,8 +13,6 @@ two-clouds-hetero, the best of those tried there (docs/decisions/0029). t is lim
 H, as all wait for the transfer.
 """
 
-from __future__ import annotations
-
 from dlion_core.codecs import Coding, coded_bytes, max_kept_entries
 from dlion_core.policies.interface import BudgetsChanged
 from dlion_core.policies.round_parameters import AdaptiveParameters

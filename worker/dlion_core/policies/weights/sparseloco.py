@@ -16,8 +16,6 @@ the default of H is shorter, and values are rounded to thirds of the largest of 
 that their means are right (codec `int2`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

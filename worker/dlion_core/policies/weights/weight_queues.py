@@ -4,8 +4,6 @@ Used by `hop` and `d2`. A peer's weights arrive in the order of its iterations, 
 So when later weights of a peer are here, it sends no earlier ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dlion_api.errors import ContractError

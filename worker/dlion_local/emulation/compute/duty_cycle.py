@@ -10,8 +10,6 @@ A quota holds on average: excess use, on several processors at once, is paid off
 The cost is a few system calls about twenty times per second and worker.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

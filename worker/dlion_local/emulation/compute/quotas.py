@@ -5,8 +5,6 @@ A worker's group is created without a quota, below this process's control group.
 Shares and weights would not do: they let a worker use what others leave.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -3,8 +3,6 @@
 A process is identified by its id *and* its start time, because ids are reused.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

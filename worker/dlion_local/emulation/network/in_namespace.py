@@ -4,8 +4,6 @@ A socket that was opened inside a namespace stays there, whichever thread uses i
 is needed.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -10,8 +10,6 @@ latency: netem is missing from too many kernels. `emulation.measurement` records
 were not emulated.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -10,8 +10,6 @@ input. The first request names the links, and its answer their ports; others cha
 It paces stream bytes, without headers, and does not parse them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The network without shaping, and the client of the relay process."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import socket

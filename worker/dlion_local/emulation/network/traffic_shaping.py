@@ -6,8 +6,6 @@ peer has a leaf with its own queue under its narrowest pipe, so that links share
 coordinator's traffic has an unlimited leaf. Cut peers go to a leaf that drops everything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Also reports membership and training set size to the sidecar. Called by `worker`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Owns the renewing thread, which also re-establishes every connection that uses t
 Exchange and coordination hand over what is in transit; no iteration waits. Called by `worker`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

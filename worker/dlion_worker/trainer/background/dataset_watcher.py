@@ -5,8 +5,6 @@ waits only while new samples are copied into the stream. `training.datasets` dec
 belong to this worker. Called by `worker`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ any time. The exchange counts violations per incarnation of a peer, and disconne
 continues.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@ better one. The training thread waits only while weights are copied. Called by `
 saves the final model.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Reading the control group costs 0.1 ms of the quota, so this module limits how o
 thread calls it; changes are reported from a separate thread.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

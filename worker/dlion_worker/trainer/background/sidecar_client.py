@@ -5,8 +5,6 @@ the latest directive (`latest_directive`); it never waits for a slow, dead or re
 Training then continues with the last directive. Decides nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 import threading

@@ -5,8 +5,6 @@ and the slowest delays the first iterations. `worker` calls it when all begin to
 interprets the result.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ where the data grows. Everything follows from the manifest and its seed, so work
 partition without communication. Images stay uint8 in memory; the compiled step scales them.
 """
 
-from __future__ import annotations
-
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.datasets.loading import load
 from dlion_worker.training.datasets.open_sources import training_set_size_is_known

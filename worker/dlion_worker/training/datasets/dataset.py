@@ -1,7 +1,5 @@
 """A worker's samples, and validation of arrays from outside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Used for TFRecord files and folders. TensorFlow decodes JPEG, PNG, GIF (first frame) and BMP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ and labels, so workers need not know what others have read. A worker's share of 
 in all files.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from pathlib import Path

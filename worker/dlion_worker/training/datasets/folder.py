@@ -4,8 +4,6 @@
 alphabetical order of the subfolders does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

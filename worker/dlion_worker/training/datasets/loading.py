@@ -4,8 +4,6 @@ Order: open, hold out, keep the named classes, partition, subsample, read, drop 
 but the last two depend only on labels and seed, so every worker knows all shares.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets by name: scikit-learn's digits, and those of keras.datasets."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import logging

@@ -3,8 +3,6 @@
 Never loads pickled objects, and validates each array's header before reading it.
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import IO, Any

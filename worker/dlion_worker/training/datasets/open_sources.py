@@ -1,7 +1,5 @@
 """Opens the manifest's path and format: choice of reader, files, number of classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every worker computes the whole partition and takes its part. Parts are disjoint
 except for classes that no site is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Selects a worker's training samples: filtering, subsampling, near-duplicates."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A worker needs all labels to find its own samples, and then reads only those. Th
 the other workers' images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 randomness follows (seed, rank, epoch).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """TFRecord files of `tf.train.Example` with `image/encoded` and `image/class/label`."""
 
-from __future__ import annotations
-
 import mmap
 import struct
 from pathlib import Path

@@ -4,8 +4,6 @@ The trainer polls at an interval, possibly from another thread. A training step 
 copy of new samples. Time is an argument.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The trainer passes the `TrainingProgram` to `FlatModel` and `datasets.load`. Kno
 optimizers, exchange or shares.
 """
 
-from __future__ import annotations
-
 from dlion_worker.training.programs.loading import builtin, load
 from dlion_worker.training.programs.program import TrainingProgram
 

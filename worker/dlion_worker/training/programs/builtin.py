@@ -5,8 +5,6 @@ The published evaluation names `cipher` and `mobilenet`; `cnn17` is the 17 MB ne
 `freeze` patterns and checkpoints stay valid.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dlion_api.errors import ProgramError

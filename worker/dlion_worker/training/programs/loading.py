@@ -11,8 +11,6 @@ as pixels and scaled to 0..1; other types are unchanged. `y` holds class numbers
 `load_data`, the manifest's `trainer.dataset` defines the data.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

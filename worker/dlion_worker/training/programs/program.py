@@ -1,7 +1,5 @@
 """A program as the trainer sees it, and the boundary to user code."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
