@@ -62,7 +62,9 @@ class Renewed:
             coordination=self.client,
             migrate_links=lambda: self.links.append(self.credentials.key_and_chain()[1]),
             trust_changed=lambda: None,
-            report=lambda *told: self.told.append(told),
+            report=lambda reason, message, *, warning=False: self.told.append(
+                (reason, message, warning)
+            ),
         )
         self.client.join("127.0.0.1:1", "", lambda _: None, self.renewing.trust)
 
