@@ -18,6 +18,8 @@ OF_IDEAL: Mapping[str, float] = {
     **dict.fromkeys(("three-low-one-high", "intercontinental"), 0.6),
 }
 """What part of the ideal's speed `adaptive` has to have."""
+MAX_SAMPLES = 1.3
+"""How many samples `adaptive` may need to the target, over those of the ideal's exact mean."""
 
 Document = Mapping[str, Any]
 Results = Mapping[str, tuple[Comparison, Document]]
@@ -129,7 +131,11 @@ def _adaptive(results: Results) -> Iterator[Verdict]:
         never = row is not None and median(row, "time_to_target_s") is None
         others = [name for name in comparison.columns if name != ADAPTIVE]
         for rivals, what, least in (
-            (("ideal",), "adaptive, part of the ideal's speed", OF_IDEAL.get(environment)),
+            (
+                ("ideal",),
+                "adaptive, part of the ideal's speed",
+                OF_IDEAL.get(environment) if comparison.with_ideal else None,
+            ),
             (others, "adaptive over the soonest of all others", 1.0),
         ):
             if least is None:
@@ -138,6 +144,14 @@ def _adaptive(results: Results) -> Iterator[Verdict]:
             met = False if never else None if value is None else value >= least
             what = f"{environment}: {what}"
             yield Verdict(comparison.part, what, f"≥ {least:g}", value, met, bound)
+        own, ideal = (
+            median(row_of(document, environment, name), "samples_to_target")
+            for name in (ADAPTIVE, "ideal")
+        )
+        if own and ideal:
+            what = f"{environment}: adaptive, samples to the target over the ideal's"
+            met = own / ideal <= MAX_SAMPLES
+            yield Verdict(comparison.part, what, f"≤ {MAX_SAMPLES:g}", own / ideal, met)
 
 
 def _techniques(results: Results) -> Iterator[Verdict]:

@@ -238,6 +238,25 @@ def test_adaptive_is_held_against_the_ideal_and_misses_where_it_never_arrives(
     assert found["hetero-sys-a: adaptive over the soonest of all others"].met is met
 
 
+@pytest.mark.parametrize(("samples", "met"), [(1300.0, True), (1301.0, False)])
+def test_the_samples_of_adaptive_are_held_against_those_of_the_ideal(
+    bars: ModuleType, published: ModuleType, samples: float, met: bool
+) -> None:
+    rows = [
+        row("two-clouds", name, time_to_target_s=30.0, samples_to_target=count)
+        for name, count in (("adaptive", samples), ("ideal", 1000.0))
+    ]
+    found = judged(bars, published, slides=document(*rows))
+    assert found["two-clouds: adaptive, samples to the target over the ideal's"].met is met
+
+
+def test_without_an_ideal_no_part_of_its_speed_is_asked_for(
+    bars: ModuleType, published: ModuleType
+) -> None:
+    rows = document(row("two-clouds", "adaptive", time_to_target_s=30.0))
+    assert not [what for what in judged(bars, published, recent_slides=rows) if "ideal" in what]
+
+
 def test_what_is_recorded_is_read_again(published: ModuleType, records: ModuleType) -> None:
     piece = a_piece(published, records)
     records.record("", piece)
