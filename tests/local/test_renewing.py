@@ -232,7 +232,7 @@ def test_credentials_that_were_due_are_renewed_as_soon_as_somebody_signs(
         coordination=renewed.client,
         migrate_links=lambda: links.append(credentials.key_and_chain()[1]),
         trust_changed=lambda: None,
-        report=lambda *_: None,
+        report=lambda *_, **__: None,
     )
     try:
         renewing.start()

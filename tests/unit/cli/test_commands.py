@@ -116,13 +116,14 @@ EXTRAS = (
     "cryptography", "grpc", "jinja2", "keras", "kubernetes", "markupsafe", "matplotlib", "networkx",
     "numba", "numpy", "sklearn", "tensorflow", "urllib3", "websocket",
 )  # fmt: skip
-WITHOUT_EXTRAS = f"""
+WORKER_EXTRA = ("jinja2", "keras", "matplotlib", "networkx", "numba", "numpy", "tensorflow")
+WITHOUT = """
 import sys
 from importlib.abc import MetaPathFinder
 
 class Missing(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {EXTRAS}:
+        if name.partition(".")[0] in {packages}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -146,13 +147,32 @@ def test_without_its_extra_a_command_says_what_to_install(
     words: list[str], extra: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, *words],
+        [sys.executable, "-c", WITHOUT.format(packages=EXTRAS), *words],
         check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path,
     )  # fmt: skip
     assert f"pip install 'dlion[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert "defect" not in done.stderr
     assert done.returncode == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["validate", DIGITS], EXTRAS),
+        (["explain", "spec.exchange.parameters"], EXTRAS),
+        (["submit", "--help"], WORKER_EXTRA),
+        (["trust", "--help"], WORKER_EXTRA),
+    ],
+)
+def test_a_command_needs_no_other_extra(
+    words: list[str], missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(packages=missing), *words],
+        check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.OK, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,13 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
-
-import networkx as nx
+from typing import TYPE_CHECKING, Final
 
 from dlion_api.names import Rank
 from dlion_api.spec import Exchange, Job, Spec
+
+if TYPE_CHECKING:
+    import networkx as nx  # At run time only where a graph needs it: `dlion validate` has none.
 
 CLUSTERED: Final = "clustered"
 

@@ -88,8 +88,10 @@ class ForkedProcess:
             try:
                 self._code = self._server.call({"poll": self.pid})["code"]
             except UnavailableError:  # the server has ended, and its children got SIGTERM
-                if start_ticks(self.pid) is None:
-                    self._code = -signal.SIGTERM
+                with contextlib.suppress(OSError):
+                    if start_ticks(self.pid) is not None:
+                        return None
+                self._code = -signal.SIGTERM
         return self._code
 
     def terminate(self) -> None:
