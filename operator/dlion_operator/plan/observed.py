@@ -72,6 +72,8 @@ def describe_exit_code(code: int) -> str:
     return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
 
 
+NODE_LOST = "NodeLost"
+"""Reason of the condition DisruptionTarget that an operator writes to a pod on a lost node."""
 MissingPod = tuple[str, int]
 """A pod that does not exist: name of its Job or Deployment, and its index."""
 UnreadyPod = tuple[str, str]
@@ -285,7 +287,7 @@ class PodView(ObjectView):
         lost = {
             "type": "DisruptionTarget",
             "status": "True",
-            "reason": "NodeLost",
+            "reason": NODE_LOST,
             "message": "DLion: its node does not answer",
             "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         }

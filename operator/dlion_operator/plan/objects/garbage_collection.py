@@ -10,7 +10,7 @@ from dlion_operator.model.job_view import Document, WorkerJobView
 from dlion_operator.plan.decisions import Action, Delete, Patch
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.exposure import local_workers, service_name, worker_services
-from dlion_operator.plan.observed import Observed, PodView, TerminatingPods
+from dlion_operator.plan.observed import NODE_LOST, Observed, PodView, TerminatingPods
 from dlion_operator.plan.runs import Run
 
 LOST_AFTER_S = 60.0
@@ -76,7 +76,8 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
     """Whether nothing of the pod can still run, as far as can be known.
 
     Where nodes may not be read, the cluster's eviction from a lost node counts
-    (DeletionByTaintManager). Without that, the longer timeout applies.
+    (DeletionByTaintManager). So does an operator's own mark, which replaces that condition: the one
+    that wrote it may have ended before it deleted the pod. Else the longer timeout applies.
     """
     if not pod.node:
         return True
@@ -87,7 +88,7 @@ def _is_lost(pod: PodView, waited_s: float, nodes: Mapping[str, NodeState]) -> b
             return False
         case NodeState.FORBIDDEN:
             condition = pod.condition("DisruptionTarget")
-            is_given_up = condition.get("reason") == "DeletionByTaintManager"
+            is_given_up = condition.get("reason") in ("DeletionByTaintManager", NODE_LOST)
             is_so = is_given_up and condition.get("status") == "True"
             return is_so or waited_s > pod.grace_s + CLEANUP_TIMEOUT_S
 

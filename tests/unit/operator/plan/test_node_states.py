@@ -17,13 +17,14 @@ import pytest
 
 from dlion_api.cluster_names import COMPONENT_LABEL, KEEPER
 from dlion_operator.kubernetes.client import Document, Kind, RequestRefusedError, ServerError
+from dlion_operator.plan.decisions import Delete
 from dlion_operator.plan.node_states import NodeState
 from dlion_operator.plan.objects.garbage_collection import (
     CLEANUP_TIMEOUT_S,
     LOST_AFTER_S,
     release_lost_pods,
 )
-from dlion_operator.plan.observed import TerminatingPods
+from dlion_operator.plan.observed import PodView, TerminatingPods
 from operator_in_memory import Site
 from operator_world import SETTINGS, dlion_job
 
@@ -66,6 +67,14 @@ def test_a_pod_is_released_only_where_it_cannot_run(name: str) -> None:
     terminating = TerminatingPods([document], {"u": waited_s}, nodes)
     actions = list(release_lost_pods(terminating, NOW))
     assert (len(actions) == 2) == bool(actions) == expected
+
+
+def test_a_pod_that_an_operator_marked_before_it_ended_is_deleted_by_the_next() -> None:
+    """Without the right to read nodes: the mark has replaced the cluster's condition."""
+    marked = pod(conditions=[GIVEN_UP])
+    marked["status"] |= PodView(marked).node_lost_status(NOW)
+    terminating = TerminatingPods([marked], {"u": SHORT_S}, {"n1": NodeState.FORBIDDEN})
+    assert list(release_lost_pods(terminating, NOW)) == [Delete(Kind.POD, "p", "u", grace_s=0)]
 
 
 def leaving_site(component: str = "", **settings: Any) -> Site:
