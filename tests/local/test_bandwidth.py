@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import SiteName
 from dlion_operator.controller.health import serve_metrics
-from dlion_operator.federation import link_bandwidth
+from dlion_operator.federation import link_bandwidth, service
 from dlion_operator.federation.node import FederationNode
 from dlion_operator.federation.refusals import FederationRefusalReason
 from dlion_operator.pki.authority import CertificateAuthority
@@ -134,6 +134,31 @@ async def test_one_is_taken_at_a_time(folder: Path) -> None:
                 await here.meter.bandwidth(B)
         assert there.service.refusals == {FederationRefusalReason.TOO_MUCH: 1}
         assert (await here.meter.bandwidth(B)).bytes_count > 0
+
+
+@within
+async def test_the_greeting_is_not_timed(folder: Path) -> None:
+    """A round trip follows it: with it in the time, fast and long links would seem slow."""
+    sizes, greetings = list[int](), list[int]()
+    take, sites_of = link_bandwidth.ChunkTimer.take, service.sites_of
+
+    def named(greeting: Any) -> tuple[SiteName, SiteName]:
+        greetings.append(len(greeting.payload))
+        return sites_of(greeting)
+
+    def recorded(self: link_bandwidth.ChunkTimer, size_bytes: int, now_s: float) -> None:
+        sizes.append(size_bytes)
+        take(self, size_bytes, now_s)
+
+    a, b = federated_sites(folder, A, B)
+    async with federated(a, b) as (here, _):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service, "sites_of", named)
+            patch.setattr(link_bandwidth.ChunkTimer, "take", recorded)
+            measured = await here.meter.bandwidth(B)
+    assert greetings == [0]
+    assert set(sizes) == {link_bandwidth.CHUNK_BYTES}
+    assert measured.bytes_count == sum(sizes[1:])
 
 
 @within

@@ -52,7 +52,7 @@ class LinkTiming(_message.Message):
     TIMED_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVER_MICROS_FIELD_NUMBER: _builtins.int
     timed_bytes: _builtins.int
-    """bytes after the first chunk"""
+    """bytes after the first chunk with a payload"""
     receiver_micros: _builtins.int
     """and their time at the receiver"""
     def __init__(

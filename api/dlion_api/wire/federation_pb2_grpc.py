@@ -64,7 +64,7 @@ class FederationServicer:
     def Measure(self, request_iterator, context):
         """Measures the bandwidth of the link from the caller, on request: random bytes, timed by the
         receiver. One measurement at a time, of a limited size. "dlion-accepted" in the initial metadata
-        accepts the first chunk; the others follow it.
+        accepts the first chunk, which has no payload; the others follow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

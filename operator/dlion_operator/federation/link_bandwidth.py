@@ -25,7 +25,7 @@ SEND_DURATION_S = 3.0
 MEASUREMENT_TIMEOUT_S = 30.0
 """Includes bytes in flight on a slow link, and the answer."""
 ACCEPTED_KEY = "dlion-accepted"
-"""In the initial metadata of a call whose first chunk is accepted."""
+"""In the initial metadata of a call whose greeting, the first chunk, is accepted."""
 MIN_MEASUREMENT_INTERVAL_S = 10.0
 """A request sooner than this gets the last result, so that links are rarely saturated."""
 
@@ -116,14 +116,14 @@ class BandwidthMeter:
         self, site: SiteName, call: grpc.aio.StreamUnaryCall[wire.LinkChunk, wire.LinkTiming]
     ) -> tuple[wire.LinkTiming, int]:
         """Send one measurement's chunks; return the answer and the bytes sent."""
-        # Random, so that nothing on the path compresses it.
-        payload = os.urandom(CHUNK_BYTES)
-        await call.write(wire.LinkChunk(site=self._own, to_site=site, payload=payload))
-        sent_bytes = CHUNK_BYTES
-        # No chunk may follow a refusal: where a write fails, grpc.aio replaces the status that the
-        # site sent with INTERNAL (grpc/grpc#36066).
+        await call.write(wire.LinkChunk(site=self._own, to_site=site))
+        sent_bytes = 0
+        # No payload may follow a refusal: where a write fails, grpc.aio replaces the site's status
+        # with INTERNAL (grpc/grpc#36066).
         if ACCEPTED_KEY in (await call.initial_metadata() or ()):
-            chunk, until_s = wire.LinkChunk(payload=payload), time.monotonic() + SEND_DURATION_S
+            # Random, so that nothing on the path compresses it.
+            chunk = wire.LinkChunk(payload=os.urandom(CHUNK_BYTES))
+            until_s = time.monotonic() + SEND_DURATION_S
             while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() < until_s:
                 await call.write(chunk)
                 sent_bytes += CHUNK_BYTES

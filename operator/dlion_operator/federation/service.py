@@ -219,10 +219,10 @@ class FederationService:
                 text = f"this is the operator of site {self._own}, not of {to_site}"
                 raise StreamRefusedError(FederationRefusalReason.WRONG_SITE, text)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
-            while chunk is not None:
+            # The greeting is not timed: a round trip follows it.
+            while (chunk := await _read(context)) is not None:
                 arrivals.take(len(chunk.payload), time.monotonic())
                 self.measured_bytes += len(chunk.payload)
-                chunk = await _read(context)
         return arrivals.result()
 
     def _check(self, site: SiteName, context: Context) -> None:
