@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SOURCES := api operator worker cli tests tools benchmarks
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate format lock clean
+.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,16 +23,16 @@ $(READY): requirements.lock requirements-uv.lock pyproject.toml
 	$(BIN)/python -c 'import dlion_core.codecs'  # compiles its kernels
 	@touch $(READY)
 
-quickstart: setup ## Train the main example on this machine, with DLion's exchange and without any
+quickstart: setup ## Train the main example on this machine, with an exchange and without any
 	@out=runs/quickstart-$$(date +%Y%m%d-%H%M%S) && set -e && \
-	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/dlion && \
+	$(BIN)/dlion run examples/digits.yaml --environment quickstart --out $$out/adaptive && \
 	$(BIN)/dlion run examples/digits.yaml --environment quickstart --set exchange.policy=none \
 	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
-	$(BIN)/dlion report $$out/dlion $$out/none --out $$out/report.html
+	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html
 
 picture: setup ## Draw the README's picture from the newest quick start
 	@out=$$(ls -d runs/quickstart-* | tail -1) && mkdir -p docs/images && \
-	$(BIN)/dlion report $$out/dlion $$out/none --label dlion --label "exchange.policy: none" \
+	$(BIN)/dlion report $$out/adaptive $$out/none --label "exchange.policy: adaptive" --label "exchange.policy: none" \
 	  --title "digits: two sites, each with half of the classes" --out $$out/report.html \
 	  --picture docs/images/quickstart.svg
 
@@ -69,10 +69,7 @@ EXAMPLES ?= 1
 slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=10 for ten times as many), lost workers, a dead node, a silent watch, a token that ends, more exposures, Flux, Argo CD, variants of local runs (root)
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
-	DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n auto --dist loadfile --timeout=7200 -m 'not measured' tests/property tests/fuzz
-	$(BIN)/pytest -n auto --dist loadfile --timeout=900 -m slow tests/unit tests/contract tests/simulated
-	DLION_REQUIRE_TESTBED=1 DLION_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -n 2 --dist loadfile tests/cluster/test_crd.py tests/cluster/test_operator_documents.py
-	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -m slow -s tests/chart tests/cluster tests/local
+	EXAMPLES=$(EXAMPLES) tools/test-slow
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
 	tools/testbed-setup
@@ -104,6 +101,11 @@ generate: setup ## Remake generated files: wire format, CRD, reference pages, da
 	$(BIN)/python tools/generate_manifest_reference.py
 	$(BIN)/python tools/generate_dashboards.py
 	$(BIN)/python tools/generate_chart_readme.py
+
+dist: setup ## Build the wheel: dist/dlion-VERSION-py3-none-any.whl
+	rm -rf build  # it would keep modules that are gone
+	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
+	@ls dist/*.whl
 
 format: setup ## Put the sources into form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)

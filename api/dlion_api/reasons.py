@@ -57,7 +57,7 @@ class EventReason(StrEnum):
     KNOWLEDGE_TRANSFERRED = "KnowledgeTransferred", "a worker merged another's weights"
     FOLDED_TOGETHER = (
         "FoldedTogether",
-        "two workers averaged their weights, or one took over weights that include all",
+        "sides that trained apart merged, or one took over the weights of the other",
     )
     ROUNDS_PLANNED = (
         "RoundsPlanned",

@@ -7,12 +7,14 @@ import atexit
 import importlib
 import os
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import click
 
+from dlion_api.errors import ProgramError
 from dlion_cli.terminal.failures import exit_code_of, message_of
 
 COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
@@ -67,8 +69,17 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dlion", prog_name="dlion")
-def dlion() -> None:
+@click.option("-n", "--namespace", hidden=True)
+@click.option("--context", hidden=True)
+@click.option("--kubeconfig", hidden=True)
+@click.pass_context
+def dlion(ctx: click.Context, /, **cluster: str | None) -> None:
     """Train deep models decentrally, across micro-clouds at the edge."""
+    given = {name: value for name, value in cluster.items() if value is not None}
+    command = ctx.invoked_subcommand or ""
+    if given and not COMMANDS[command][0].startswith("cluster."):
+        raise click.UsageError(f"{command} does not use a cluster: remove --{next(iter(given))}")
+    ctx.default_map = {command: given}  # as kubectl, which takes them before and after the command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,6 +130,8 @@ def _program_name() -> str:
 
 
 def _fail(error: BaseException) -> int:
+    if isinstance(error, ProgramError) and error.__cause__ is not None:
+        click.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
     click.echo(f"dlion: {message_of(error)}", err=True)
     return int(exit_code_of(error))
 

@@ -3,14 +3,20 @@
 DLion calls these functions. Only the first is required:
 
     build_model() -> keras.Model
-        The outputs are logits, one per class, without a softmax.
+        Its outputs are one per class: probabilities of a softmax, or logits.
     load_data(split, site, worker_index) -> (x, y)
-        NumPy arrays; y contains class numbers from 0. Each worker calls it with split "train" or
-        "test", the site's name, and the worker's index within its site. "train" returns
-        that worker's data; "test" should be the same everywhere. x of type uint8 is treated as
-        pixels and scaled to 0..1. Without load_data, the manifest's `trainer.dataset` applies.
+        NumPy arrays; y contains class numbers from 0, or floats for a regression. Each worker
+        calls it with split "train" or "test", the site's name, and the worker's index within its
+        site. "train" returns that worker's data; "test" should be the same everywhere. x of type
+        uint8 is treated as pixels and scaled to 0..1. Without load_data, the manifest's
+        `trainer.dataset` applies.
     loss(y_true, y_pred)
-        A scalar, or a value per sample. Default: softmax cross-entropy.
+        A scalar, or a value per sample. Default: cross-entropy, or mean squared error of floats.
+    accuracy(y_true, y_pred)
+        From 0 to 1, or a value per sample. Default: the share that the largest output meets, or
+        the coefficient of determination of floats.
+    optimizer()
+        A Keras optimizer, for `trainer.optimizer.name: program`.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ def build_model() -> keras.Model:
             keras.layers.MaxPooling2D(),
             keras.layers.Conv2D(16, 3, activation="relu"),
             keras.layers.Flatten(),
-            keras.layers.Dense(CLASSES),
+            keras.layers.Dense(CLASSES, activation="softmax"),
         ]
     )
 
@@ -51,5 +57,5 @@ def load_data(split: str, site: str, worker_index: int) -> tuple[np.ndarray, np.
     rows, columns = np.mgrid[0:SIZE, 0:SIZE]
     along = np.cos(angle)[:, None, None] * columns + np.sin(angle)[:, None, None] * rows
     phase = rng.uniform(0, 2 * np.pi, count)[:, None, None]
-    x = 0.5 + 0.4 * np.sin(along * 1.2 + phase) + rng.normal(0, 0.1, (count, SIZE, SIZE))
+    x = 0.5 + 0.4 * np.sin(along * 1.2 + phase) + rng.normal(0, 0.6, (count, SIZE, SIZE))
     return x[..., None].astype(np.float32), y.astype(np.int64)

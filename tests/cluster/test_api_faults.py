@@ -1,8 +1,9 @@
 """The operator beside an API server that misbehaves, through a proxy that counts every request.
 
 Proves: a job that is deleted while it is made leaves nothing, though the operator is gone or, in
-the slow tier, goes on; late answers, 429, 500, 503 and 401 are got over with nothing made twice,
-and so is an API server that is killed or, in the slow tier, stands still or is away for longer.
+the slow tier, goes on; late answers, 429, 503, 401 and, in the slow tier, 500, which is to the
+operator what 503 is, are got over with nothing made twice, and so is an API server that is killed
+or, in the slow tier, stands still or is away for longer.
 There also: what is unchanged costs no such request for 11 minutes, no event and little CPU; what a
 silent watch hides is acted on, and liveness tells of it.
 Left out: an operator that is killed (test_kills_at_requests), pods that run, tokens that run out
@@ -243,7 +244,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == "500 on writes")) for each in FAULTS],
+)
 def test_an_api_server_that_fails_for_a_while_is_got_over(
     kubectl: Kubectl, proxy: FaultProxy, operator: OperatorProcess, fault: str
 ) -> None:

@@ -1,11 +1,12 @@
 """`dlion submit|get|watch|suspend|resume|delete|trust|preflight` against a real API server.
 
 Proves, on an API server without nodes, with the test in the operator's place (it writes the status
-through its own path): a manifest is created, unchanged, configured; a refused change says what was
-changed and what to do; nothing is sent of a file that is wrong; columns and documents are those of
-kubectl; watch ends with the outcome's exit code, also where its connection broke or the job went;
-suspend, resume and delete do it once. A cluster without the definition, a user without rights, a
-token that is not known, a server that is not there: each has its words and its exit code.
+through its own path): a manifest is created, unchanged, configured, and its program goes with it; a
+refused change says what was changed and what to do; nothing is sent of a file that is wrong;
+columns and documents are those of kubectl; watch ends with the outcome's exit code, also where its
+connection broke or the job went; suspend, resume and delete do it once. A cluster without the
+definition, a user without rights, a token that is not known, a server that is not there: each has
+its words and its exit code.
 
 Leaves out: logs and fetch, which need a node (test_cli_pods), and what an operator does.
 """
@@ -244,6 +245,36 @@ def test_submit_creates_leaves_and_configures(shell: Shell, jobs: Jobs, name: st
     assert shell.dlion("submit", file, "--set", "maxRestarts=3", "--set", "minSites=1.0") == 0
     assert shell.said == f"dlionjob.dlion.dev/{name} configured\n"
     assert jobs.get(name)["spec"]["maxRestarts"] == 3
+
+
+def test_a_program_beside_the_manifest_goes_with_the_job(
+    shell: Shell, jobs: Jobs, kubectl: Kubectl, name: str
+) -> None:
+    """And with it when it is deleted: the API server's owner reference says so."""
+    project = shell.folder / "project"
+    assert main(["init", str(project)]) == 0
+    file = str(project / "job.yaml")
+    assert shell.dlion("submit", file, "--set", f"metadata.name={name}", "--dry-run") == 0
+    assert not config_maps(kubectl, name)
+    refused = ("--set", f"metadata.name={name}", "--set", "metadata.labels={a: '!'}")
+    assert shell.dlion("submit", file, *refused) == ExitCode.SPEC
+    assert "the API server rejects it" in shell.complained
+    assert not config_maps(kubectl, name)
+    for said in ("created", "unchanged", "unchanged"):
+        assert shell.dlion("submit", file, "--set", f"metadata.name={name}") == 0
+        assert shell.said == f"dlionjob.dlion.dev/{name} {said}\n"
+    job = jobs.get(name)
+    (stored,) = config_maps(kubectl, name)
+    key = job["spec"]["trainer"]["program"]["configMap"]
+    assert key == {"name": stored["metadata"]["name"], "key": "program.py"}
+    assert stored["data"] == {"program.py": (project / "program.py").read_text()}
+    (owner,) = stored["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("DLionJob", job["metadata"]["uid"])
+
+
+def config_maps(kubectl: Kubectl, job: str) -> list[dict[str, Any]]:
+    listed = json.loads(kubectl.run("get", "configmap", "-o", "json"))["items"]
+    return [one for one in listed if one["metadata"]["name"].startswith(f"{job}-program-")]
 
 
 def test_a_dry_run_changes_nothing(shell: Shell, jobs: Jobs, name: str) -> None:

@@ -326,8 +326,10 @@ KEPT = {
     "nesterov needs name: sgd and a momentum above 0": "nesterov with momentum",
     "a run needs a stop rule": "an endless run",
     "a built-in program needs a data set": "nothing but what is required",
+    "a built-in program has no optimizer of its own": "an optimizer of the program's own",
     "initial must not be above max": "an initial batch at its maximum",
     "warmupFraction must not be above maxFraction": "a warm-up until growth ends",
+    "policy adaptive needs topology allToAll": "a ring",
     "policy dlion-published weights by dlion_ratio": "the published form",
     "exposure beyond the pod network needs TLS, else anyone could take part": "exposure by"
     " a gateway",

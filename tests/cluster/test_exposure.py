@@ -40,7 +40,7 @@ from testbed.layout import API_PORT
 from testbed.load_balancer import balance
 from testbed.project_images import build_images
 from testbed.sites import Testbed
-from trained_jobs import eventually, iteration, manifest, status_of
+from trained_jobs import eventually, iteration, manifest, mostly_waiting, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -159,7 +159,7 @@ class TwoSites:
         began_s = time.monotonic()
         try:
             for kubectl in self.jobs:
-                kubectl.apply(_document(exposure, max_seconds))
+                kubectl.apply(*_documents(exposure, max_seconds))
             yield
         finally:
             for kubectl in self.jobs:
@@ -233,13 +233,13 @@ def _bundle(site: Site) -> str:
     return base64.b64decode(secret["data"]["tls.crt"]).decode()
 
 
-def _document(exposure: str, max_seconds: int) -> dict[str, Any]:
-    """Two workers at the first site, one at the second."""
+def _documents(exposure: str, max_seconds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A program, and its job with two workers at the first site, one at the second."""
     document = manifest({"small": 500}, workers=2, network={"exposure": exposure})
     (alone,) = manifest({"small": 500})["spec"]["sites"]
     document["spec"]["sites"].append(alone | {"name": "site-b"})
     document["spec"]["trainer"]["stop"] = {"maxSeconds": max_seconds}
-    return document
+    return mostly_waiting(document)
 
 
 def _shown(kubectl: Kubectl) -> tuple[str, str, str, int]:
@@ -274,7 +274,7 @@ def _service_types(kubectl: Kubectl, *chosen: str) -> set[str]:
 
 
 def _job() -> Job:
-    document = _document("Gateway", 1)
+    _, document = _documents("Gateway", 1)
     document["metadata"]["namespace"] = JOBS
     return load_job(document).with_group_ranks()
 

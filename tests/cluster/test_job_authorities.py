@@ -32,7 +32,7 @@ from dlion_api.names import Rank
 from dlion_worker.coordination import request_certificate
 from dlion_worker.security.credentials import WorkerKey
 from given_authorities import GivenAuthority
-from local_run import job_document
+from local_run import blobs_in_a_cluster, job_document
 from operator_process import OperatorProcess
 from podless_jobs import children, workers
 from trained_jobs import eventually
@@ -150,11 +150,12 @@ def test_workers_train_by_the_authority_that_their_job_names(
     kubectl: Kubectl, tmp_path: Path
 ) -> None:
     first, second = GivenAuthority("first"), GivenAuthority("second")
-    endless = {"stop": {"maxSteps": 10**6}}
+    config_map, program = blobs_in_a_cluster(nap_s=0.1)
+    endless = {"program": program, "stop": {"maxSteps": 10**6}}
     home = kubectl.namespace
     operator = OperatorProcess(tmp_path, kubectl.kubeconfig, namespaces=(home,), namespace=home)
     with operator:
-        kubectl.apply(job_document(2, tls=TLS, trainer=endless))
+        kubectl.apply(config_map, job_document(2, tls=TLS, trainer=endless))
         eventually(lambda: ready(kubectl).get("reason") == "NoAuthority", what="NoAuthority")
         assert children(kubectl) == []
 
@@ -176,12 +177,22 @@ def test_workers_train_by_the_authority_that_their_job_names(
             operator.start()
             both = second.own_pem + first.own_pem
             eventually(lambda: kept(kubectl) == both, what="both on the Job")
+            pods.wait_until(lambda: pods.steps(1), "what the keeper has recorded")
+            incarnations = {step.incarnation for step in pods.steps(1)}
             pods.end("trainer-1", "sidecar-1", number=signal.SIGKILL)
             pods.lose_worker(1)
             pods.start_worker(1)
             pods.wait_until(lambda: is_by(shown_at(pods.address(2)), second), "the second signs")
             assert is_by(shown_at(pods.address(1)), first)
-            pods.wait_until(pods.all_train, "training again")
+            # Not by the status: it may not have told of the loss yet.
+            pods.wait_until(
+                lambda: {step.incarnation for step in pods.steps(1)} - incarnations,
+                "training again",
+            )
+            pods.wait_until(
+                lambda: pods.log("sidecar-1").count("serving other sidecars") == 2,
+                "its sidecar is signed for, too",
+            )
 
             kubectl.run("delete", "secret", "plant-ca")
             operator.kill()

@@ -2,28 +2,23 @@
 
 Proves: a matrix of how a run stands and what happens to it (a few cells here, all of them in
 `make slow`); a degraded run goes on when its operator restarts and when the failed worker is scaled
-away; an admission policy that denies and then allows; a wrong manifest corrected at three sites by
-one commit under one run id, and a site that joins later by the same manifest. Left out: the
-decisions one by one (tests/unit/operator/plan/test_run_outcome.py), an API server that is restored
-(test_restored_api_server), workers that train (test_run_ends_with_pods).
+away; an admission policy that denies and then allows. Left out: the decisions one by one
+(tests/unit/operator/plan/test_run_outcome.py), several sites (test_fleet_correction), an API server
+that is restored (test_api_restore), workers that train (test_run_ends_with_pods).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from admission_policy import BINDING, POLICY, label_policy
 from dlion_api.endings import EndReport
-from manifest_table import changed
 from operator_process import OperatorProcess
-from podless_jobs import end_workers, manifest, state_of, workers
-from testbed.sites import Testbed
+from podless_jobs import conditions, end_workers, is_over, jobs, manifest, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
     from testbed.kubectl import Kubectl
 
 pytestmark = pytest.mark.cluster
-ROOT = Path(__file__).parents[2]
 LATEST = "2026-01-31T12:00:00Z"
 
 
@@ -51,25 +45,6 @@ def operator(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with OperatorProcess(folder, api.kubeconfig, namespace="default") as process:
         yield process
         assert process.metric('dlion_operator_reconciles_total{result="defect"}') == 0
-
-
-def conditions(kubectl: Kubectl) -> dict[str, tuple[str, str, str]]:
-    """Status, reason and message of each condition of the job."""
-    status = kubectl.get("dlj", "digits").get("status") or {}
-    return {
-        each["type"]: (each["status"], each["reason"], each.get("message", ""))
-        for each in status.get("conditions") or ()
-    }
-
-
-def is_over(kubectl: Kubectl) -> bool:
-    found = conditions(kubectl)
-    return any(found[each][0] == "True" for each in ("Succeeded", "Failed") if each in found)
-
-
-def jobs(kubectl: Kubectl) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = kubectl.get("jobs", "-l", "dlion.dev/job-name=digits")["items"]
-    return found
 
 
 def small(kubectl: Kubectl) -> dict[str, Any]:
@@ -120,37 +95,6 @@ def test_a_degraded_run_outlives_its_operator_and_the_scaling_of_its_group(
     status = kubectl.get("dlj", "digits")["status"]
     assert status["trainingStartTime"] == LATEST
     assert status["trainerStatus"]["progressPercentage"] == 12
-
-
-POLICY = "validatingadmissionpolicy"
-BINDING = "validatingadmissionpolicybinding"
-
-
-def label_policy(
-    kubectl: Kubectl, operation: str = "CREATE"
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every Job of that namespace needs the label `owner`."""
-    name = f"owner-{kubectl.namespace}"
-    api = {"apiVersion": "admissionregistration.k8s.io/v1"}
-    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": [operation],
-            "resources": ["jobs"]}  # fmt: skip
-    expression = "has(object.metadata.labels) && 'owner' in object.metadata.labels"
-    chosen = {"matchLabels": {"kubernetes.io/metadata.name": kubectl.namespace}}
-    policy = api | {
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [rule], "namespaceSelector": chosen},
-            "validations": [{"expression": expression, "message": "a Job needs an owner"}],
-        },
-    }
-    binding = api | {
-        "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {"policyName": name, "validationActions": ["Deny"]},
-    }
-    return policy, binding
 
 
 @pytest.mark.parametrize("way_out", ["label", "policy"])
@@ -357,57 +301,3 @@ def test_workers_that_end_well_complete_the_run(kubectl: Kubectl) -> None:
     assert (status["readySites"], status["readyWorkers"]) == ("1/1", "3/3")
     # No pod has reported why it ended: no progress is claimed.
     assert status["trainerStatus"]["progressPercentage"] == 12
-
-
-SITES = {"site-a": "plant-a", "site-b": "plant-b", "site-c": "plant-c"}
-
-
-def commit(**changes: Any) -> dict[str, Any]:
-    """One manifest for all sites, under one run id."""
-    document = manifest()
-    sites = [{"name": name, "groups": [{"name": "small", "workers": 1}]} for name in SITES.values()]
-    document["spec"] |= {"sites": sites, "minSites": 2}
-    return changed(document, {f"spec.{path}": value for path, value in changes.items()})
-
-
-@pytest.mark.usefixtures("testbed_possible")
-@pytest.mark.podless
-def test_one_commit_corrects_a_fleet_under_one_run_id(tmp_path: Path) -> None:
-    """The wrong one gets as far as it may at each site: Jobs at one, a denial at another; the third
-    joins later."""
-    with ExitStack() as stack:
-        testbed = stack.enter_context(Testbed.up(name="fleet", sites=3, nodes=0))
-        sites = [replace(testbed.site(name).kubectl, namespace="default") for name in SITES]
-        for kubectl, name in zip(sites, SITES.values(), strict=True):
-            kubectl.run("apply", "-f", str(ROOT / "crds/dlionjob.yaml"))
-            kubectl.wait_until_known("dlj")
-            folder = tmp_path / name
-            folder.mkdir()
-            stack.enter_context(OperatorProcess(folder, kubectl.kubeconfig, site=name))
-        first, second, _ = sites
-        policy, binding = label_policy(second)
-        second.apply(policy, binding)
-        time.sleep(2.0)
-        bad = commit(**{"trainer.image": "no-such-trainer:1", "trainer.seed": 1})
-        for kubectl in (first, second):
-            kubectl.apply(bad)
-        eventually(lambda: len(jobs(first)) == 1)
-        eventually(lambda: conditions(second).get("Stalled", ("",))[0] == "True")
-        second.run("delete", POLICY, policy["metadata"]["name"])
-        good = commit(**{"trainer.image": "trainer:2", "trainer.seed": 2})
-        for kubectl in sites:
-            kubectl.apply(good)
-
-        def image(kubectl: Kubectl) -> str:
-            found = [each for each in jobs(kubectl) if "deletionTimestamp" not in each["metadata"]]
-            containers = [c for job in found for c in job["spec"]["template"]["spec"]["containers"]]
-            return ",".join(str(each["image"]) for each in containers)
-
-        for kubectl in sites:
-            eventually(lambda at=kubectl: image(at) == "trainer:2", within_s=120)
-        hashes = {job["metadata"]["annotations"]["dlion.dev/spec-hash"]
-                  for kubectl in sites for job in jobs(kubectl)}  # fmt: skip
-        assert len(hashes) == 1
-        for kubectl in sites:
-            assert not is_over(kubectl)
-            assert state_of(kubectl) != "Failed"

@@ -118,7 +118,9 @@ def test_a_service_is_found_by_its_name_from_every_node(testbed: Testbed, server
         "metadata": {"name": "payload"},
         "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8000}]},
     })  # fmt: skip
-    ask = "wget -q -O - http://payload.default.svc.cluster.local/payload | wc -c"
+    # Nodes learn of a new Service a moment after its creation.
+    ask = "until wget -q -O - http://payload.default.svc.cluster.local/payload > /tmp/found; do"
+    ask += " sleep 1; done 2>/dev/null; wc -c < /tmp/found"
     for node in testbed.site("site-a").nodes:
         name = node.layout.name
         assert int(output(kubectl, pod(f"ask-{name}", ask, node=name))) == PAYLOAD_BYTES

@@ -30,6 +30,7 @@ from trained_jobs import (
     fetched,
     iteration,
     manifest,
+    mostly_waiting,
     records,
     restricted_namespace,
     wait_until_trains,
@@ -146,7 +147,7 @@ def too_little_memory(document: dict[str, Any], limit: str) -> dict[str, Any]:
 
 
 def kills(kubectl: Kubectl, _: Path) -> None:
-    kubectl.apply(manifest({"a": 500, "b": 500}, startDeadlineSeconds=60))
+    kubectl.apply(*mostly_waiting(manifest({"a": 500, "b": 500}, startDeadlineSeconds=60)))
     wait_until_trains(kubectl)
     pods = {
         each["metadata"]["labels"]["dlion.dev/group"]: each["metadata"]["name"]
@@ -167,13 +168,13 @@ def kills(kubectl: Kubectl, _: Path) -> None:
 
 
 def a_break(kubectl: Kubectl, tmp_path: Path) -> None:
-    document = manifest({"a": 500, "b": 500})
+    config_map, document = mostly_waiting(manifest({"a": 500, "b": 500}))
     one, *others = open_nodes(kubectl)
     if not others:
         pytest.skip(f"there is no node but {one} that takes pods")
     try:
         kubectl.run("cordon", *others)
-        kubectl.apply(document)
+        kubectl.apply(config_map, document)
         wait_until_trains(kubectl)
         eventually(lambda: iteration(kubectl) > 5, what="iterations")
         assert nodes_of_workers(kubectl) == {one}

@@ -21,7 +21,7 @@ import yaml
 from chart import CHART, NAMESPACE, RELEASE, SITE, Helm, helm_program, merged, nested
 from cluster_pods import ClusterPods
 from earlier_tree import ROOT, EarlierTree
-from local_run import job_document
+from local_run import blobs_in_a_cluster, job_document
 from operator_process import Account, OperatorProcess
 from podless_jobs import KINDS, children, end_workers, state_of
 from trained_jobs import eventually
@@ -119,7 +119,9 @@ def test_a_job_trains_on_while_its_operator_is_upgraded(
         environment=earlier.environment,
     )
     with operator:
-        kubectl.apply(job_document(2, trainer={"stop": {"maxSeconds": TRAINS_S}}))
+        config_map, program = blobs_in_a_cluster(nap_s=0.1)
+        trainer = {"program": program, "stop": {"maxSeconds": TRAINS_S}}
+        kubectl.apply(config_map, job_document(2, trainer=trainer))
         eventually(lambda: len(children(kubectl)) >= 7, what="the run's children")
         pods = EarlierPods(earlier, tmp_path, kubectl)
         try:

@@ -7,6 +7,7 @@ Left out: whether each is really emitted; the tests of the parts show that.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ SOURCES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if path.name != "reasons.py" or path.parent.name != "dlion_api"
 ]
+Nodes = list[ast.Constant | ast.Call]
 EMITTERS = {"event", "_report", "_tell", "EventRecord", "Companion"}
 
 
@@ -47,7 +49,7 @@ def test_reasons_are_spelt_once() -> None:
     spelt = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in _parsed(path)
         if isinstance(node, ast.Constant) and node.value in known
     ]
     assert spelt == []
@@ -67,8 +69,15 @@ def test_no_event_is_given_a_reason_of_its_own() -> None:
     assert own == []
 
 
+@functools.cache
+def _parsed(path: Path) -> Nodes:
+    """Values and calls of that file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.Call)]
+
+
 def _emitting(path: Path) -> Iterator[ast.Call]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _parsed(path):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name in EMITTERS:

@@ -4,8 +4,8 @@ tests/simulated/test_paper.py does."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,7 @@ from dlion_worker.training.programs.builtin import cipher, cnn17, mobilenet
 
 PAPER = Path(__file__).resolve().parents[2] / "benchmarks" / "paper"
 SECONDS = 600.0
+Command = Callable[..., tuple[int, list[str]]]
 
 
 @pytest.fixture
@@ -35,6 +36,25 @@ def published(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import published
 
     return published
+
+
+@pytest.fixture
+def command(
+    published: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Calls run.py with these words: its exit code, and the lines that it prints.
+
+    Here and not in a process of its own, which would load TensorFlow again.
+    """
+    assert published
+    import run
+
+    def called(*words: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        code: int = run.main()
+        return code, capsys.readouterr().out.splitlines()
+
+    return called
 
 
 @pytest.fixture
@@ -94,28 +114,22 @@ def data(tmp_path: Path) -> str:
     return str(tmp_path / "data")
 
 
-def test_all_parts_are_valid(data: str, tmp_path: Path, published: ModuleType) -> None:
-    words = ["--data", data, "--check", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_all_parts_are_valid(
+    data: str, tmp_path: Path, published: ModuleType, command: Command
+) -> None:
+    code, lines = command("--data", data, "--check", "--out", str(tmp_path / "out"))
+    assert code == 0
     assert len(lines) == len(published.comparisons())
     assert all("all is well" in line for line in lines)
 
 
 def test_the_reduced_edition_is_valid_and_slows_every_link_as_its_network_is_smaller(
-    data: str, tmp_path: Path, published: ModuleType
+    data: str, tmp_path: Path, published: ModuleType, command: Command
 ) -> None:
     import reduced_edition
 
-    words = ["--data", data, "--reduced", "--check", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    code, lines = command("--data", data, "--reduced", "--check", "--out", str(tmp_path / "out"))
+    assert code == 0
     assert len(lines) == len(published.comparisons())
     assert all("all is well" in line for line in lines)
     reduction = reduced_edition.Reduction(tmp_path)
@@ -306,15 +320,15 @@ def a_piece(published: ModuleType, records: ModuleType) -> Any:
         pytest.param("reduced", "paper-reduced", marks=pytest.mark.slow),
     ],
 )
-def test_the_page_is_made_of_what_is_recorded(edition: str, name: str, tmp_path: Path) -> None:
+def test_the_page_is_made_of_what_is_recorded(
+    edition: str, name: str, tmp_path: Path, command: Command
+) -> None:
     page = PAPER.parents[1] / "docs" / f"{name}.md"
     assert page.exists() == (PAPER / "figures" / edition).exists()
     words = ["--remake", "--page", str(tmp_path), "--out", str(tmp_path)]
     words += ["--reduced"] * (edition == "reduced")
-    done = subprocess.run(
-        [sys.executable, str(PAPER / "run.py"), *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode in (0, 1), done.stderr  # 1: a bar is missed
+    code, _ = command(*words)
+    assert code in (0, 1)  # 1: a bar is missed
     if page.exists():
         assert (tmp_path / page.name).read_text() == page.read_text()
         for picture in (tmp_path / "images").iterdir():

@@ -87,6 +87,10 @@ def test_a_program_that_fails_is_named(
     with LocalRun(tmp_path, document(tmp_path, more)) as run:
         assert run.finish() == code, run.terminal()
     assert words in run.terminal()
+    if code == ExitCode.PROGRAM:
+        log = (run.folder / "logs" / f"worker-{run.events('WorkerFailed')[0].rank}.log").read_text()
+        assert "traceback of the program\nTraceback" in log
+        assert "program.py" in log.partition("Traceback")[2]
     failed = run.events("WorkerFailed")
     assert failed
     assert all(words in event.message for event in failed)
@@ -223,7 +227,7 @@ def test_a_model_that_cannot_be_saved_is_named(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
     try:
-        run = LocalRun(tmp_path, job)
+        run = LocalRun(tmp_path, job, by_itself=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with run:

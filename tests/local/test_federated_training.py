@@ -18,14 +18,16 @@ from pathlib import Path
 import pytest
 
 from federated_pods import NAMES, SitePods, two_sites
-from local_run import hashes, job_document
+from local_run import blobs, hashes, job_document
 
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[tuple[SitePods, SitePods]]:
     """Two sites with a worker each; neither knows the other's bundle."""
     document = job_document(
-        dict.fromkeys(NAMES, 1), trainer={"stop": {"maxSteps": 10**6}}, runId="r1"
+        dict.fromkeys(NAMES, 1),
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 10**6}},
+        runId="r1",
     )
     with two_sites(tmp_path, document, subnet=21) as made:
         yield made
@@ -73,7 +75,7 @@ def test_two_sites_train_together(sites: tuple[SitePods, SitePods], tmp_path: Pa
 def test_a_site_comes_late_and_leaves_early(tmp_path: Path) -> None:
     document = job_document(
         dict.fromkeys(NAMES, 1),
-        trainer={"stop": {"maxSteps": 10**6}},
+        trainer={"program": blobs(tmp_path, nap_s=0.05), "stop": {"maxSteps": 10**6}},
         runId="r1",
         minSites=1,
         startDeadlineSeconds=3,

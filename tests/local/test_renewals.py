@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from local_run import blobs
 from renewed_run import renewed_run
 
 LIFE = timedelta(seconds=16)
@@ -23,7 +24,7 @@ TIMES = 2
 
 @pytest.mark.timeout(300)
 def test_every_connection_is_remade_and_no_iteration_lost(tmp_path: Path) -> None:
-    run = renewed_run(tmp_path, life=LIFE, times=TIMES)
+    run = renewed_run(tmp_path, life=LIFE, times=TIMES, program=blobs(tmp_path, nap_s=0.05))
     print(f"{run.seconds:.0f} s: {run.remade}")
     assert len(run.remade) == 12
     assert min(run.remade.values()) >= TIMES

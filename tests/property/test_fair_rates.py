@@ -1,16 +1,23 @@
 """Rates of transfers that share pipes against what max-min fairness means.
 
 No pipe carries more than it can, and nobody can have more without taking it from somebody who has
-no more: every transfer has a full pipe in which no other one is faster. Left out: time.
+no more: every transfer has a full pipe in which no other one is faster. So it is for the pipes that
+an environment with sites stands for, listed here by hand. Left out: time.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlion_simulator.network import _max_min_fair_rates
+from dlion_api.names import Rank
+from dlion_environments.plan import BYTES_PER_MBIT
+from dlion_simulator.clock import VirtualClock
+from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork, _max_min_fair_rates
+from site_plans import plan_of_sites
 
 
 @st.composite
@@ -39,4 +46,77 @@ def test_rates_are_max_min_fair(given_: tuple[list[float], list[list[int]]]) -> 
                 rates[g] <= rates[f] * (1 + 1e-6) for g, other in enumerate(pipes_of) if p in other
             )
             for p in pipes
+        )
+
+
+Link = tuple[int, int]
+
+
+@st.composite
+def links_of_sites(draw: st.DrawFn) -> tuple[list[int], dict[str, float | None], list[Link]]:
+    """Each worker's site; rates in Mbit/s of each worker, inside sites, between sites; links."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda s: sum(s) > 1))
+    sites = [site for site, size in enumerate(sizes) for _ in range(size)]
+    own = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0])
+    rates = {
+        "own": draw(own), "inside": draw(st.none() | own), "between": draw(st.none() | own)
+    }  # fmt: skip
+    ranks = st.integers(0, len(sites) - 1)
+    links = st.tuples(ranks, ranks).filter(lambda link: link[0] != link[1])
+    return sites, rates, draw(st.lists(links, min_size=1, max_size=10))
+
+
+def pipes_by_hand(
+    sites: list[int], rates: dict[str, float | None], links: list[Link]
+) -> list[tuple[float, list[int]]]:
+    """Bytes of payload per second of each limit, and which of the links it holds for."""
+    pipes = []
+    for end in (0, 1):
+        for rank, home in enumerate(sites):
+            mine = [f for f, link in enumerate(links) if link[end] == rank]
+            near = [f for f in mine if sites[links[f][1 - end]] == home]
+            pipes += [(rates["own"], mine), (rates["inside"], near)]
+        for site in {*sites}:
+            far = [
+                f
+                for f, link in enumerate(links)
+                if sites[link[end]] == site and sites[link[1 - end]] != site
+            ]
+            pipes.append((rates["between"], far))
+    return [
+        (mbit_per_s * BYTES_PER_MBIT * WIRE_EFFICIENCY, within)
+        for mbit_per_s, within in pipes
+        if mbit_per_s is not None and within
+    ]
+
+
+@given(links_of_sites())
+def test_the_workers_of_a_site_share_its_uplink_and_its_downlink_fairly(
+    given_: tuple[list[int], dict[str, float | None], list[Link]],
+) -> None:
+    sites, rates, links = given_
+    fields: dict[str, Any] = {
+        "workers": [{"count": len(sites), "cores": 1, "mbitPerS": rates["own"]}],
+        "insideSites": {"mbitPerS": rates["inside"]},
+    }
+    letters = "".join("abcd"[site] for site in sites)
+    plan = plan_of_sites(letters, rates["between"], **fields)
+    clock, size_bytes = VirtualClock(), 10**9
+    network = VirtualNetwork(clock, plan.initial)
+    transfers = [network.begin(Rank(a), Rank(b), size_bytes, lambda: None) for a, b in links]
+    carried: list[float] = []
+    clock.after(
+        1.0, lambda: carried.extend(size_bytes - network.remaining_bytes(t) for t in transfers)
+    )
+    while not carried:
+        assert clock.advance()
+    pipes = pipes_by_hand(sites, rates, links)
+    for limit, within in pipes:
+        assert sum(carried[f] for f in within) <= limit * (1 + 1e-6)
+    for f, mine in enumerate(carried):
+        assert any(
+            sum(carried[g] for g in within) >= limit * (1 - 1e-6)
+            and all(carried[g] <= mine * (1 + 1e-6) for g in within)
+            for limit, within in pipes
+            if f in within
         )

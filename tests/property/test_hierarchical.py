@@ -298,6 +298,7 @@ def test_who_meets_the_others_at_an_iteration_is_as_they_are(
     between=st.integers(0, 3),
 )
 @example(seed=10_000_001, sites=(1, 1, 1), turn=2, between=0)  # in step eight iterations later
+@example(seed=6388, sites=(2, 1), turn=43, between=0)  # a gateway whose sight of another is lost
 @settings(max_examples=examples(40), deadline=None)
 def test_a_link_that_breaks_while_its_ends_go_on_holds_nobody(
     seed: int, sites: tuple[int, ...], turn: int, between: int

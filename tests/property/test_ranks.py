@@ -98,7 +98,7 @@ def test_no_rank_is_beyond_the_largest_groups() -> None:
 
 
 def test_a_job_that_cannot_grow_has_the_workers_that_it_counts() -> None:
-    job = job_of([[2]], topology="ring")
+    job = job_of([[2]], policy="dlion", topology="ring")
     assert job.with_group_ranks() == job
     site = job.workers()[0].site
     with pytest.raises(

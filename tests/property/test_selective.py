@@ -230,8 +230,7 @@ def bytes_per_worker_step(
 @pytest.mark.parametrize("most", [48, pytest.param(96, marks=pytest.mark.slow)])
 def test_bytes_per_worker_are_flat_as_workers_are_added(most: int) -> None:
     found = {
-        count: bytes_per_worker_step(count, 34, 90, propagation="selective")
-        for count in (6, 24, most)
+        count: bytes_per_worker_step(count, 34, 90, propagation="selective") for count in (6, most)
     }
     assert max(found.values()) <= 1.3 * min(found.values()), found
     to_all = {count: bytes_per_worker_step(count, 4, 90) for count in (6, 24)}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.simulations import Case, Simulated, drift_over_time, simulate_all
+from tests.support.simulations import Case, Simulated, SimulatedCases, drift_over_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +26,9 @@ SAMPLES = 80
 STEP_S = 0.5
 PERIOD = 5
 """Iterations from one knowledge transfer to the next."""
-CUT_S, HEALED_S, END_S = 5.0, 35.0, 50.0
-SHORTLY_S = 22.0
+CUT_S, HEALED_S, END_S = 5.0, 22.0, 35.0
+LATE_HEALED_S, LATE_END_S = 35.0, 50.0
+"""Under `dlion`, whose replicas are that near only when training has become slow."""
 NOTICED_S = CUT_S + 8.0 + STEP_S
 """Silence on a link, and the step under way."""
 ALONE, OTHERS = 2, (0, 1, 3)
@@ -53,7 +54,8 @@ OTHER_POLICIES: Mapping[str, dict[str, Any]] = {
     "server": {"exchange.policy": "async", "exchange.parameters": {"server": 2}},
 }
 """The site that is cut off has the server."""
-NO_TRANSFER = {"knowledgeTransfer": {"policy": "none"}}
+LIKE_OTHERS = ("gaia", "sparseloco")
+"""One exchanges weights at its own pace as `hop` does, the other in rounds as `localsgd` does."""
 
 
 def settings(policy: str, seconds: float = END_S, **more: Any) -> dict[str, Any]:
@@ -84,25 +86,24 @@ def three_sites(*changes: tuple[float, dict[str, Any]], **fields: Any) -> dict[s
 
 
 ISOLATED = three_sites((CUT_S, {"cutSites": ["b"]}), (HEALED_S, {"cutSites": []}))
-ISOLATED_SHORTLY = three_sites((CUT_S, {"cutSites": ["b"]}), (SHORTLY_S, {"cutSites": []}))
+ISOLATED_LONGER = three_sites((CUT_S, {"cutSites": ["b"]}), (LATE_HEALED_S, {"cutSites": []}))
 ALL_APART = three_sites((CUT_S, {"cutSites": ["a", "b", "c"]}), (HEALED_S, {"cutSites": []}))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Simulated]:
     cases = {
-        **{f"isolated-{policy}": Case(ISOLATED, settings(policy)) for policy in POLICIES},
+        "isolated-full": Case(ISOLATED, settings("full")),
+        "isolated-dlion": Case(ISOLATED_LONGER, settings("dlion", LATE_END_S)),
         "again": Case(ISOLATED, settings("full"), ("--threads", "1")),
         "apart": Case(ALL_APART, settings("full")),
-        "ends": Case(ISOLATED, settings("dlion", 30)),
+        "ends": Case(ISOLATED_LONGER, settings("dlion", 24)),
         **{
-            policy: Case(
-                ISOLATED_SHORTLY, settings(policy, 35, knowledgeTransfer={"policy": "none"})
-            )
+            policy: Case(ISOLATED, settings(policy, knowledgeTransfer={"policy": "none"}))
             for policy in OTHER_POLICIES
         },
     }
-    return simulate_all(tmp_path_factory.mktemp("quorum"), cases)
+    return SimulatedCases(tmp_path_factory.mktemp("quorum"), cases)
 
 
 def steps_between(run: Simulated, rank: int, from_s: float, to_s: float) -> int:
@@ -110,54 +111,65 @@ def steps_between(run: Simulated, rank: int, from_s: float, to_s: float) -> int:
     return sum(from_s < step["time_s"] < to_s for step in run.steps[rank])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+isolated = pytest.mark.parametrize(
+    ("policy", "healed_s"), [("full", HEALED_S), ("dlion", LATE_HEALED_S)]
+)
+
+
+@isolated
 def test_the_site_that_is_alone_holds_still_and_the_others_go_on(
-    runs: dict[str, Simulated], policy: str
+    runs: dict[str, Simulated], policy: str, healed_s: float
 ) -> None:
     run = runs[f"isolated-{policy}"]
-    assert steps_between(run, ALONE, NOTICED_S, HEALED_S) == 0
+    assert steps_between(run, ALONE, NOTICED_S, healed_s) == 0
     for rank in OTHERS:
-        assert steps_between(run, rank, NOTICED_S, HEALED_S) > 30
+        assert steps_between(run, rank, NOTICED_S, healed_s) > 10
     (lost,), (back,) = run.events("QuorumLost"), run.events("QuorumBack")
     assert lost["rank"] == back["rank"] == ALONE
     assert CUT_S + 8 < lost["time_s"] < CUT_S + 18
     assert "1 of at least 2 sites" in lost["message"]
-    assert HEALED_S < back["time_s"] < HEALED_S + 5
+    assert healed_s < back["time_s"] < healed_s + 5
     assert lost["iteration"] < back["iteration"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@isolated
 def test_it_takes_the_others_weights_and_overwrites_none(
-    runs: dict[str, Simulated], policy: str
+    runs: dict[str, Simulated], policy: str, healed_s: float
 ) -> None:
     run = runs[f"isolated-{policy}"]
     (rejoined,) = run.events("WorkerRejoined")
     assert rejoined["rank"] == ALONE
-    assert rejoined["iteration"] > run.events("QuorumLost")[0]["iteration"] + 30
+    assert rejoined["iteration"] > run.events("QuorumLost")[0]["iteration"] + 8
     assert not run.events("FoldedTogether")
-    (first,) = [s for s in run.steps[ALONE] if s["time_s"] > HEALED_S][:1]
-    assert first["iteration"] > run.events("QuorumLost")[0]["iteration"] + 30
+    (first,) = [s for s in run.steps[ALONE] if s["time_s"] > healed_s][:1]
+    assert first["iteration"] > run.events("QuorumLost")[0]["iteration"] + 8
     drifts = drift_over_time(run)
     before = max(drift for at_s, drift in drifts if at_s < CUT_S)
     back_s = rejoined["time_s"] + 2 * PERIOD * STEP_S
     after = [drift for at_s, drift in drifts if at_s > back_s]
     print(f"{policy}: drift {before:.4f} before, {[round(one, 4) for one in after]} after")
     assert max(after) < max(1.5 * before, NEAR)
-    assert steps_between(run, ALONE, HEALED_S, END_S) > 15
+    assert steps_between(run, ALONE, healed_s, LATE_END_S) > 15
 
 
-@pytest.mark.parametrize("policy", OTHER_POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(one, marks=pytest.mark.slow) if one in LIKE_OTHERS else one
+        for one in OTHER_POLICIES
+    ],
+)
 def test_under_other_policies_it_comes_back_with_the_others_state_as_well(
     runs: dict[str, Simulated], policy: str
 ) -> None:
     run = runs[policy]
-    assert steps_between(run, ALONE, NOTICED_S, SHORTLY_S) == 0
+    assert steps_between(run, ALONE, NOTICED_S, HEALED_S) == 0
     for rank in OTHERS:
-        assert steps_between(run, rank, NOTICED_S, SHORTLY_S) > 10
-        assert steps_between(run, rank, SHORTLY_S, 35) > 10
+        assert steps_between(run, rank, NOTICED_S, HEALED_S) > 10
+        assert steps_between(run, rank, HEALED_S, END_S) > 10
     (rejoined,) = run.events("WorkerRejoined")
     assert rejoined["rank"] == ALONE
-    assert steps_between(run, ALONE, rejoined["time_s"], 35) > 5
+    assert steps_between(run, ALONE, rejoined["time_s"], END_S) > 5
 
 
 def test_it_is_repeated_bit_by_bit(runs: dict[str, Simulated]) -> None:
@@ -177,7 +189,7 @@ def test_where_nobody_has_a_quorum_all_hold_still_and_then_go_on(
 
 def test_a_run_that_ends_meanwhile_ends_for_all(runs: dict[str, Simulated]) -> None:
     summary = runs["ends"].summary
-    assert summary["ending"]["stop_reason"] == "maxSeconds 30 reached"
+    assert summary["ending"]["stop_reason"] == "maxSeconds 24 reached"
     assert summary["ending"]["succeeded"]
-    assert summary["time_s"] < 31
+    assert summary["time_s"] < 25
     assert runs["ends"].events("QuorumLost")

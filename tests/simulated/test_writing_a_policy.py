@@ -1,6 +1,7 @@
 """docs/writing-a-policy.md to the letter: its package is made from the page, installed, simulated.
 
-Left out: `dlion compare` of the page (tests/simulated/test_simulation).
+A second package whose policy is wrong is installed beside it. Left out: `dlion compare` of the page
+(tests/simulated/test_simulation), and all but the first of the 400 s that the page simulates.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tests.support.simulations import EndedCommand, one_process, run_commands
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "writing-a-policy.md").read_text()
+SECONDS, ACCURACY = 100, 0.7
+"""Enough to tell a policy that trains from one that does not."""
 
 
 def block(language: str) -> str:
@@ -26,12 +32,21 @@ def commands() -> list[str]:
     return block("sh").replace("\\\n", " ").strip().splitlines()
 
 
-def installed(tmp_path: Path, source: str) -> Path:
-    """Where the page's package is installed, with that source."""
-    package, site = tmp_path / "package", tmp_path / "site"
+def simulating(out: Path, policy: str = "lottery") -> list[str]:
+    """The page's command for that policy."""
+    dlion, *words = commands()[1].replace("lottery", policy).split()
+    assert (dlion, words[0]) == ("dlion", "simulate")
+    words[1] = str(ROOT / words[1])
+    stop = f"trainer.stop.maxSeconds={SECONDS}"
+    return [*words, "--set", stop, "--out", str(out), "--no-report", "-o", "json"]
+
+
+def installed(folder: Path, source: str, policy: str = "lottery") -> Path:
+    """Where the page's package is installed, with that source and its policy of that name."""
+    package, site = folder / f"{policy}-package", folder / f"{policy}-site"
     package.mkdir()
-    (package / "pyproject.toml").write_text(block("toml"))
-    (package / "lottery_policy.py").write_text(source)
+    (package / "pyproject.toml").write_text(block("toml").replace("lottery", policy))
+    (package / f"{policy}_policy.py").write_text(source)
     assert commands()[0] == "pip install --no-deps ."
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
     subprocess.run(
@@ -41,42 +56,38 @@ def installed(tmp_path: Path, source: str) -> Path:
     return site
 
 
-def test_the_page_leads_to_a_policy_that_trains(tmp_path: Path) -> None:
-    site = installed(tmp_path, block("python"))
-    simulate = commands()[1].split()
-    assert simulate[:2] == ["dlion", "simulate"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dlion_cli", *simulate[1:], "--out", str(tmp_path / "out"),
-         "--no-report", "-o", "json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["accuracy"]["mean"] > 0.8
-    assert (tmp_path / "out" / "job.yaml").read_text().count("lottery") == 1
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EndedCommand]:
+    """The page's command with its package, and with the wrong one."""
+    folder = tmp_path_factory.mktemp("policies")
+    source = block("python")
+    wrong = source.replace("(peers, coded.payload)", '(peers, b"four")')
+    assert wrong != source
+    sites = [installed(folder, source), installed(folder, wrong, "wrong")]
+    path = ":".join([*map(str, sites), os.environ.get("PYTHONPATH", "")])
+    with one_process({**os.environ, "PYTHONPATH": path}):
+        policies = ("lottery", "wrong")
+        return run_commands(
+            folder, {name: simulating(folder / name / "out", name) for name in policies}
+        )
 
 
-def test_what_peers_refuse_of_a_policy_names_it_and_why(tmp_path: Path) -> None:
-    source = block("python").replace("(peers, coded.payload)", '(peers, b"four")')
-    site = installed(tmp_path, source)
-    done = subprocess.run(
-        [sys.executable, "-m", "dlion_cli", *commands()[1].split()[1:], "--no-report",
-         "--out", str(tmp_path / "out")],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 67, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "policy lottery (lottery_policy:POLICY): worker 1, at iteration 1, refuses" in said
+def test_the_page_leads_to_a_policy_that_trains(ended: dict[str, EndedCommand]) -> None:
+    assert ended["lottery"].exit_code == 0, ended["lottery"].stderr
+    summary = json.loads(ended["lottery"].stdout)
+    print(f"accuracy {summary['accuracy']['mean']:.3f} after {SECONDS} s")
+    assert summary["accuracy"]["mean"] > ACCURACY
+
+
+def test_what_peers_refuse_of_a_policy_names_it_and_why(ended: dict[str, EndedCommand]) -> None:
+    assert ended["wrong"].exit_code == 67, ended["wrong"].stderr
+    said = " ".join(ended["wrong"].stderr.split())
+    assert "policy wrong (wrong_policy:POLICY): worker 1, at iteration 1, refuses" in said
     assert "a message of worker 0: payload of 4 bytes; allowed: at least the header's" in said
 
 
-def test_without_the_package_the_error_names_what_there_is() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dlion_cli", *commands()[1].split()[1:]],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 65
+def test_without_the_package_the_error_names_what_there_is(tmp_path: Path) -> None:
+    (done,) = run_commands(tmp_path, {"none": simulating(tmp_path / "out")}).values()
+    assert done.exit_code == 65
     assert "lottery" in done.stderr
     assert "dgc, dlion" in done.stderr

@@ -39,6 +39,10 @@ class ClusterPods(PodRun):
         config_map = self._kubectl.get("configmap", names.run_name(self.job.key))
         for key, text in config_map["data"].items():
             (mounted / key).write_text(text)
+        if program := self.job.spec.trainer.program.config_map:
+            (folder := root / names.PROGRAM_DIR.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            text = self._kubectl.get("configmap", program.name)["data"][program.key]
+            (folder / program.key).write_text(text)
         # Where the cluster's DNS would lead.
         keeper = f"{self.address(101)}:{names.KEEPER_PORT}"
         config = replace(PodConfig.load(mounted / names.POD_CONFIG_KEY), keeper_address=keeper)
@@ -85,8 +89,8 @@ class ClusterPods(PodRun):
         ).strip()  # fmt: skip
 
     def pod_of(self, identity: WorkerIdentity | KeeperIdentity) -> dict[str, Any]:
-        """The metadata of that one's pod."""
-        (pod,) = self._pods_of(identity)
+        """The metadata of that one's pod, once it has one."""
+        (pod,) = eventually(lambda: self._pods_of(identity), what="its pod")
         return pod
 
     def _pods_of(self, identity: WorkerIdentity | KeeperIdentity) -> list[dict[str, Any]]:

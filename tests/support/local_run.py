@@ -25,8 +25,8 @@ from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.protocol.progress import EventRecord, ProgressRecord, StepRecord
 from dlion_api.protocol.records import record_from_json
 from dlion_local.emulation.compute.quotas import find_controller
+from process_starter import RUN, RUN_MARK, ForkedProgram, start
 
-_MARK = "DLION_TEST_RUN"
 LONG_S = 100.0 * float(os.environ.get("DLION_TEST_PATIENCE", "1"))
 
 BLOBS = '''
@@ -128,6 +128,18 @@ def blobs(
     return {"file": str(path)}
 
 
+def blobs_in_a_cluster(nap_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A ConfigMap with such a program, and the `trainer.program` that names it."""
+    text = BLOBS.format(nap_s=nap_s, evaluation_nap_s=0.0, more="")
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "blobs"},
+        "data": {"job.py": text},
+    }
+    return config_map, {"configMap": {"name": "blobs", "key": "job.py"}}
+
+
 class LocalRun:
     """One `dlion run`. Use as a context: whatever is left at its end is killed."""
 
@@ -138,11 +150,13 @@ class LocalRun:
         *flags: str,
         stdout: int | None = None,
         report: bool = False,
+        by_itself: bool = False,
     ) -> None:
         """`folder` gets the manifest and the result folder; None: the manifest that is there.
 
         `stdout`: a descriptor that takes it; `terminal()` is standard error alone then. `report`:
-        have it write report.html, which takes a second of CPU.
+        have it write report.html, which takes a second of CPU. `by_itself`: start it as users do,
+        so that it imports all that it needs (else `process_starter`), five seconds of CPU.
         """
         self.folder = folder / "out"
         self._mark = uuid.uuid4().hex
@@ -153,15 +167,20 @@ class LocalRun:
         if document is not None:
             manifest.write_text(yaml.safe_dump(document))
         where = [] if "--resume" in flags else ["--out", str(self.folder)]
-        command = [sys.executable, "-m", "dlion_cli", "run", str(manifest), *where, *flags]
-        command += [] if report else ["--no-report"]
+        arguments = ["run", str(manifest), *where, *flags, *([] if report else ["--no-report"])]
+        environment = {**os.environ, RUN_MARK: self._mark, "TMPDIR": self._temporary.name}
         self._log = folder / "terminal"
+        self._log.write_bytes(b"")
+        self.process: subprocess.Popen[bytes] | ForkedProgram
+        if stdout is None and not by_itself:
+            self.process = start(RUN, arguments, environment, self._log)
+            return
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", RUN, *arguments],
                 stdout=log if stdout is None else stdout,
                 stderr=log,
-                env={**os.environ, _MARK: self._mark, "TMPDIR": self._temporary.name},
+                env=environment,
                 start_new_session=True,
             )
 
@@ -316,7 +335,7 @@ class LocalRun:
         return [name for name in names if f"dlion-{self.process.pid}-" in name]
 
     def _marked(self) -> Iterator[int]:
-        wanted = f"{_MARK}={self._mark}".encode()
+        wanted = f"{RUN_MARK}={self._mark}".encode()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue

@@ -116,6 +116,10 @@ class Replica:
             since_D = self.model.weights_D if since_D is None else since_D
             self.model.weights_D += np.float32(fraction) * (other_D - since_D)
 
+    def replace(self, weights_D: np.ndarray) -> None:
+        with self._lock:
+            self.model.set_weights(weights_D)
+
     def restore_from(self, snapshot: StateSnapshot) -> None:
         self.model.set_weights(np.frombuffer(bytes(snapshot.payload), np.float32))
         self.iteration = snapshot.iteration
@@ -285,9 +289,13 @@ class Node:
         self.thread.join(10)
         assert not self.thread.is_alive()
 
+    def ask_to_stop(self) -> None:
+        """As the coordinator does."""
+        self._to_stop.set()
+
     def stop(self) -> None:
         """Tells it, and so all, to end in order; returns when it has."""
-        self._to_stop.set()
+        self.ask_to_stop()
         self.thread.join(10)
         assert not self.thread.is_alive()
 
@@ -397,9 +405,10 @@ def synchronous_job(
     deadline_s: int = 0,
     policy: str = "full",
     mode: str = "synchronous",
+    **parameters: Any,
 ) -> Job:
     """Gradients in lock step, by default whole ones; at one site, or at those named. `deadline_s`:
-    0 for none."""
+    0 for none. `parameters`: of the policy."""
     sites = {"a": workers} if isinstance(workers, int) else workers
     return load_job(
         {
@@ -419,7 +428,7 @@ def synchronous_job(
                     "hashWeights": True,
                     "stop": {"maxSteps": max_steps},
                 },
-                "exchange": {"policy": policy, "codec": "float32"},
+                "exchange": {"policy": policy, "codec": "float32", "parameters": parameters},
                 "synchronization": {"mode": mode},
                 "knowledgeTransfer": {"policy": "none"},
             },

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from dlion_api.errors import UnavailableError
-from operator_starter import ForkedOperator, starter
+from process_starter import OPERATOR, ForkedProgram, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,7 @@ class OperatorProcess:
     def __post_init__(self) -> None:
         # As a pod's: whoever starts anew holds its Leases at once.
         self.identity = f"{self.site}-{uuid.uuid4().hex[:8]}"
-        self._process: subprocess.Popen[bytes] | ForkedOperator | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProgram | None = None
         self._coordinator, self._metrics, self._health = free_ports(3)
         self.starts = 0
 
@@ -167,7 +167,7 @@ class OperatorProcess:
         }
         program, arguments = self._command(config)
         if program is None:
-            self._process = starter().start(arguments, environment, self.log)
+            self._process = start(OPERATOR, arguments, environment, self.log)
             return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

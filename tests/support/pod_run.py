@@ -29,6 +29,7 @@ from dlion_operator.coordinator import CoordinatorServer, CoordinatorThread
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.events import read_events
+from process_starter import POD, ForkedProgram, start
 
 LONG_S = 240.0
 
@@ -56,7 +57,11 @@ class PodRun:
         self.authorities = (
             {} if is_open else {self.site: CertificateAuthority(self.site, life=life)}
         )
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | ForkedProgram] = {}
+        self.trainers_by_themselves = False
+        """Started as a kubelet does it, each imports TensorFlow (else `process_starter`)."""
+        self._keeper_log_chars = 0
+        """Of lives of the keeper before this one."""
         self.environment: dict[str, str] = {}
         """What every process is to have beside its own."""
         self.told: list[ProgressRecord] = []
@@ -139,6 +144,8 @@ class PodRun:
     def start_keeper(self) -> None:
         """The keeper's pod."""
         root = self.prepare("keeper", KeeperIdentity(self.site))
+        if (self.folder / "keeper.log").exists():
+            self._keeper_log_chars = len(self.log("keeper"))
         self._start("keeper", "keeper", root, {names.POD_IP_VARIABLE: self.address(101)})
 
     def start_worker(self, rank: int) -> None:
@@ -151,7 +158,15 @@ class PodRun:
             names.POD_IP_VARIABLE: self.address(1 + rank),
         }
         self._start(f"sidecar-{rank}", "sidecar", root, environment)
-        self._start(f"trainer-{rank}", "trainer", root, environment)
+        forked = not (self.trainers_by_themselves or self.environment)
+        if forked:  # a trainer that has to import takes longer than the keeper's start
+            self.wait_until(self._keeper_serves_or_is_away, "the keeper serves")
+        self._start(f"trainer-{rank}", "trainer", root, environment, forked=forked)
+
+    def _keeper_serves_or_is_away(self) -> bool:
+        keeper = self.processes.get("keeper")
+        is_away = keeper is None or keeper.poll() is not None
+        return is_away or "storing the files of" in self.log("keeper")[self._keeper_log_chars :]
 
     def lose_worker(self, rank: int) -> None:
         """Its pod's emptyDirs, as when the pod is deleted."""
@@ -179,16 +194,19 @@ class PodRun:
         environment: dict[str, str],
         *,
         enter: Sequence[str] = (),
+        forked: bool = False,
     ) -> None:
-        command = [*enter, *names.BLOCK_SIGTERM_COMMAND, sys.executable, "-m", "dlion_worker.pod"]
-        command += [role, "--root", str(root)]
-        command += ["--listen-host", environment[names.POD_IP_VARIABLE]]
-        with (self.folder / f"{name}.log").open("ab") as log:
+        path = self.folder / f"{name}.log"
+        arguments = [role, "--root", str(root)]
+        arguments += ["--listen-host", environment[names.POD_IP_VARIABLE]]
+        environment = {**os.environ, **self.environment, **environment}
+        if forked:
+            self.processes[name] = start(POD, arguments, environment, path)
+            return
+        command = [*enter, *names.BLOCK_SIGTERM_COMMAND, sys.executable, "-m", POD, *arguments]
+        with path.open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command,
-                env={**os.environ, **self.environment, **environment},
-                stdout=log,
-                stderr=log,
+                command, env=environment, stdout=log, stderr=log
             )
 
     # ---- what came of it -------------------------------------------------------------------------

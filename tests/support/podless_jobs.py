@@ -45,12 +45,17 @@ def _place(kind: str, name: str) -> str:
 
 
 def settled(kubectl: Kubectl, *, pods: int, jobs: int = 2) -> list[str]:
-    """The children, once there are so many Jobs and pods of theirs."""
+    """The children, once there are so many Jobs (two for each run), their pods and the keepers'."""
 
     def there() -> bool:
         names = children(kubectl)
         of_jobs = [each for each in names if each.startswith("Pod/") and "keeper" not in each]
-        return sum(each.startswith("Job/") for each in names) == jobs and len(of_jobs) == pods
+        keepers = [each.partition("/")[0] for each in names if "keeper" in each]
+        return (
+            sum(each.startswith("Job/") for each in names) == jobs
+            and len(of_jobs) == pods
+            and all(keepers.count(kind) == jobs // 2 for kind in ("Deployment", "Pod", "Service"))
+        )
 
     assert waited(there, _WITHIN_S), children(kubectl)
     return children(kubectl)
@@ -108,3 +113,24 @@ def lose_worker(kubectl: Kubectl, name: str = "digits") -> None:
     kubectl.run("patch", "pod", lost, "--subresource=status",
                 "-p", json.dumps({"status": {"conditions": [given_up]}}))  # fmt: skip
     kubectl.run("delete", "pod", lost, "--grace-period=1", "--wait=false")
+
+
+def conditions(kubectl: Kubectl) -> dict[str, tuple[str, str, str]]:
+    """Status, reason and message of each condition of the job."""
+    status = kubectl.get("dlj", "digits").get("status") or {}
+    return {
+        each["type"]: (each["status"], each["reason"], each.get("message", ""))
+        for each in status.get("conditions") or ()
+    }
+
+
+def is_over(kubectl: Kubectl) -> bool:
+    """Whether the run of the job has ended, well or not."""
+    found = conditions(kubectl)
+    return any(found[each][0] == "True" for each in ("Succeeded", "Failed") if each in found)
+
+
+def jobs(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """The Jobs of the job."""
+    found: list[dict[str, Any]] = kubectl.get("jobs", "-l", "dlion.dev/job-name=digits")["items"]
+    return found

@@ -62,7 +62,7 @@ def spec(
                 "optimizer": {"name": "sgd", "learningRate": 0.05},
                 "stop": {"maxSteps": 10},
             },
-            "exchange": exchange or {},
+            "exchange": {"policy": "dlion", **(exchange or {})},
             "synchronization": synchronization or {},
             "knowledgeTransfer": knowledge_transfer or {"policy": "none"},
         },

@@ -365,10 +365,13 @@ class QuorumCluster:
         return {rank: sum(s > from_s for s in self.nodes[rank].ends) for rank in ranks}
 
     def all_go_on(self, seconds: float = 10.0, at_least: int = 15) -> None:
-        """Nobody holds still, and everybody makes steps."""
+        """Within that time everybody makes so many steps, and then nobody holds still."""
         from_s = self.clock.now_s
-        self.run(seconds)
         alive = [rank for rank in self.ranks if not self.nodes[rank].is_gone]
+        while self.clock.now_s < from_s + seconds:
+            self.run(1.0)
+            if min(self.steps(alive, from_s).values()) >= at_least:
+                break
         holding = [rank for rank in alive if self.nodes[rank].quorum_gate.is_closed]
         entering = [rank for rank in alive if self.nodes[rank].admission is not None]
         assert (holding, entering) == ([], [])

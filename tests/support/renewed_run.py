@@ -58,13 +58,19 @@ class RenewedRun:
 
 
 def renewed_run(
-    folder: Path, *, life: timedelta, times: int, batch: int = 32, subnet: int = 31
+    folder: Path,
+    *,
+    life: timedelta,
+    times: int,
+    batch: int = 32,
+    subnet: int = 31,
+    program: dict[str, str] | None = None,
 ) -> RenewedRun:
     """Trains a worker at each of two sites in lock step until every connection has been remade so
-    many times."""
+    many times; `program`: the digits."""
     document = job_document(
         dict.fromkeys(NAMES, 1),
-        trainer={"stop": {"maxSteps": 10**7}},
+        trainer={"program": program or {"builtin": "digits"}, "stop": {"maxSteps": 10**7}},
         batching={
             "policy": "even",
             "globalBatchSize": {"initial": batch, "max": batch, "growth": False},

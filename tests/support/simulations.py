@@ -1,6 +1,7 @@
-"""Simulated runs for tests: several in one process of their own, as `dlion simulate` does them.
+"""Simulated runs for tests: many in one process of their own, as `dlion simulate` does them.
 
-TensorFlow is loaded once for all of them; what each left behind is read from its result folder.
+TensorFlow is loaded, and its functions are traced, once for all that run in the same process; what
+each left behind is read from its result folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +20,10 @@ import yaml
 from dlion_api.drift import DriftMeter
 from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_from_json
+from process_starter import reported_cpu_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.yaml"
 
@@ -28,18 +31,21 @@ _PROGRAM = """
 import json, os, pathlib, sys
 from dlion_cli.__main__ import main
 
+answers = os.fdopen(os.dup(1), "w")
+
 def one(words, folder):
     for number, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
         os.close(file)
     code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()
-    (folder / "exit-code").write_text(str(int(code)))
+    return int(code)
 
-for folder, words in json.load(sys.stdin):
-    one(words, pathlib.Path(folder))
+for line in sys.stdin:
+    folder, words = json.loads(line)
+    print(one(words, pathlib.Path(folder)), sum(os.times()[:4]), file=answers, flush=True)
 """
 
 
@@ -104,32 +110,66 @@ def four_workers(**fields: Any) -> dict[str, Any]:
     }
 
 
-def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, EndedCommand]:
-    """Run commands of `dlion`, one after the other, in a process of their own.
+class _CommandProcess:
+    """A process that runs commands of `dlion`, one after the other. The first one starts it."""
 
-    Each has a folder of its name below `folder` for its exit code and what it writes.
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, folder: Path, words: Sequence[str]) -> EndedCommand:
+        """What that command left behind in that folder."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM],
+                env=self._environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        print(json.dumps((str(folder), words)), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, f"the process has ended at {words}"
+        code, cpu_s = answer.split()
+        reported_cpu_s[self._process.pid] = float(cpu_s)
+        said = [(folder / name).read_text() for name in ("stdout", "stderr")]
+        return EndedCommand(int(code), *said)
+
+    def end(self) -> None:
+        """Wait until it has ended."""
+        if self._process is not None:
+            self._process.communicate()
+            reported_cpu_s.pop(self._process.pid, None)  # it is in the times of children now
+
+
+_shared: list[_CommandProcess] = []
+
+
+@contextmanager
+def one_process(environment: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Meanwhile all commands run in one process. `environment`: its variables, else the test's."""
+    process = _CommandProcess(environment)
+    _shared.append(process)
+    try:
+        yield
+    finally:
+        _shared.remove(process)
+        process.end()
+
+
+def run_commands(folder: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, EndedCommand]:
+    """Run commands of `dlion`, one after the other, in one process that is not the test's.
+
+    Each has a folder of its name below `folder` for what it writes.
     """
-    for name in commands:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        input=json.dumps([(str(folder / name), list(words)) for name, words in commands.items()]),
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    return {
-        name: EndedCommand(
-            int((folder / name / "exit-code").read_text()),
-            (folder / name / "stdout").read_text(),
-            (folder / name / "stderr").read_text(),
-        )
-        for name in commands
-    }
+    if not _shared:
+        with one_process():
+            return run_commands(folder, commands)
+    return {name: _shared[-1].run(folder / name, words) for name, words in commands.items()}
 
 
 def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated]:
-    """Simulates them one after the other, in a process of their own."""
+    """Simulates them one after the other, in a process that is not the test's."""
     commands = {
         name: ["simulate", *_arguments(folder / name, case)] for name, case in cases.items()
     }
@@ -137,6 +177,18 @@ def simulate_all(folder: Path, cases: Mapping[str, Case]) -> dict[str, Simulated
     for name, one in ended.items():
         assert (folder / name / "out" / "summary.json").exists(), one.stderr[-4000:]
     return {name: _read(folder / name, ended[name].exit_code) for name in cases}
+
+
+class SimulatedCases(dict[str, Simulated]):
+    """Runs by their names, each simulated when a test first asks for it."""
+
+    def __init__(self, folder: Path, cases: Mapping[str, Case]) -> None:
+        super().__init__()
+        self._folder, self._cases = folder, cases
+
+    def __missing__(self, name: str) -> Simulated:
+        self.update(simulate_all(self._folder, {name: self._cases[name]}))
+        return self[name]
 
 
 def _arguments(folder: Path, case: Case) -> list[str]:

@@ -126,6 +126,7 @@ def _worker(story: Story, rank: Rank) -> Iterator[ProgressRecord]:
         yield StepRecord(
             time_s, rank, incarnation, iteration, loss, lbs, gbs, 0.05, compute_s, wall_s,
             compute_s * 0.4, 0.02 * wall_s, max(0.0, wall_s - compute_s), samples,
+            waited_for=tuple(peers[:2]),
         )  # fmt: skip
         if time_s - sent_s >= 1:
             rate = UPLINK_BYTES_PER_S[rank % 6] / 5 * (0.4 if 180 < time_s < 230 else 1.0)

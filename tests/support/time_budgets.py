@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from process_starter import unwaited_cpu_s
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -92,4 +94,5 @@ def budgets() -> dict[str, float]:
 
 def _cpu_s() -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + unwaited_cpu_s()

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from local_run import blobs_in_a_cluster
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -60,6 +62,17 @@ def manifest(groups: dict[str, int], *, workers: int = 1, **spec: Any) -> dict[s
             **spec,
         },
     }
+
+
+def mostly_waiting(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A ConfigMap, and that manifest with its program: a step waits for a tenth of a second and
+    computes next to nothing, however long the run lasts."""
+    config_map, program = blobs_in_a_cluster(nap_s=0.1)
+    trainer = document["spec"]["trainer"]
+    del trainer["dataset"]
+    trainer["program"] = program
+    document["spec"]["batching"]["globalBatchSize"] = {"initial": 32, "max": 32}
+    return config_map, document
 
 
 @contextmanager

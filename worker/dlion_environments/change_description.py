@@ -38,9 +38,11 @@ def _rates(name: str, old: tuple[Pipe, ...], new: tuple[Pipe, ...], everyone: in
     rates = [pipe.bytes_per_s for pipe in old] if alike else [None] * len(new)
     for pipe, rate in zip(new, rates, strict=True):
         if rate != pipe.bytes_per_s:
-            which = "" if len(pipe.peers) == everyone - 1 else f" for {_peers(pipe.peers)}"
+            is_of_all = pipe.sharers or len(pipe.peers) == everyone - 1
+            which = "" if is_of_all else f" for {_peers(pipe.peers)}"
+            owner = "the site's " if pipe.sharers else ""
             before = "any" if rate is None else _mbit(rate)
-            yield f"{name}{which} {before} to {_mbit(pipe.bytes_per_s)} Mbit/s"
+            yield f"{owner}{name}{which} {before} to {_mbit(pipe.bytes_per_s)} Mbit/s"
 
 
 def _of_peers(

@@ -88,7 +88,8 @@ class EnvironmentTraffic:
     """Limits of traffic inside a site, or between sites."""
 
     mbit_per_s: float | None = _rate(
-        "rate that all such traffic of a worker shares, each way (perPeer: of each link)."
+        "rate that all such traffic shares, each way: of a worker inside its site, of all workers"
+        " of a site between sites (perPeer: of each link between two workers)."
     )
     latency_ms: float = _latency("latency one way.", default=0.0)
     loss_percent: float = _loss("on the way, beside those of the workers' own links.", default=0.0)
@@ -126,7 +127,9 @@ class EnvironmentChange:
     )
     cores: tuple[_Cores, ...] | None = _list("relative compute of every worker.")
     mbit_per_s: tuple[_Rate, ...] | None = _list("rate of every worker, both ways.", unit="Mbit/s")
-    between_sites_mbit_per_s: float | None = _rate("rate between sites.")
+    between_sites_mbit_per_s: float | None = _rate(
+        "rate of each site's uplink, and of its downlink."
+    )
     inside_sites_latency_ms: float | None = _latency("latency inside a site, one way.")
     between_sites_latency_ms: float | None = _latency("latency between sites, one way.")
     loss_percent: tuple[_Loss, ...] | None = _list(
@@ -207,7 +210,8 @@ class Environment:
         default=None, minimum=0, maximum=65536, unit="bytes",
     )  # fmt: skip
     link_shape: Literal["sharedUplink", "perPeer"] = setting(
-        "whether a worker's rates are shared by all its links, or each link has them.",
+        "whether the rates of a worker and of a site are shared by all their links, or each link"
+        " between two workers has them.",
         default="sharedUplink",
     )
     sites: tuple[EnvironmentSite, ...] = setting(

@@ -51,7 +51,7 @@ def combined_fraction(percents: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Pipe:
-    """A rate shared by all traffic between a worker and `peers` in one direction.
+    """A rate shared by all traffic between a worker, or a site, and `peers` in one direction.
 
     A frame passes *every* pipe it belongs to: those of the sender's uplink that name the receiver,
     and those of the receiver's downlink that name the sender.
@@ -59,6 +59,12 @@ class Pipe:
 
     peers: frozenset[Rank]
     bytes_per_s: float
+    sharers: frozenset[Rank] = frozenset()
+    """All workers that share it, and have it among their own pipes; empty: it belongs to one."""
+
+
+PipeKey = tuple[object, ...]
+"""Identifies a pipe among all pipes of a run, while their shape stays."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +93,20 @@ class Conditions:
         """The conditions of that rank."""
         return self.workers[rank]
 
+    def pipes(self, sender: Rank, receiver: Rank) -> Iterator[tuple[PipeKey, Pipe]]:
+        """Every pipe of one link; links that share a pipe have it with an equal key."""
+        for is_uplink, rank, peer in ((True, sender, receiver), (False, receiver, sender)):
+            worker = self.workers[rank]
+            for index, pipe in enumerate(worker.uplink if is_uplink else worker.downlink):
+                if peer in pipe.peers:
+                    yield (is_uplink, pipe.peers, pipe.sharers or (rank, index)), pipe
+
     def link_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
         """Maximum rate of one link while all others are idle; inf if unlimited, 0 if cut."""
         if receiver in self.workers[sender].cut_peers:
             return 0.0
-        pipes = [
-            *(pipe for pipe in self.workers[sender].uplink if receiver in pipe.peers),
-            *(pipe for pipe in self.workers[receiver].downlink if sender in pipe.peers),
-        ]
-        shaped = min((pipe.bytes_per_s for pipe in pipes), default=float("inf"))
+        pipes = self.pipes(sender, receiver)
+        shaped = min((pipe.bytes_per_s for _, pipe in pipes), default=float("inf"))
         return min(shaped, self.loss_bytes_per_s(sender, receiver))
 
     def loss_bytes_per_s(self, sender: Rank, receiver: Rank) -> float:
@@ -137,7 +148,7 @@ class Absence:
 class Plan:
     """An environment applied to a job's workers on a given machine.
 
-    The *shape* of the pipes (which peers share one) never changes: a change sets other rates,
+    The *shape* of the pipes (which links share one) never changes: a change sets other rates,
     latencies, losses, quotas and cuts. Stragglers and absences are for virtual time.
     """
 

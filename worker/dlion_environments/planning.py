@@ -248,13 +248,20 @@ def _conditions(
     env_sites = [site.name for site in environment.sites for _ in range(site.workers)]
     sites: list[str] = env_sites or [worker.site for worker in workers]
     everyone = range(len(workers))
+    site_pipes = {site: _site_pipes(environment, state, sites, site) for site in {*sites}}
     return Conditions(
         tuple(
             WorkerConditions(
                 rank=Rank(k),
                 quota_cores=state.cores[k] * scale,
-                uplink=_pipes(environment, state, sites, k, state.uplink_mbit_per_s[k]),
-                downlink=_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
+                uplink=(
+                    *_pipes(environment, state, sites, k, state.uplink_mbit_per_s[k]),
+                    *site_pipes[sites[k]],
+                ),
+                downlink=(
+                    *_pipes(environment, state, sites, k, state.downlink_mbit_per_s[k]),
+                    *site_pipes[sites[k]],
+                ),
                 latency_s=_latencies(state, sites, k),
                 loss_fraction=_losses(state, sites, k),
                 cut_peers=frozenset(
@@ -269,21 +276,34 @@ def _conditions(
 def _pipes(
     environment: Environment, state: _EnvironmentState, sites: list[str], k: int, own: float | None
 ) -> tuple[Pipe, ...]:
+    """The pipes in one direction that worker k has to itself."""
     peers = [j for j in range(len(sites)) if j != k]
     near = [j for j in peers if sites[j] == sites[k]]
-    far = [j for j in peers if sites[j] != sites[k]]
     inside = None if environment.inside_sites is None else environment.inside_sites.mbit_per_s
-    between = state.between_mbit_per_s
     if environment.link_shape == "perPeer":
-        rates = [(j, (own, inside if j in near else between)) for j in peers]
+        rates = [(j, (own, inside if j in near else state.between_mbit_per_s)) for j in peers]
         groups = [([j], min((r for r in pair if r is not None), default=None)) for j, pair in rates]
     else:
-        groups = [(peers, own), (near, inside), (far, between)]
+        groups = [(peers, own), (near, inside)]
     return tuple(
         Pipe(frozenset(Rank(j) for j in group), rate * BYTES_PER_MBIT)
         for group, rate in groups
         if group and rate is not None
     )
+
+
+def _site_pipes(
+    environment: Environment, state: _EnvironmentState, sites: list[str], site: str
+) -> tuple[Pipe, ...]:
+    """The pipe in one direction to all other sites, which the workers of a site share; none with a
+    rate for each link, as those share nothing."""
+    rate = state.between_mbit_per_s
+    members = frozenset(Rank(j) for j, name in enumerate(sites) if name == site)
+    others = frozenset(map(Rank, range(len(sites)))) - members
+    if rate is None or not others or environment.link_shape == "perPeer":
+        return ()
+    sharers = members if len(members) > 1 else frozenset[Rank]()
+    return (Pipe(others, rate * BYTES_PER_MBIT, sharers),)
 
 
 def _latencies(state: _EnvironmentState, sites: list[str], k: int) -> dict[Rank, float]:

@@ -60,6 +60,8 @@ class StragglerModel:
 
     def next_slowdown(self, now_s: float) -> float:
         """Factor on the core seconds of the step that begins now."""
+        if not self._own:
+            return 1.0
         draws = self._random.random(len(self._own))
         return math.prod(
             straggler.slowdown

@@ -1,8 +1,8 @@
 """Transfers on all links and their rates: every pipe is shared fairly.
 
-A transfer uses the pipes of its link: the sender's uplink and the receiver's downlink
-(`plan`). Rates are max-min fair, as for TCP streams in fair queues. A lossy link has
-one more pipe of its own. Used by `links`, transfer by transfer.
+A transfer uses the pipes of its link: the uplinks of the sender and its site, and the downlinks of
+the receiver and its site (`plan`). Rates are max-min fair, as for TCP streams in fair queues. A
+lossy link has one more pipe of its own. Used by `links`, transfer by transfer.
 
 Source: Bertsekas and Gallager, Data Networks, 1992, section 6.5.2 (progressive filling). Shape
 suffixes: F transfers, P pipes, M memberships of transfers in pipes.
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.names import Rank
-from dlion_environments.plan import Conditions
+from dlion_environments.plan import Conditions, Pipe, PipeKey
 from dlion_simulator.clock import ScheduledEvent, VirtualClock
 
 WIRE_EFFICIENCY = 1448 / 1514
@@ -56,7 +56,7 @@ class VirtualNetwork:
         self._pipes_F: list[tuple[int, ...]] = []
         self._pipes: dict[tuple[Rank, Rank], tuple[int, ...]] = {}
         self._pipe_bytes_per_s: list[float] = []
-        self._index: dict[tuple[Rank, bool, int], int] = {}
+        self._index: dict[PipeKey, int] = {}
         self._settled_s = 0.0
         self._next: ScheduledEvent | None = None
         self._replanning: ScheduledEvent | None = None
@@ -170,10 +170,7 @@ class VirtualNetwork:
     def _pipes_of(self, sender: Rank, receiver: Rank) -> tuple[int, ...]:
         known = self._pipes.get((sender, receiver))
         if known is None:
-            own, other = self._conditions.worker(sender), self._conditions.worker(receiver)
-            up = [(sender, True, i) for i, p in enumerate(own.uplink) if receiver in p.peers]
-            down = [(receiver, False, i) for i, p in enumerate(other.downlink) if sender in p.peers]
-            pipes = [self._pipe(key) for key in (*up, *down)]
+            pipes = [self._pipe(*one) for one in self._conditions.pipes(sender, receiver)]
             loss_limit_bytes_per_s = self._conditions.loss_bytes_per_s(sender, receiver)
             if loss_limit_bytes_per_s < float("inf"):
                 pipes.append(len(self._pipe_bytes_per_s))
@@ -181,11 +178,8 @@ class VirtualNetwork:
             known = self._pipes[sender, receiver] = tuple(pipes)
         return known
 
-    def _pipe(self, key: tuple[Rank, bool, int]) -> int:
+    def _pipe(self, key: PipeKey, pipe: Pipe) -> int:
         if key not in self._index:
-            rank, is_uplink, position = key
-            worker = self._conditions.worker(rank)
-            pipe = (worker.uplink if is_uplink else worker.downlink)[position]
             self._index[key] = len(self._pipe_bytes_per_s)
             self._pipe_bytes_per_s.append(pipe.bytes_per_s * WIRE_EFFICIENCY)
         return self._index[key]

@@ -41,8 +41,8 @@ from dlion_simulator.trace import Trace
 from dlion_simulator.worker import VirtualWorker
 from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.evaluation import Evaluator
+from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
-from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
 
 UNUSED_LINKS_INTERVAL_S = 10.0
@@ -224,7 +224,7 @@ class Simulation:
     ) -> WorkerParts:
         job, rank = self._job, identity.rank
         model = self._template_model.sibling(seed=job.spec.trainer.seed, rank=rank)
-        optimizer = FlatOptimizer(local_optimizer(job.spec), model.layout.size)
+        optimizer = make_optimizer(model, local_optimizer(job.spec))
         replica = LocalReplica(job, rank, model, optimizer)
         return WorkerParts(
             job=job,
@@ -296,7 +296,9 @@ class Simulation:
     def _on_step(self, worker: VirtualWorker) -> None:
         # A slow worker that does not wait counts too few: its own iterations times the batch.
         counted = sum(one.progress.own_samples for one in self._churn.training.values())
-        if not self._schedules[worker.rank].due(max(worker.progress.job_samples, counted)):
+        samples = max(worker.progress.job_samples, counted)
+        is_mid_round = worker.parts.machine.is_mid_round
+        if not self._schedules[worker.rank].due(samples, is_mid_round=is_mid_round):
             return
         tag = (worker.progress.iteration, worker.progress.own_samples, self._clock.now_s)
         snapshot = worker.parts.replica.model.snapshot()

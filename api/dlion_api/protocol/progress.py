@@ -37,6 +37,8 @@ class StepRecord:
     epochs: float | None = None
     """Passes of all workers over the job's training data so far, as this worker counts them; None:
     unknown."""
+    waited_for: tuple[int, ...] = ()
+    """Ranks of the peers that came last, if this worker waited for some."""
 
     @property
     def began_s(self) -> float:

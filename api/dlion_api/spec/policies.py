@@ -16,7 +16,7 @@ GROWING_DATA_FRACTION = 0.5
 GROWING_BATCH_POLICIES = frozenset({"dlion", "dlion-published"})
 """Exchange policies whose global batch grows by default."""
 OPEN_POLICIES = frozenset(
-    {"ako", "demo", "dgc", "dlion", "dlion-published", "full", "none", "topk"}
+    {"adaptive", "ako", "demo", "dgc", "dlion", "dlion-published", "full", "none", "topk"}
 )
 """Exchange policies whose workers need not know all possible peers in advance."""
 
@@ -110,9 +110,9 @@ class Exchange:
     """What workers exchange, and how a receiver weights it."""
 
     policy: str = setting(
-        "by name (docs/policies.md): dlion, dlion-published, full, none, a published system's, or"
-        " one of an installed package.",
-        default="dlion",
+        "by name (docs/policies.md): adaptive, dlion, dlion-published, full, none, a published"
+        " system's, or one of an installed package.",
+        default="adaptive",
         pattern="[a-z]([-a-z0-9]*[a-z0-9])?",
         pattern_description="lower-case letters, digits and hyphens",
         max_length=63,
@@ -199,6 +199,13 @@ class Exchange:
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
+            cel="self.policy != 'adaptive' || self.topology == 'allToAll'",
+            message="policy adaptive needs topology allToAll",
+            holds=lambda it: it.policy != "adaptive" or it.topology == "allToAll",
+            reads=("topology", "policy"),
+            advice="Set a policy that works on this topology, such as policy: dlion.",
+        ),
+        Rule(
             cel="self.policy != 'dlion-published' || self.weighting == 'dlion_ratio'",
             message="policy dlion-published weights by dlion_ratio",
             holds=lambda it: it.policy != "dlion-published" or it.weighting == "dlion_ratio",
@@ -210,7 +217,7 @@ class Exchange:
             message="residual is for policy dlion",
             holds=lambda it: it.policy == "dlion" or it.residual == "none",
             reads=("residual", "policy"),
-            advice="Leave it out; policy topk takes parameters.residual.",
+            advice="Set policy: dlion, or leave it out; policy topk takes parameters.residual.",
         ),
         Rule(
             cel="self.propagation != 'selective' || self.policy == 'dlion'",

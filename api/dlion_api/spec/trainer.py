@@ -52,8 +52,15 @@ class Program:
 class Optimizer:
     """How weights are updated from a gradient."""
 
-    name: Literal["sgd", "adam"] = setting("the algorithm.", default="sgd")
-    learning_rate: float = setting("size of a step.", default=0.05, above=0, maximum=100)
+    name: Literal["sgd", "adam", "program"] = setting(
+        "the algorithm; program: what the program's optimizer() returns.", default="sgd"
+    )
+    learning_rate: float = setting(
+        "size of a step. An optimizer of the program has its own.",
+        default=0.05,
+        above=0,
+        maximum=100,
+    )
     momentum: float = setting("momentum of sgd.", default=0.9, minimum=0, below=1)
     nesterov: bool = setting("Nesterov momentum, for sgd.", default=False)
     beta1: float = setting("decay of adam's first moment.", default=0.9, minimum=0, below=1)
@@ -87,7 +94,8 @@ class Evaluation:
     """When replicas are evaluated on the held-out samples."""
 
     every_samples: int = setting(
-        "interval between evaluations, counted over the whole job.",
+        "interval between evaluations, counted over the whole job. An evaluation within a round of "
+        "local steps waits for its end, at most an interval.",
         default=5000,
         minimum=1,
         maximum=10**12,
@@ -182,5 +190,12 @@ class Trainer:
             ),
             reads=("dataset", "program"),
             advice="Give dataset.name, or dataset.path with dataset.format.",
+        ),
+        Rule(
+            cel="!has(self.program.builtin) || self.optimizer.name != 'program'",
+            message="a built-in program has no optimizer of its own",
+            holds=lambda it: it.program.builtin is None or it.optimizer.name != "program",
+            reads=("optimizer.name", "program"),
+            advice="Name sgd or adam, or a program with optimizer().",
         ),
     )

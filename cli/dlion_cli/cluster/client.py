@@ -21,6 +21,7 @@ from dlion_api.document.scalars import MAX_QUANTITY_LENGTH, QUANTITY
 from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
+from dlion_cli.terminal.failures import install_advice
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0
@@ -275,8 +276,7 @@ def connect(
         from kubernetes import client, config
     except ImportError as error:
         raise UnavailableError(
-            f"the Kubernetes client for Python is missing ({error}). Install it: "
-            "pip install 'dlion[cluster]'"
+            f"the Kubernetes client for Python is missing ({error}). {install_advice('cluster')}"
         ) from None
     loading: Any = config  # its functions have no types
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # we report its warnings ourselves

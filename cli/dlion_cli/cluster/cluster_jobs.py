@@ -11,6 +11,7 @@ from dlion_api import cluster_names
 from dlion_api.errors import DeniedError, UnavailableError
 from dlion_api.names import GROUP, KIND, VERSION
 from dlion_cli.cluster.client import APPLY, MERGE, READ_TIMEOUT_S, ClusterClient, api_path
+from dlion_cli.inputs.program_files import PackedProgram
 
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"
@@ -68,6 +69,20 @@ class JobClient:
             "PATCH", path, query=query, body=normalize_numbers(document), content_type=APPLY
         )
         return answer.document, answer.is_new
+
+    def apply_program(
+        self, program: PackedProgram, *, owner: Document | None, dry_run: bool
+    ) -> None:
+        """Server-side apply of a program's ConfigMap, which goes with its job `owner`."""
+        reference = None if owner is None else {
+            "apiVersion": f"{GROUP}/{VERSION}", "kind": KIND,
+            "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"],
+        }  # fmt: skip
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        body = program.document(self.cluster.namespace, reference)
+        path = self.cluster.core_path("configmaps", program.name)
+        self.cluster.request("PATCH", path, query=query, body=body, content_type=APPLY)
 
     def suspend(self, name: str, suspended: bool) -> Document:
         """Set `spec.suspend` and return the stored job."""

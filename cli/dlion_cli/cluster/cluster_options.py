@@ -25,6 +25,18 @@ def cluster_options(
     Connects only when the command runs, so that `--help` needs no cluster. `namespace` is the
     default of `-n` if it is not the context's.
     """
+
+    def connected(*, connect: Callable[[], JobClient], **others: Any) -> Any:
+        return command(jobs=connect(), **others)
+
+    functools.update_wrapper(connected, command)
+    return connecting_options(connected, namespace=namespace)
+
+
+def connecting_options(
+    command: Callable[..., Any], *, namespace: str | None = None
+) -> Callable[..., Any]:
+    """As `cluster_options`; the command receives `connect`, which connects when it is called."""
     usual = namespace or "the context's"
 
     @click.option(
@@ -38,16 +50,19 @@ def cluster_options(
         help="Default: $KUBECONFIG, ~/.kube/config, or the pod's service account.",
     )
     @functools.wraps(command)
-    def connected(
+    def connecting(
         *, kubeconfig: str | None, context: str | None, namespace: str | None, **others: Any
     ) -> Any:
-        jobs = _connected(kubeconfig, context, namespace)
-        try:
-            return command(jobs=jobs, **others)
-        finally:
-            jobs.cluster.close()
+        with contextlib.ExitStack() as open_clients:
 
-    return connected
+            def connect() -> JobClient:
+                jobs = _connected(kubeconfig, context, namespace)
+                open_clients.callback(jobs.cluster.close)
+                return jobs
+
+            return command(connect=connect, **others)
+
+    return connecting
 
 
 def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +121,8 @@ def complete_names(
     ctx: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[str | CompletionItem]:
     """Job names with this prefix; none if the cluster does not respond soon."""
-    given = ctx.params
+    parent = {} if ctx.parent is None else ctx.parent.params
+    given = {**parent, **{name: value for name, value in ctx.params.items() if value is not None}}
     try:
         jobs = _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
         items = jobs.list_jobs(timeout_s=_COMPLETE_WITHIN_S)["items"]

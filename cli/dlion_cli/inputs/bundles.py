@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dlion_api.errors import ContractError, UnavailableError
+from dlion_cli.terminal.failures import install_advice
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -88,8 +89,7 @@ def read_bundle(text: str | bytes) -> Bundle:
         from cryptography import x509
     except ImportError as error:
         raise UnavailableError(
-            f"the library that reads certificates is missing ({error}). Install it: "
-            "pip install 'dlion[cluster]'"
+            f"the library that reads certificates is missing ({error}). {install_advice('cluster')}"
         ) from None
     content = text.encode() if isinstance(text, str) else text
     if b"PRIVATE KEY" in content:

@@ -7,7 +7,7 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.spec import Job
 from dlion_api.spec.dataset import PATH_PLACEHOLDERS
 from dlion_cli.inputs.manifests import STDIN
-from dlion_results.run_folder.folder import stored_program_root
+from dlion_results.run_folder.storage import stored_program_root
 
 
 def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
@@ -17,9 +17,14 @@ def require_files(jobs: Mapping[str, Job], file: Path, data_root: Path) -> None:
     """
     for job in jobs.values():
         require_program(job, find_program_root(job, file, None))
+    require_data(jobs.values(), data_root)
+
+
+def require_data(jobs: Iterable[Job], data_root: Path) -> None:
+    """Raises: DataError with all missing files and folders, but for data that may come later."""
     missing = dict.fromkeys(
         (what, path)
-        for job in jobs.values()
+        for job in jobs
         for what, path in _job_paths(job, data_root.resolve())
         if not path.exists()
     )
@@ -60,7 +65,7 @@ def _job_paths(job: Job, data_root: Path) -> Iterable[tuple[str, Path]]:
     trainer = job.spec.trainer
     if trainer.start_from:
         yield "trainer.startFrom", data_root / trainer.start_from
-    for worker in job.workers():
+    for worker in () if trainer.dataset.watch else job.workers():
         own = (str(worker.site), worker.group, str(worker.index), str(worker.rank))
         for field, path in (
             ("path", trainer.dataset.path),

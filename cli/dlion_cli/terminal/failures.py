@@ -1,6 +1,7 @@
 """Maps errors to exit codes and messages of the command line; the only place that does."""
 
 import logging
+from importlib import metadata
 from typing import Final
 
 from dlion_api.errors import DLionError
@@ -45,12 +46,16 @@ def message_of(error: BaseException) -> str:
         return str(error)
     if package := _missing_package(error):
         extra = "cluster" if package in _CLUSTER_PACKAGES else "worker"
-        return (
-            f"this needs the package {package}, which is not installed here. Install it with its "
-            f"dependencies: pip install 'dlion[{extra}]'"
-        )
+        text = f"this needs the package {package}, which is not installed here"
+        return f"{text}. {install_advice(extra)}"
     logging.getLogger(__name__).error("unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}. This is a bug in dlion: please report it."
+
+
+def install_advice(extra: str) -> str:
+    """How to install what the extra names."""
+    wheel = f"dist/dlion-{metadata.version('dlion')}-py3-none-any.whl"
+    return f"Install it: pip install '{wheel}[{extra}]' (`make dist` builds the wheel)"
 
 
 def _os_error_message(error: OSError) -> str:

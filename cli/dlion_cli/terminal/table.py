@@ -20,6 +20,13 @@ from dlion_cli.terminal.formatting import (
     printable,
 )
 
+MIN_NAMED_WAIT = 0.1
+"""Share of the time from which on the output names the worker that others waited for most."""
+STANDS_OUT = 1.5
+"""Times its equal part of all waiting, from which on a worker is named."""
+HARDLY = 0.15
+"""Waiting over computing time of a worker that holds others up by its own steps."""
+
 
 def plain_table(*titles: str, folded: str = "") -> Table:
     """A table without borders; a last column with the title `folded` takes several lines."""
@@ -44,7 +51,10 @@ def print_result(
         document = {**summary, "folder": str(folder), "report": str(report) if report else None}
         console.print(json.dumps(document, indent=2), markup=False, highlight=False, soft_wrap=True)
         return
-    console.print(result_table(summary, console.width))
+    if summary["steps"]:
+        console.print(result_table(summary, console.width))
+    else:  # the rows would be empty
+        console.print(Text(_title(summary), style="bold red"), soft_wrap=True)
     for line in _closing_lines(summary, folder, report):
         console.print(Text(line), soft_wrap=True)
 
@@ -54,11 +64,15 @@ NARROW = {96: "samples", 86: "steps"}
 """Minimum terminal width of optional columns."""
 
 
+def _title(summary: Mapping[str, Any]) -> str:
+    headline, took = _headline(summary["ending"]), format_duration(summary["time_s"])
+    return f"{summary['job']['name']}: {headline} after {took}"
+
+
 def result_table(summary: Mapping[str, Any], width: int) -> Table:
     """One row per replica and one for all of them, at most `width` characters wide."""
-    job, ending = summary["job"], summary["ending"]
-    title = f"{job['name']}: {_headline(ending)} after {format_duration(summary['time_s'])}"
-    table = Table(title=Text(title, style="bold" if ending["succeeded"] else "bold red"))
+    style = "bold" if summary["ending"]["succeeded"] else "bold red"
+    table = Table(title=Text(_title(summary), style=style))
     table.add_column("replica", no_wrap=True)
     left_out = {name for least, name in NARROW.items() if width < least}
     for column in COLUMNS:
@@ -113,6 +127,33 @@ def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _time_lines(summary: Mapping[str, Any]) -> list[str]:
+    """How the workers spent their time, and which of them the others waited for."""
+    if (use := summary["time_use"]) is None:
+        return []
+    computed, waited = use["compute_fraction"], use["wait_fraction"]
+    other = format_percent(max(0.0, 1 - computed - waited))
+    text = f"Time: computing {format_percent(computed)}, waiting {format_percent(waited)}"
+    lines = [f"{text}, exchange and the rest {other}"]
+    workers = {each["rank"]: each for each in summary["workers"]}
+    first = use["waited_for"][0] if use["waited_for"] and waited >= MIN_NAMED_WAIT else None
+    if first is not None and first["fraction"] > STANDS_OUT / len(workers):
+        share = format_percent(first["fraction"])
+        lines.append(f"{share} of the waiting was for {_cause(workers, first['rank'])}")
+    return lines
+
+
+def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:
+    """Why the others waited for that worker, as far as its own times show."""
+    if (worker := workers.get(rank)) is None:
+        return f"worker {rank}"
+    waited, computed = worker["waited_s"], worker["compute_s"]
+    name = printable(worker["name"])
+    if waited < HARDLY * computed:
+        return f"{name}, which hardly waited itself: its steps take the longest"
+    return f"{name}, which waited itself, too: its messages arrive late"
+
+
 def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
     lines = []
     target = summary["target"]
@@ -130,6 +171,7 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
         lines.append(
             f"Drift between replicas: {drift['last']:.3f} at the end, {drift['max']:.3f} at most"
         )
+    lines += _time_lines(summary)
     if summary["events"]["warnings"]:
         lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
     lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from dlion_api.cancellation import raise_if_cancelled
 from dlion_api.errors import ContractError
 from dlion_api.names import JobKey, SiteName
 from dlion_api.wire import federation_pb2 as wire
@@ -109,6 +110,7 @@ class FederationClient:
             except Exception:  # noqa: BLE001 - a bug must not end reports to the site permanently
                 _LOG.exception("site %s receives no reports; retrying", self.site)
                 problem = "an internal error here; see this operator's log"
+            raise_if_cancelled()
             attempts = 0 if self.connected else attempts + 1
             self._failed(problem)
             await self._pause(min(MAX_WAIT_S, backoff_s(attempts)))

@@ -5,6 +5,7 @@ on request (`dlion preflight --bandwidth`).
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -124,10 +125,12 @@ class BandwidthMeter:
             # Random, so that nothing on the path compresses it.
             chunk = wire.LinkChunk(payload=os.urandom(CHUNK_BYTES))
             until_s = time.monotonic() + SEND_DURATION_S
-            while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() < until_s:
-                await call.write(chunk)
-                sent_bytes += CHUNK_BYTES
-            await call.done_writing()
+            # The site may end the call between two writes. Awaiting it raises its status.
+            with contextlib.suppress(asyncio.InvalidStateError):
+                while sent_bytes < MAX_MEASUREMENT_BYTES and time.monotonic() < until_s:
+                    await call.write(chunk)
+                    sent_bytes += CHUNK_BYTES
+                await call.done_writing()
         return await call, sent_bytes
 
 

@@ -5,8 +5,9 @@ moment later, was missed: it is applied and counted. After two such rounds in a 
 unhealthy (`health`).
 
 A restore of etcd decreases resource versions, so all listed objects look outdated. A list with a
-lower version than an earlier one reveals it. Then the store and all job states are rebuilt from
-lists.
+lower version than an earlier one reveals it; so does an object in a list that is older than the
+store's, though the list is not: writes since the restore may have passed the earlier versions. Then
+the store and all job states are rebuilt from lists.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from dlion_operator.kubernetes.store import (
     is_newer,
     job_of,
     name_of,
+    version_of,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -85,7 +87,10 @@ class Resync:
         known = {kind: self._store.newest_version(kind) for kind in WATCHED}
         before = dict(self._listed_at)
         listings = {kind: await self._list(kind) for kind in WATCHED}
-        if any(at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()):
+        has_decreased = any(
+            at < max(before.get(key, 0), known[key[0]]) for key, at in self._listed_at.items()
+        )
+        if has_decreased or any(self._has_older(kind, items) for kind, items in listings.items()):
             await self._reset()
             return
         await asyncio.sleep(settle_s)
@@ -97,6 +102,21 @@ class Resync:
             self._trigger(name)
         self.stale_rounds = self.stale_rounds + 1 if missed else 0
         self.confirmed_s = time.monotonic()
+
+    def _has_older(self, kind: Kind, items: list[Document]) -> bool:
+        """Whether the list shows an object as it was before what the store knows of it.
+
+        What a watch delivers meanwhile is newer than the list, and no sign.
+        """
+        for document in items:
+            known = self._store.get(kind, name_of(document))
+            if known is None or is_newer(document, known):
+                continue
+            namespace = document["metadata"].get("namespace")
+            listed_at = self._listed_at.get((kind, namespace), self._listed_at.get((kind, None), 0))
+            if version_of(document) < version_of(known) <= listed_at:
+                return True
+        return False
 
     async def _reset(self) -> None:
         """Rebuild the store from new lists only."""

@@ -11,6 +11,7 @@ import functools
 import itertools
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,8 @@ from dlion_core.policies.interface import (
     MessageKind,
     PolicyMachine,
     RejectMessage,
+    ReplaceWeights,
+    UpdateApplied,
 )
 from dlion_core.policies.partitions.version_vector import encode_version_vector
 from dlion_worker.training.snapshot import TrainingState, pack, unpack
@@ -209,9 +212,11 @@ def any_message(chance: random.Random, size: int) -> Message:
 
 def attack_policies(chance: random.Random, folder: Path) -> str | None:
     """One hostile message, through the trainer's inbox, against real policies at a barrier."""
-    size = 3
+    size, policy = 3, chance.choice(("dlion", "adaptive"))
+    spec = _job().spec
+    spec = replace(spec, exchange=replace(spec.exchange, policy=policy))
     machine = factory.build(
-        _job().spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
+        spec, Rank(0), Layout(("w",), (size,)), [Rank(0), PEER], replica=_Replica(size)
     )
     sent: list[Message] = []
     inbox = EventInbox(lambda _, message, epoch: sent.append(message), clock_s=lambda: 0.0)
@@ -227,6 +232,8 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     for event in [] if started else inbox.start(0):
         told += machine.handle(event)
     told += machine.handle(LocalStepDone(1, np.ones(size, np.float32), 8, 1.0))
+    if policy == "adaptive":  # its round ends
+        told += machine.handle(UpdateApplied())
     if chance.random() < 0.5:  # it asks for weights, and gets what it gets
         lacked = Message(MessageKind.HELD, 1, payload=encode_version_vector({PEER: 10**6}))
         told += machine.handle(MessageArrived(PEER, lacked))
@@ -234,14 +241,14 @@ def attack_policies(chance: random.Random, folder: Path) -> str | None:
     for instruction in told:
         if isinstance(instruction, ApplyGradient):
             assert np.isfinite(instruction.gradient_D).all()
-        elif isinstance(instruction, AverageWeights | MergeReplicas):
+        elif isinstance(instruction, AverageWeights | MergeReplicas | ReplaceWeights):
             assert np.isfinite(instruction.weights_D).all()
     refused = len(inbox.refusals) - refused + sum(isinstance(each, RejectMessage) for each in told)
-    _peer_comes_back(inbox, machine)
+    _peer_comes_back(inbox, machine, policy)
     return "refused" if refused else "taken"
 
 
-def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine) -> None:
+def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine, policy: str) -> None:
     """The link breaks and is up again: its new life is understood from the beginning."""
     inbox.put(LinkDown(PEER, 1, "hostile"))
     inbox.put(LinkUp(PEER, 2, 0))
@@ -253,8 +260,11 @@ def _peer_comes_back(inbox: EventInbox, machine: PolicyMachine) -> None:
     assert inbox.answers[PEER] == join_barrier.JoinAnswer(7, 3, join_barrier.JoinRole.IN)
     machine.handle(MemberLeft(PEER))
     machine.handle(MemberJoined(PEER, 0))
-    honest = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
-    told = machine.handle(MessageArrived(PEER, Message(MessageKind.GRADIENT, 1, 8, 1, honest)))
+    honest = Message(MessageKind.PROGRESS, 1, 8, 1)
+    if policy == "dlion":
+        gradient = encode_whole(np.ones(3, np.float32), ValueCodec.FLOAT32)
+        honest = Message(MessageKind.GRADIENT, 1, 8, 1, gradient)
+    told = machine.handle(MessageArrived(PEER, honest))
     assert not any(isinstance(each, RejectMessage) for each in told)
 
 

@@ -21,6 +21,9 @@ from testbed.layout import control_group
 
 _TRACKED = ("freezer", "pids")
 """Version 1: the hierarchies that a machine's own programs enter. These share nothing out."""
+_CPU_SHARES = {"cpu.shares": "8192", "cpu.weight": "800"}
+"""Of all pods of a testbed together, by version 1 and 2: as eight other processes of this machine
+have. With the usual share, a single process's, all pods starve beside other tests."""
 _KILL_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
@@ -62,6 +65,9 @@ class Groups:
                 folder /= name
                 folder.mkdir(exist_ok=True)
                 _prepare(folder)
+            for name, shares in _CPU_SHARES.items():
+                if (path := root / control_group(self.testbed) / name).exists():
+                    path.write_text(shares)
         for folder in self.system:
             folder.mkdir(exist_ok=True)
 

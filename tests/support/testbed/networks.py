@@ -24,6 +24,7 @@ from dlion_local.emulation.network.namespaces import (
     routed_networks,
 )
 from dlion_local.emulation.network.traffic_shaping import (
+    ANY,
     UNLIMITED_BYTES_PER_S,
     ShapedInterface,
     gso_bytes,
@@ -143,15 +144,17 @@ class Wires:
             for name in pair
             if name != site.name
         )
-        for namespace, device, match, mbit_per_s in (
-            (site.netns, "eth0", "dst", self._rates.up.get(site.name)),
-            (self._layout.hub, _port(site), "src", self._rates.down.get(site.name)),
+        towards = {peer: (ANY, network) for peer, network in others.items()}
+        back = {peer: (network, ANY) for peer, network in others.items()}
+        for namespace, device, ends, mbit_per_s in (
+            (site.netns, "eth0", towards, self._rates.up.get(site.name)),
+            (self._layout.hub, _port(site), back, self._rates.down.get(site.name)),
         ):
             rate = UNLIMITED_BYTES_PER_S if mbit_per_s is None else mbit_per_s * BYTES_PER_MBIT
             run_batch("tc", namespace, [f"qdisc del dev {device} root"], check=False)
             run_batch("ip", namespace, [f"link set {device} gso_max_size {gso_bytes(rate)}"])
             tree = ShapedInterface(
-                namespace, device, match, others, unshaped_address=self._layout.host_address
+                namespace, device, ends, unshaped_address=self._layout.host_address
             )
             tree.start([Pipe(frozenset(others), rate)])
             tree.set_cuts(cut)

@@ -328,7 +328,7 @@ def test_without_the_client_it_says_how_to_install_it() -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == ExitCode.UNAVAILABLE
-    assert "pip install 'dlion[cluster]'" in done.stderr
+    assert "-py3-none-any.whl[cluster]'" in done.stderr
 
 
 def test_help_of_the_clusters_commands_loads_neither_client_nor_tensorflow() -> None:

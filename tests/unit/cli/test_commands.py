@@ -150,7 +150,7 @@ def test_without_its_extra_a_command_says_what_to_install(
         [sys.executable, "-c", WITHOUT.format(packages=EXTRAS), *words],
         check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path,
     )  # fmt: skip
-    assert f"pip install 'dlion[{extra}]'" in done.stderr
+    assert f"-py3-none-any.whl[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert "defect" not in done.stderr
     assert done.returncode == ExitCode.UNAVAILABLE
@@ -246,16 +246,16 @@ def test_validate_says_every_problem_with_its_line(
 ) -> None:
     text = Path(DIGITS).read_text(encoding="utf-8")
     bad = tmp_path / "bad.yaml"
-    bad.write_text(text.replace("codec: float16", "codec: float8").replace("seed: 1", "seeds: 1"))
+    bad.write_text(text.replace("policy: weighted", "policy: heavy").replace("seed: 1", "seeds: 1"))
     assert main(["validate", DIGITS, str(bad)]) == ExitCode.SPEC
     out, err = capsys.readouterr()
     assert f"{DIGITS}: DLionJob default/digits#1 is valid" in out
-    seeds, codec = (
-        1 + text[: text.index(word)].count("\n") for word in ("seed: 1", "codec: float16")
+    seeds, policy = (
+        1 + text[: text.index(word)].count("\n") for word in ("seed: 1", "policy: weighted")
     )
     assert "bad.yaml: 2 problems" in err
     assert f'line {seeds}: spec.trainer.seeds: there is no field "seeds" here' in err
-    assert f"line {codec}: spec.exchange.codec: is not an allowed value" in err
+    assert f"line {policy}: spec.batching.policy: is not an allowed value" in err
 
 
 def test_validate_speaks_json_of_every_document(

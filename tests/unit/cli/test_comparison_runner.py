@@ -96,11 +96,11 @@ def test_a_dry_run_checks_all_and_leaves_nothing(
 ) -> None:
     out = tmp_path / "out"
     dry(
-        "--policies", "dlion,ako,ideal", "--variant", "even:batching.policy=even",
+        "--policies", "adaptive,ako,ideal", "--variant", "even:batching.policy=even",
         "--learning-rates", "0.1,0.2", "--learning-rates", "ako:0.01,0.02,0.03",
-        "--against", "dlion", "--seeds", "2", out=out,
+        "--against", "adaptive", "--seeds", "2", out=out,
     )  # fmt: skip
-    # Two for dlion (and its variant), three for ako, two for the ideal, with three seeds each;
+    # Two for adaptive (and its variant), three for ako, two for the ideal, with three seeds each;
     # then four columns.
     assert f"runs: {3 * (2 + 3 + 2) + 4 * 2}," in capsys.readouterr().out
     assert not out.exists()
@@ -110,12 +110,12 @@ def test_a_column_that_is_named_has_its_rate_chosen_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry(
-        "--policies", "dlion", "--variant", "even:batching.policy=even",
+        "--policies", "adaptive", "--variant", "even:batching.policy=even",
         "--variant", "small:trainer.evaluation.maxSamples=100",
         "--learning-rates", "0.1,0.2", "--learning-rates", "even:0.01,0.02,0.03",
         "--seeds", "2", "--tuning-seeds", "1", out=tmp_path / "out",
     )  # fmt: skip
-    # Two for dlion and small, which is dlion's, three for the column; then three columns.
+    # Two for adaptive and small, which is adaptive's, three for the column; then three columns.
     assert f"runs: {2 + 3 + 3 * 2}," in capsys.readouterr().out
 
 
@@ -135,7 +135,7 @@ def test_runs_of_two_environments_never_share_a_folder(tmp_path: Path) -> None:
     own.write_text((DIGITS.parents[1] / "environments" / "quickstart.yaml").read_text())
     tuned_in = ("--tuned-in", str(own))
     dry(*tuned_in, out=tmp_path / "out")
-    with pytest.raises(click.UsageError, match=r"the same folder, quickstart/dlion: give them"):
+    with pytest.raises(click.UsageError, match=r"the same folder, quickstart/adaptive: give them"):
         dry(*tuned_in, "--learning-rates", "0.1,0.2", out=tmp_path / "out")
     own = own.rename(tmp_path / "...yaml")
     with pytest.raises(SpecError, match=r"--tuned-in: is no valid folder name.*given: \.\."):
@@ -164,13 +164,13 @@ def test_only_columns_that_are_no_policy_are_taken_by_themselves() -> None:
     ("flags", "words"),
     [
         (("--policies", ""), "nothing to compare"),
-        (("--against", "gaia"), "allowed: dlion, full"),
+        (("--against", "gaia"), "allowed: adaptive, full"),
         (
             ("--learning-rates", "ako:0.1,0.2"),
-            "policies without other rates: dlion, full",
+            "policies without other rates: adaptive, full",
         ),
         (("--learning-rates", "nonsense:0.1"), "for 'nonsense'; columns"),
-        (("--learning-rates", "dlion:0.1,-2"), "learningRate"),
+        (("--learning-rates", "adaptive:0.1,-2"), "learningRate"),
         (("--learning-rates", ":0.1"), "before the colon"),
         (("--tuned-in", "homo-a"), "6 workers"),
         (("--calibration", "no/such/file.json"), "cannot be read"),

@@ -17,7 +17,7 @@ from dlion_api.spec import Job, load_job
 from dlion_cli.__main__ import main
 from dlion_cli.inputs.manifests import read_document
 from dlion_cli.inputs.required_files import find_program_root
-from dlion_results.run_folder.folder import PROGRAM_ROOT, stored_program_root
+from dlion_results.run_folder.storage import PROGRAM_ROOT, stored_program_root
 
 
 @dataclass

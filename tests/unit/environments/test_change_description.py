@@ -49,11 +49,20 @@ def test_rates_name_whom_they_are_for() -> None:
     assert changed == [
         {2: "uplink 40 to 5 Mbit/s; downlink 40 to 5 Mbit/s"},
         {
-            0: "uplink for worker 2 10 to 2.5 Mbit/s; downlink for worker 2 10 to 2.5 Mbit/s",
-            1: "uplink for worker 2 10 to 2.5 Mbit/s; downlink for worker 2 10 to 2.5 Mbit/s",
+            0: "the site's uplink 10 to 2.5 Mbit/s; the site's downlink 10 to 2.5 Mbit/s",
+            1: "the site's uplink 10 to 2.5 Mbit/s; the site's downlink 10 to 2.5 Mbit/s",
             2: "uplink 10 to 2.5 Mbit/s; downlink 10 to 2.5 Mbit/s",
         },
     ]
+
+
+def test_with_a_rate_for_each_link_each_is_named() -> None:
+    (changed,) = told(
+        {"betweenSitesMbitPerS": 2.5}, betweenSites={"mbitPerS": 10}, linkShape="perPeer"
+    )
+    assert changed[0] == (
+        "uplink for worker 2 10 to 2.5 Mbit/s; downlink for worker 2 10 to 2.5 Mbit/s"
+    )
 
 
 def test_a_cut_and_its_end_are_told() -> None:

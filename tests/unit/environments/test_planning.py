@@ -1,6 +1,6 @@
-"""Proves: quotas add up to the stated share of the machine; which pipes a link passes; latencies;
-changes at their times; cuts; and that an environment that contradicts the job is refused, naming
-both.
+"""Proves: quotas add up to the stated share of the machine; which pipes a link passes, and which
+the workers of a site share; latencies; changes at their times; cuts; and that an environment that
+contradicts the job is refused, naming both.
 
 Leaves out: reading files (test_loading), imposing plans (tests/local).
 """
@@ -85,6 +85,58 @@ def test_sites_have_rates_inside_and_between_and_latency() -> None:
     assert conditions.worker(Rank(3)).latency_s == {0: 0.01, 1: 0.01, 2: 0.01}
     between = [pipe for pipe in conditions.worker(Rank(3)).uplink if pipe.peers == {0, 1, 2}]
     assert [pipe.bytes_per_s for pipe in between] == [20 * MBIT]
+
+
+def test_the_workers_of_a_site_share_one_pipe_to_the_others_each_way() -> None:
+    conditions = load_environment("two-clouds").plan(workers(3, 1), 8).initial
+    rates = [
+        {pipe.bytes_per_s for _, pipe in conditions.pipes(Rank(0), Rank(peer))} for peer in (1, 3)
+    ]
+    assert rates == [{1000 * MBIT}, {20 * MBIT}]
+    keys = {
+        link: [key for key, _ in conditions.pipes(Rank(link[0]), Rank(link[1]))]
+        for link in ((0, 3), (1, 3), (3, 0), (3, 1), (0, 1), (2, 1))
+    }
+    assert keys[0, 3] == keys[1, 3]
+    assert keys[3, 0] == keys[3, 1]
+    assert not {*keys[0, 3]} & {*keys[3, 0]}
+    inside = {*keys[0, 1], *keys[2, 1]}
+    assert len(inside) == 3, "an uplink of each sender, and one downlink"
+    assert not inside & {*keys[0, 3], *keys[3, 0]}
+
+
+def test_a_site_of_one_worker_shares_nothing() -> None:
+    conditions = load_environment("two-clouds").plan(workers(3, 1), 8).initial
+    assert [len(pipe.sharers) for pipe in conditions.worker(Rank(3)).uplink] == [0]
+    assert [len(pipe.sharers) for pipe in conditions.worker(Rank(0)).uplink] == [0, 3]
+
+
+def test_a_worker_of_a_site_keeps_its_own_rate() -> None:
+    made = environment(
+        workers=[{"cores": 1}, {"cores": 1, "mbitPerS": 5}, {"count": 2, "cores": 1}],
+        sites=[{"name": "a", "workers": 2}, {"name": "b", "workers": 2}],
+        betweenSites={"mbitPerS": 20},
+    )
+    conditions = made.plan(workers(2, 2), 8).initial
+    links = [(0, 2), (1, 2), (2, 1), (0, 1), (2, 3)]
+    assert [conditions.link_bytes_per_s(Rank(a), Rank(b)) / MBIT for a, b in links] == [
+        20, 5, 5, 5, float("inf"),
+    ]  # fmt: skip
+    shared = {key for a, b in ((0, 2), (1, 2)) for key, _ in conditions.pipes(Rank(a), Rank(b))}
+    assert len(shared) == 3, "the site's uplink, the other site's downlink, and the slow worker's"
+
+
+def test_with_a_rate_per_peer_a_site_shares_nothing_either() -> None:
+    made = environment(betweenSites={"mbitPerS": 20}, linkShape="perPeer")
+    conditions = made.plan(workers(2, 2), 8).initial
+    keys = [
+        key
+        for sender in (0, 1)
+        for receiver in (2, 3)
+        for key, pipe in conditions.pipes(Rank(sender), Rank(receiver))
+        if pipe.bytes_per_s == 20 * MBIT
+    ]
+    assert len(keys) == len(set(keys)) == 8, "an uplink and a downlink of each link"
 
 
 def test_dynamic_sys_a_is_permuted_every_third_of_the_run() -> None:

@@ -36,7 +36,7 @@ def make(path, story):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("runs") / "one", Story(seconds=60))
+    return make(tmp_path_factory.mktemp("runs") / "one", Story(seconds=30, killed=None))
 
 
 def words(text):
@@ -70,14 +70,15 @@ def test_it_needs_nothing_else_and_repeats_hostile_names_as_text(folder):
 
 
 def test_a_picture_of_many_workers_stays_small(tmp_path):
-    folder = make(tmp_path / "many", Story(seconds=15, workers=40))
+    folder = make(tmp_path / "many", Story(seconds=4, workers=40))
     text = picture(load_runs([folder]))
     assert len(text) < 600_000
     box = ElementTree.fromstring(text).get("viewBox").split()
     assert float(box[3]) < 3000
 
 
-def test_the_command_writes_it_beside_the_page(folder, tmp_path, capsys):
+def test_the_command_writes_it_beside_the_page(tmp_path, capsys):
+    folder = make(tmp_path / "short", Story(workers=2, seconds=10, killed=None))
     out = tmp_path / "run.svg"
     page = ["--out", str(tmp_path / "r.html")]
     assert main(["report", str(folder), *page, "--picture", str(out)]) == ExitCode.OK

@@ -116,6 +116,10 @@ def test_a_workers_figures_agree_with_the_records(given, summary, rank):
     assert worker["batch_size"] == {"min": min(batches), "max": max(batches), "last": batches[-1]}
     assert worker["incarnations"] == (2 if rank == 4 else 1)
     assert worker["waited_s"] == pytest.approx(sum(step.waited_s for step in steps))
+    assert sum(each["seconds"] for each in worker["waited_for"]) == pytest.approx(
+        worker["waited_s"]
+    )
+    assert len({each["seconds"] for each in worker["waited_for"]}) == 1, "in equal parts"
     assert worker["sent_bytes"] == sum(link.sent_bytes for link in links)
     for link in worker["links"]:
         own = [record for record in links if record.peer == link["peer"]]
@@ -141,6 +145,20 @@ def test_the_jobs_figures_agree_with_the_records(given, summary):
     events = [record for record in given if isinstance(record, EventRecord)]
     assert summary["events"]["warnings"] == sum(event.warning for event in events)
     assert summary["events"]["reasons"]["WorkerStarted"] == STORY.workers
+
+
+def test_the_use_of_time_agrees_with_the_workers(given, summary):
+    """Ranks 0 and 1 come last in the story, but for themselves."""
+    use, workers = summary["time_use"], summary["workers"]
+    waited_s = sum(worker["waited_s"] for worker in workers)
+    compute_s = sum(worker["compute_s"] for worker in workers)
+    assert use["compute_fraction"] / use["wait_fraction"] == pytest.approx(compute_s / waited_s)
+    assert 0 < use["compute_fraction"] + use["wait_fraction"] <= 1 + 1e-9
+    fractions = {each["rank"]: each["fraction"] for each in use["waited_for"]}
+    of_0 = sum(w["waited_s"] for w in workers if w["rank"] != 0) / 2 / waited_s
+    assert fractions[0] == pytest.approx(of_0)
+    assert sum(fractions.values()) == pytest.approx(1)
+    assert list(fractions.values()) == sorted(fractions.values(), reverse=True)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -49,6 +49,34 @@ def test_every_replica_has_its_row_and_the_report_is_named(summary):
     assert "Target of 65.0 % (mean over replicas): not reached" in text
 
 
+@pytest.mark.parametrize(
+    ("wait_fraction", "fraction", "waited_s", "said"),
+    [
+        (
+            0.4,
+            0.9,
+            1.0,
+            "90.0 % of the waiting was for plant-b/large-0, which hardly waited itself",
+        ),
+        (0.4, 0.9, 90.0, "for plant-b/large-0, which waited itself, too: its messages arrive late"),
+        (0.05, 0.9, 1.0, None),
+        (0.4, 0.3, 1.0, None),
+    ],
+)
+def test_the_worker_that_others_waited_for_is_named(
+    summary, wait_fraction, fraction, waited_s, said
+):
+    """If they waited much, and for none as much."""
+    worker = {**summary["workers"][3], "name": "plant-b/large-0", "compute_s": 100.0}
+    use = {"compute_fraction": 0.5, "wait_fraction": wait_fraction,
+           "waited_for": [{"rank": 3, "fraction": fraction}]}  # fmt: skip
+    workers = [*summary["workers"][:3], {**worker, "waited_s": waited_s}]
+    text = " ".join(printed({**summary, "time_use": use, "workers": workers}).split())
+    assert f"Time: computing 50.0 %, waiting {100 * wait_fraction:.1f} %, exchange" in text
+    assert ("of the waiting was for" in text) == (said is not None)
+    assert said is None or said in text
+
+
 def test_in_eighty_columns_whole_columns_are_left_out_and_no_figure_is_cut(summary):
     text = printed(summary, width=80)
     assert "…" not in text
@@ -63,12 +91,12 @@ def test_json_output_is_one_object_and_nothing_else(summary):
     assert document["accuracy"] == summary["accuracy"]
 
 
-def test_a_run_without_a_step_has_a_table_too():
+def test_a_run_without_a_step_has_no_table():
     run = description(STORY)
     tally = RunTally(worker.rank for worker in run.workers())
     text = printed(summarise(run, tally, ending=Ending("failed", succeeded=False)))
-    assert "plant-a/small-0" in text
-    assert "—" in text
+    assert "plant-a/small-0" not in text
+    assert "Failed: failed after 0:00" in text
 
 
 def test_a_hostile_reason_is_printed_harmlessly():

@@ -1,4 +1,5 @@
-"""Transfers through shared pipes: how long they take, alone and beside others."""
+"""Transfers through shared pipes: how long they take, alone and beside others, of one worker and of
+the workers of one site."""
 
 from __future__ import annotations
 
@@ -8,11 +9,19 @@ from functools import partial
 import pytest
 
 from dlion_api.names import Rank
-from dlion_environments.plan import Conditions, Pipe, WorkerConditions, tcp_bytes_per_s
+from dlion_environments.plan import (
+    BYTES_PER_MBIT,
+    Conditions,
+    Pipe,
+    WorkerConditions,
+    tcp_bytes_per_s,
+)
 from dlion_simulator.clock import VirtualClock
 from dlion_simulator.network import WIRE_EFFICIENCY, VirtualNetwork
+from site_plans import plan_of_sites
 
 RATE = 1e6
+MBIT_PER_S = RATE / WIRE_EFFICIENCY / BYTES_PER_MBIT
 
 
 def conditions(uplink: list[float], *, cut: frozenset[Rank] = frozenset()) -> Conditions:
@@ -110,3 +119,45 @@ def test_a_transfer_that_is_given_up_never_ends_and_leaves_its_share() -> None:
     doomed = network.begin(Rank(0), Rank(2), 10**9, lambda: pytest.fail("given up"))
     clock.after(1.0, lambda: network.end(doomed))
     assert finished(network, clock, [(0, 1, 1_000_000)]) == {(0, 1): pytest.approx(1.5)}
+
+
+@pytest.mark.parametrize("links", [[(0, 2), (1, 3)], [(0, 2), (1, 2)], [(2, 0), (3, 1)]])
+def test_two_workers_of_a_site_have_half_of_its_rate_each(links: list[tuple[int, int]]) -> None:
+    clock = VirtualClock()
+    network = VirtualNetwork(clock, plan_of_sites("aabc", MBIT_PER_S).initial)
+    times = finished(network, clock, [(*link, 1_000_000) for link in links])
+    assert times == {link: pytest.approx(2.0) for link in links}
+
+
+def test_a_worker_that_sends_alone_has_all_of_its_sites_rate() -> None:
+    clock = VirtualClock()
+    network = VirtualNetwork(clock, plan_of_sites("aab", MBIT_PER_S).initial)
+    times = finished(network, clock, [(0, 2, 1_000_000), (1, 2, 500_000), (2, 0, 1_000_000)])
+    assert times[1, 2] == pytest.approx(1.0)
+    assert times[0, 2] == pytest.approx(1.5), "all that the other one left"
+    assert times[2, 0] == pytest.approx(1.0), "the other way"
+
+
+def test_traffic_inside_a_site_takes_nothing_of_its_uplink() -> None:
+    clock = VirtualClock()
+    made = plan_of_sites("aab", MBIT_PER_S, insideSites={"mbitPerS": 4 * MBIT_PER_S})
+    network = VirtualNetwork(clock, made.initial)
+    times = finished(network, clock, [(0, 1, 4_000_000), (1, 2, 1_000_000)])
+    assert times == {(0, 1): pytest.approx(1.0), (1, 2): pytest.approx(1.0)}
+
+
+def test_a_change_of_a_sites_rate_holds_for_all_its_workers() -> None:
+    clock = VirtualClock()
+    changes = [{"at": {"seconds": 1}, "betweenSitesMbitPerS": MBIT_PER_S / 2}]
+    made = plan_of_sites("aab", MBIT_PER_S, changes=changes)
+    network = VirtualNetwork(clock, made.initial)
+    clock.after(1.0, lambda: network.set_conditions(made.changes[0].conditions))
+    times = finished(network, clock, [(0, 2, 1_000_000), (1, 2, 1_000_000)])
+    assert times == {(0, 2): pytest.approx(3.0), (1, 2): pytest.approx(3.0)}
+
+
+def test_with_a_rate_for_each_link_the_workers_of_a_site_share_nothing() -> None:
+    clock = VirtualClock()
+    network = VirtualNetwork(clock, plan_of_sites("aab", MBIT_PER_S, linkShape="perPeer").initial)
+    times = finished(network, clock, [(0, 2, 1_000_000), (1, 2, 1_000_000)])
+    assert times == {(0, 2): pytest.approx(1.0), (1, 2): pytest.approx(1.0)}

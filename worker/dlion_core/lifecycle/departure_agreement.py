@@ -7,7 +7,8 @@ them. Until then the survivor may compute, but it does not complete a step that 
 worker's contribution.
 
 A survivor that is still linked with the lost worker answers when it loses the link as well. If the
-worker evidently trains on, only the asker's link is down: then it answers at once.
+worker evidently trains on, only the asker's link is down: then it answers at once. It also waits
+for the answers of those that the asker has lost since: what they forward would not reach the asker.
 
 Events of a worker that returns meanwhile are withheld until the others agree.
 
@@ -138,6 +139,8 @@ class DepartureAgreement:
         self._lost: dict[Rank, _LostWorker] = {}
         self._requests: dict[Rank, dict[Rank, _Request]] = {}
         """Open requests: by lost worker, then by asker."""
+        self._lost_by: dict[Rank, dict[Rank, int]] = {}
+        """The workers that each peer has asked about, with its own last step then."""
 
     @property
     def is_pending(self) -> bool:
@@ -166,6 +169,7 @@ class DepartureAgreement:
 
     def _left(self, rank: Rank) -> None:
         self._training.discard(rank)
+        self._lost_by.pop(rank, None)
         for requests in self._requests.values():
             requests.pop(rank, None)
         if rank in self._lost:  # it returned and left again
@@ -174,7 +178,8 @@ class DepartureAgreement:
         self._lost[rank] = _LostWorker()
         # Ask about the others again, too: the survivor that has just left may have forwarded their
         # steps to some peers only.
-        for each in self._lost:
+        # First about the one that has just left: so peers know whose forwards this worker misses.
+        for each in (rank, *(self._lost.keys() - {rank})):
             self._ask(each)
         self._answer()
         self._settle()
@@ -220,6 +225,7 @@ class DepartureAgreement:
                     missed = MissedSteps.decode(message.payload)
                     request = _Request(missed, own_step=message.iteration)
                     self._requests.setdefault(missed.rank, {})[sender] = request
+                    self._lost_by.setdefault(sender, {})[missed.rank] = request.own_step
                     self._answer()
                 case MessageKind.FORWARDED_STEP:
                     self._take_forwarded(decode_forwarded_step(message))
@@ -248,16 +254,33 @@ class DepartureAgreement:
     def _may_send_more(self, rank: Rank, asker: Rank, request: _Request) -> bool:
         """Whether steps that `rank` made with the asker's contributions may still arrive here."""
         if rank not in self._training:
-            return False
+            return self._awaits_for(rank, asker)
         # Only their link is down if it lost the asker, too, or made a step that needed one of the
         # asker's steps after its last.
-        is_cut = rank in self._requests.get(asker, {})
+        is_cut = asker in self._lost_of(rank)
         return not is_cut and self._last[rank] <= request.own_step + 1
+
+    def _awaits_for(self, rank: Rank, asker: Rank) -> bool:
+        """Whether a peer that the asker has lost may still forward steps of `rank` here.
+
+        It waits only where its own losses are among those of the asker, which makes circles rare:
+        they take several broken links and an outdated `_lost_by`.
+        """
+        theirs = self._lost_of(asker)
+        lost = self._lost.get(rank)
+        return lost is not None and self._lost.keys() <= theirs and bool(lost.awaited & theirs)
+
+    def _lost_of(self, peer: Rank) -> set[Rank]:
+        """What that peer has asked about and still misses: it has completed no step since."""
+        last = self._last.get(peer, 0)
+        asked = self._lost_by.get(peer, {})
+        return {rank for rank, own_step in asked.items() if last <= own_step + 1}
 
     def _take_answer(self, sender: Rank, answer: MissedSteps) -> None:
         lost = self._lost.get(answer.rank)
         if lost is not None and lost.round == answer.round:
             lost.awaited.discard(sender)
+            self._answer()
             self._settle()
 
     def _take_forwarded(self, arrived: MessageArrived) -> None:
@@ -269,8 +292,10 @@ class DepartureAgreement:
 
     def _settle(self) -> None:
         """Pass on the losses that are agreed on, and what was withheld since."""
+        self._answer()
         for rank in [rank for rank, lost in self._lost.items() if not lost.awaited]:
             lost = self._lost.pop(rank)
             self._process(MemberLeft(rank))
             for event in lost.withheld:
                 self.handle(event)
+        self._answer()

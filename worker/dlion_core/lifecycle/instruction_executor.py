@@ -30,13 +30,14 @@ from dlion_core.policies.interface import (
     MessageKind,
     RejectMessage,
     ReplaceWeights,
-    ReportPlan,
+    ReportEvent,
     SendMessage,
     SendWeights,
     UpdateApplied,
     WithholdUpdate,
 )
 from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.policies.partitions.version_vector import merge_text
 
 MAX_SQUARED_NORM = 1e18
 """Larger norms are not reported: the record's limit, and no useful gradient."""
@@ -163,10 +164,8 @@ class InstructionExecutor:
                 self._replica.withhold(update_D)
             case RejectMessage(peer=peer, reason=reason):
                 self._refuse(peer, reason, self.progress.iteration)
-            case ReportPlan(text=text):
-                self._reporter.event(
-                    EventReason.ROUNDS_PLANNED, text, iteration=self.progress.iteration
-                )
+            case ReportEvent(reason=reason, text=text):
+                self._reporter.event(reason, text, iteration=self.progress.iteration)
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()
@@ -194,15 +193,7 @@ class InstructionExecutor:
     def _fold(self, fold: MergeReplicas) -> None:
         samples = fold.own_samples + fold.their_samples
         self._replica.blend(fold.weights_D, fold.their_samples / samples, fold.since_D)
-        message = (
-            f"merged with worker {fold.sender}, weighted by the samples since the split: "
-            f"{fold.own_samples:,} samples here, {fold.their_samples:,} there"
-        )
-        if not fold.own_samples:
-            message = (
-                f"adopted worker {fold.sender}'s weights, which contain all of these and "
-                f"{fold.their_samples:,} more samples"
-            )
+        message = merge_text([fold.sender], fold.own_samples, fold.their_samples)
         self._reporter.event(
             EventReason.FOLDED_TOGETHER, message, iteration=self.progress.iteration
         )

@@ -22,6 +22,9 @@ from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone
 from dlion_core.policies.iteration_guard import IterationGuard
 
+MAX_AWAITED = 8
+"""Peers that a record names: usually one comes last."""
+
 
 class StepPhase(Enum):
     """Where a worker is in its cycle."""
@@ -125,6 +128,8 @@ class StepCycle:
         self._iteration = 0
         self._loss, self.local_batch_size = 0.0, 0
         self._iteration_s = 0.0
+        self._awaited: frozenset[Rank] = frozenset()
+        """The peers that this step has waited for last."""
 
     @property
     def lacks_quorum(self) -> bool:
@@ -155,10 +160,11 @@ class StepCycle:
         if self.phase is StepPhase.OPEN:
             if self.dispatcher.departures.is_pending and over() is not None:
                 self.dispatcher.departures.release()
-            if not self._parts.machine.waiting_for():
+            if not (awaited := self._parts.machine.waiting_for()):
                 self._enter(StepPhase.IDLE)
                 self._undo.end_step()
                 return EndStep()
+            self._awaited = awaited
             if not (gives_up() or self._is_cut_off(over)):
                 return WaitForEvents()
             self._abandon()
@@ -167,7 +173,8 @@ class StepCycle:
         gate = self.dispatcher.quorum_gate
         if not gate.may_step():
             return Rejoin() if gate.is_behind else WaitForEvents()
-        if self._parts.machine.waiting_for():  # messages from before the first step may require it
+        if awaited := self._parts.machine.waiting_for():
+            self._awaited = awaited  # messages from before the first step may require it, too
             return WaitForEvents()
         return self._begin_step()
 
@@ -283,8 +290,10 @@ class StepCycle:
                 samples=progress.own_samples,
                 weights_hash=weights_hash,
                 epochs=progress.epochs(training_set_samples),
+                waited_for=tuple(sorted(self._awaited)[:MAX_AWAITED]),
             )
         )
+        self._awaited = frozenset()
 
     def timing(
         self,

@@ -55,16 +55,20 @@ def stop_reason(stop: Stop, progress: JobProgress, *, training_set_samples: int)
 
 
 class EvaluationSchedule:
-    """Decides when to evaluate: after every further `every_samples` of the job."""
+    """Decides when to evaluate: after every further `every_samples` of the job.
+
+    An evaluation that is due within a round of local steps waits for the round's end, but no longer
+    than an interval. All replicas have the same weights there, so one evaluation is that of all.
+    """
 
     def __init__(self, every_samples: int, *, done_samples: int = 0) -> None:
         self._every = every_samples
         self._done = done_samples // every_samples
 
-    def due(self, job_samples: int) -> bool:
+    def due(self, job_samples: int, *, is_mid_round: bool = False) -> bool:
         """True once per interval; several intervals passed at once count as one."""
         reached = job_samples // self._every
-        if reached <= self._done:
+        if reached <= self._done + is_mid_round:
             return False
-        self._done = reached
+        self._done = reached - is_mid_round
         return True

@@ -286,7 +286,7 @@ def parameters_of(
             message=f"policy {spec.exchange.policy}{' with a server' * has_server} does not work"
             " on it",
             value=spec.exchange.topology,
-            allowed=", ".join(topologies),
+            allowed=f"{', '.join(topologies)}, or a policy that works on it, such as dlion",
             line=(lines or {}).get("spec.exchange.topology"),
         )
         raise SpecError([problem], source=source)

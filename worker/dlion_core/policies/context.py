@@ -1,10 +1,11 @@
 """The values that `factory` passes to every policy."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank
 from dlion_api.spec import Spec
+from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
 from dlion_core.policies.interface import Layout, ReplicaView
 from dlion_core.topology.topology import CLUSTERED, graph_of
@@ -36,6 +37,14 @@ class PolicyContext:
     def neighbours(self) -> frozenset[Rank]:
         """Neighbours of this worker; no other worker is ever a member."""
         return self.graph[self.rank]
+
+    @property
+    def possible_ranks(self) -> Collection[int]:
+        """Every worker that may ever be named in a message."""
+        if not self.grows:
+            return frozenset(self.ranks)
+        groups = sum(len(site.groups) for site in self.spec.sites)
+        return range(MAX_WORKERS_PER_GROUP * groups)  # `dlion_api.spec.ranks`
 
     @property
     def exchanges_with_all(self) -> bool:

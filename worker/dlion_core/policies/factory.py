@@ -18,12 +18,11 @@ from dlion_core.policies.gradient.gradient_selectors import GradientSelector
 from dlion_core.policies.interface import Layout, PolicyMachine, ReplicaView
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.partitions.partition_merge import PartitionMerge
-from dlion_core.policies.partitions.version_vector import VERSION_VECTOR_STATE
+from dlion_core.policies.partitions.version_vector import (
+    MERGE_ITERATIONS,
+    VERSION_VECTOR_STATE,
+)
 from dlion_core.policies.plugin_guards import GuardedSelector, build_guarded
-
-MERGE_ITERATIONS = 10
-"""A returned peer's samples cause a merge only above this many iterations of all workers. Below,
-the link was down for a moment, and the loss is like that of a superseded gradient."""
 
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Maximum bytes besides a model's values: a version vector (12 bytes for each of five thousand

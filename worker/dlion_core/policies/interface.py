@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 
 Flat = NDArray[np.float32]
 """Flat float32 vector over all trainable variables, shape [D]."""
@@ -281,9 +282,10 @@ class RejectMessage:
 
 
 @dataclass(frozen=True)
-class ReportPlan:
-    """Report as an event what the policy has chosen, and why."""
+class ReportEvent:
+    """Report what the policy has done, and why."""
 
+    reason: EventReason
     text: str
 
 
@@ -297,7 +299,7 @@ Instruction = (
     | SendWeights
     | WithholdUpdate
     | RejectMessage
-    | ReportPlan
+    | ReportEvent
 )
 
 

@@ -23,6 +23,7 @@ from dlion_core.policies.interface import (
     RejectMessage,
     Value,
 )
+from dlion_core.policies.weights.local_rounds import LocalRounds
 
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
@@ -69,6 +70,11 @@ class IterationGuard:
 
     def next_iteration(self) -> int:
         return self.machine.next_iteration()
+
+    @property
+    def is_mid_round(self) -> bool:
+        """Whether the weights are those of local steps that the end of a round replaces."""
+        return isinstance(self.machine, LocalRounds) and self.machine.is_mid_round
 
     def state(self) -> dict[str, Value]:
         return self.machine.state()

@@ -57,13 +57,13 @@ def no_adaptive_optimizer(
     Its step must be proportional to the gradient. Adam's is not: n shares would make n full steps.
     """
     optimizer = spec.trainer.optimizer
-    if optimizer.name != "adam" or len(ranks) == 1:
+    if optimizer.name == "sgd" or len(ranks) == 1:
         return []
     return [
         Problem(
             path="spec.trainer.optimizer.name",
             message=f"policy {spec.exchange.policy} applies each worker's share of a gradient by"
-            " itself, and a step of adam is as large for a share as for the whole",
+            " itself, and a step of another optimizer than sgd need not be proportional to it",
             value=optimizer.name,
             allowed="sgd",
         )
@@ -102,7 +102,8 @@ def single_momentum(
     optimizer, momentum = spec.trainer.optimizer, parameters.momentum
     if not momentum or (optimizer.name == "sgd" and not optimizer.momentum):
         return []
-    theirs = optimizer.momentum if optimizer.name == "sgd" else optimizer.beta1
+    momenta = {"sgd": optimizer.momentum, "adam": optimizer.beta1}
+    theirs = momenta.get(optimizer.name, "unknown")
     return [
         _problem(
             "momentum",

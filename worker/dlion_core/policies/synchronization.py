@@ -59,11 +59,12 @@ class Synchronizer:
         self._is_held = False
         """Whether the next local step waits for peers."""
         self._peers: dict[Rank, _SyncPeer] = {}
+        """In rank order."""
 
     @property
     def active(self) -> list[Rank]:
         """Members except this worker, in rank order."""
-        return sorted(self._peers)
+        return list(self._peers)
 
     def finished(self, rank: Rank) -> int:
         """Return the last iteration that the member is known to have finished."""
@@ -71,7 +72,7 @@ class Synchronizer:
 
     def in_step(self) -> list[Rank]:
         """Return the members that are waited for, in rank order."""
-        return [rank for rank in self.active if self._peers[rank].in_step]
+        return [rank for rank, peer in self._peers.items() if peer.in_step]
 
     def waiting_for(self) -> frozenset[Rank]:
         """Return the lagging peers if they block this worker."""
@@ -109,6 +110,7 @@ class Synchronizer:
 
     def joined(self, rank: Rank, iteration: int) -> None:
         self._peers[rank] = _SyncPeer(finished=iteration, in_step=not self.stepped)
+        self._peers = dict(sorted(self._peers.items()))
         self._release_if_enough_keep_up()
 
     def left(self, rank: Rank) -> None:

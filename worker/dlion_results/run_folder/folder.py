@@ -40,6 +40,7 @@ from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, i
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.resume_checks import CHECKPOINTS, check_resumable
 from dlion_results.run_folder.storage import (
+    PROGRAM_ROOT,
     AppendedFile,
     StorageError,
     drop_partial_line,
@@ -56,7 +57,6 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
 TENSORBOARD = "tensorboard"
-PROGRAM_ROOT = "state/program_root"
 
 _log = logging.getLogger(__name__)
 
@@ -64,14 +64,6 @@ _log = logging.getLogger(__name__)
 def default_folder(job_name: str, now: datetime) -> Path:
     """The default folder of a run: `runs/<job>-<YYYYmmdd-HHMMSS>`."""
     return Path("runs") / f"{job_name}-{now:%Y%m%d-%H%M%S}"
-
-
-def stored_program_root(folder: Path) -> Path | None:
-    """The folder of the manifest that a run was started with; None if `folder` is not a run's."""
-    try:
-        return Path(os.fsdecode((folder / PROGRAM_ROOT).read_bytes()))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 class ResultFolder:

@@ -14,6 +14,9 @@ from pathlib import Path
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import DLionError
 
+PROGRAM_ROOT = "state/program_root"
+"""File of a result folder: the folder of the manifest that the run was started with."""
+
 
 class StorageError(DLionError, OSError):
     """A disk is full or a folder is not writable; processes end with `ExitCode.STORAGE`."""
@@ -101,3 +104,11 @@ def drop_partial_line(path: Path, *, longest_line_bytes: int) -> None:
         tail = stream.read()
         if tail and not tail.endswith(b"\n"):
             stream.truncate(start + tail.rfind(b"\n") + 1)
+
+
+def stored_program_root(folder: Path) -> Path | None:
+    """The folder of the manifest that a run was started with; None if `folder` is not a run's."""
+    try:
+        return Path(os.fsdecode((folder / PROGRAM_ROOT).read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -5,6 +5,7 @@ Used by `folder` at the end of a run and by `report`.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -79,6 +80,7 @@ def summarise(
         "models": [_model(model) for model in models],
         "time_s": tally.end_s,
         **_totals(workers),
+        "time_use": _time_use(workers),
         "accuracy": _accuracy(workers, models),
         "target": level_reached(workers, target) if target else None,
         "levels": [level_reached(workers, level) for level in LEVELS],
@@ -148,6 +150,29 @@ def _totals(workers: Sequence[WorkerTally]) -> Json:
         "exchange_cpu_fraction": (
             sum(worker.exchange_cpu_s for worker in workers) / cpu_s if cpu_s > 0 else None
         ),
+    }
+
+
+def _time_use(workers: Sequence[WorkerTally]) -> Json | None:
+    """How all workers spent their time, and for which peers they waited; None without a step."""
+    trained = [worker for worker in workers if worker.steps]
+    span_s = sum(worker.last_step_s - worker.started_s for worker in trained)
+    if span_s <= 0:
+        return None
+    computed_s = sum(worker.compute_s for worker in trained)
+    waited_s = sum(worker.waited_s for worker in trained)
+    waited_for_s: dict[int, float] = defaultdict(float)
+    for worker in trained:
+        for rank, seconds in worker.waited_for_s.items():
+            waited_for_s[rank] += seconds
+    return {
+        "compute_fraction": min(1.0, computed_s / span_s),
+        "wait_fraction": min(1.0, waited_s / span_s),
+        "waited_for": [
+            {"rank": rank, "fraction": min(1.0, seconds / waited_s)}
+            for rank, seconds in sorted(waited_for_s.items(), key=lambda item: (-item[1], item[0]))
+            if seconds > 0
+        ],
     }
 
 
@@ -239,6 +264,10 @@ def _worker(job: Job, worker: WorkerTally) -> Json:
         },
         "compute_s": worker.compute_s,
         "waited_s": worker.waited_s,
+        "waited_for": [
+            {"peer": peer, "seconds": seconds}
+            for peer, seconds in sorted(worker.waited_for_s.items())
+        ],
         "cpu_s": worker.cpu_s,
         "exchange_cpu_s": worker.exchange_cpu_s,
         "sent_bytes": worker.sent_bytes,

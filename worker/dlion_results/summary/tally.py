@@ -90,6 +90,8 @@ class WorkerTally:
     batch_last: int = 0
     compute_s: float = 0.0
     waited_s: float = 0.0
+    waited_for_s: dict[int, float] = field(default_factory=dict)
+    """That by the peers that came last, in equal parts."""
     cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
     best_accuracy: float = math.nan
@@ -128,6 +130,9 @@ class WorkerTally:
         self.last_loss = record.loss
         self.compute_s += record.compute_s
         self.waited_s += record.waited_s
+        for peer in record.waited_for:
+            part_s = record.waited_s / len(record.waited_for)
+            self.waited_for_s[peer] = self.waited_for_s.get(peer, 0.0) + part_s
         self.cpu_s += record.cpu_s
         self.exchange_cpu_s += record.exchange_cpu_s
         if math.isfinite(record.loss):

@@ -67,6 +67,8 @@ class RecordedConditions:
     """Cost of each byte sent or received, by worker; empty if bytes cost nothing."""
     began_s: float
     """Start of the first step on the records' clock: the plan's time 0."""
+    trained_s: float
+    """From then to the last step."""
     unknown_links: tuple[Link, ...]
     """Links without a measured rate: the plan does not limit them."""
 
@@ -154,6 +156,8 @@ def recorded_plan(
         exchange_core_s=speeds.exchange_core_s,
         exchange_core_s_per_byte=speeds.exchange_core_s_per_byte,
         began_s=began_s,
+        trained_s=max(step.time_s for steps in observations.steps.values() for step in steps)
+        - began_s,
         unknown_links=tuple(link for link in links if link not in rates),
     )
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dlion_api.spec import Job, Optimizer
 from dlion_worker.training import datasets, programs, threads
+from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
-from dlion_worker.training.optimizer import FlatOptimizer
 
 RANDOM_SHAPE, RANDOM_CLASSES = (32, 32, 3), 10
 
@@ -24,14 +24,7 @@ def job_step(job: Job, *, data_root: Path, program_root: Path) -> Callable[[int]
     trainer, identity = job.spec.trainer, job.workers()[0]
     program = programs.load(trainer.program, directory=program_root)
     data = datasets.load(job, identity, program=program, data_root=data_root)
-    model = FlatModel(
-        program,
-        input_shape=data.input_shape,
-        class_count=data.class_count,
-        seed=trainer.seed,
-        freeze=trainer.freeze,
-        input_dtype=data.input_dtype,
-    )
+    model = FlatModel.of_data(program, data, trainer)
     stream = datasets.BatchStream(data, seed=trainer.seed, rank=identity.rank)
     return _step(model, trainer.optimizer, stream.next)
 
@@ -57,7 +50,7 @@ def _step(
     optimizer_spec: Optimizer,
     batch: Callable[[int], tuple[NDArray[np.generic], NDArray[np.int32]]],
 ) -> Callable[[int], None]:
-    optimizer = FlatOptimizer(optimizer_spec, model.layout.size)
+    optimizer = make_optimizer(model, optimizer_spec)
     weights_D = model.weights_D.copy()
 
     def step(samples: int) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlion_api.errors import DLionError
+from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted:
         return ExitCode.INTERRUPTED
     except DLionError as error:
+        if isinstance(error, ProgramError) and error.__cause__ is not None:
+            # A record of its own, as the runner reports the whole text of the last error.
+            _LOG.warning("traceback of the program", exc_info=error.__cause__)
         _LOG.error("%s", error)
         return error.exit_code
     except OSError as error:

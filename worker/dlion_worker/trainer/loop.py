@@ -72,6 +72,10 @@ WAIT_SLICE_S = 0.2
 STOPPED_PEER_WAIT_S = 2.0
 """How long a peer that has stopped may still deliver outstanding messages."""
 
+FINISH_ROUND_WITHIN_S = 2.0
+"""How long a worker that the coordinator asks to stop goes on to the end of its round of local
+steps. All replicas are equal there, and one evaluation is that of all."""
+
 
 @dataclass
 class TrainerComponents:
@@ -149,6 +153,7 @@ class TrainingLoop:
         self._quota = QuotaWatch()
         self._silent_s = 0.0
         """How long nothing came while only stopped peers were awaited."""
+        self._finish_round_by_s: float | None = None
         self._trained_before_s = progress.trained_s
         self._began_s = time.monotonic()
         self._clock = self._new_clock()
@@ -208,7 +213,7 @@ class TrainingLoop:
 
     def _iterate(self) -> str | None:
         while True:
-            match self._cycle.next(self._over, gives_up=self._gives_up):
+            match self._cycle.next(self._over_after_round, gives_up=self._gives_up):
                 case EndRun(reason):
                     return reason
                 case Rejoin():
@@ -266,16 +271,30 @@ class TrainingLoop:
         return self._trained_before_s + time.monotonic() - self._began_s
 
     def _over(self) -> str | None:
+        return self._parts.inbox.stop_reason or self._external_stop() or self._own_limit()
+
+    def _own_limit(self) -> str | None:
         self.progress.trained_s = self._trained_s()
-        return (
-            self._parts.inbox.stop_reason
-            or self._external_stop()
-            or stop_reason(
-                self._parts.job.spec.trainer.stop,
-                self.progress,
-                training_set_samples=self._training_set_samples(),
-            )
+        return stop_reason(
+            self._parts.job.spec.trainer.stop,
+            self.progress,
+            training_set_samples=self._training_set_samples(),
         )
+
+    def _over_after_round(self) -> str | None:
+        """As `_over`, but the coordinator's request waits for the end of a round that is near."""
+        reason = self._over()
+        if reason is None or self._own_limit() or not self._may_finish_round():
+            return reason
+        now_s = time.monotonic()
+        if self._finish_round_by_s is None:
+            self._finish_round_by_s = now_s + FINISH_ROUND_WITHIN_S
+        return None if now_s < self._finish_round_by_s else reason
+
+    def _may_finish_round(self) -> bool:
+        """Whether this worker is within a round, and no peer and no signal has ended it."""
+        is_ended = self._parts.inbox.stop_reason or self._interrupted() or self.lacks_quorum
+        return self._parts.machine.is_mid_round and not is_ended
 
     def _training_set_samples(self) -> int:
         return self._samples(self._cycle.local_batch_size > 0)

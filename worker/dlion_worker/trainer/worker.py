@@ -17,7 +17,7 @@ from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_core.lifecycle.admission import Admission
-from dlion_core.lifecycle.reporting import EvaluatedSnapshot, Reporter
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot, EvaluationResult, Reporter
 from dlion_core.lifecycle.stopping import EvaluationSchedule, JobProgress
 from dlion_core.links.events import StateSnapshot
 from dlion_core.links.link_budget import QueueRule
@@ -25,6 +25,7 @@ from dlion_core.policies import factory
 from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages_must_arrive
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
+from dlion_worker.evaluator.final_evaluations import FinalEvaluations
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
@@ -45,8 +46,8 @@ from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.evaluation import Evaluator
+from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel, Snapshot
-from dlion_worker.training.optimizer import FlatOptimizer
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
@@ -146,7 +147,7 @@ class Worker:
         if trainer.start_from:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
-        optimizer = FlatOptimizer(local_optimizer(self._job.spec), model.layout.size)
+        optimizer = make_optimizer(model, local_optimizer(self._job.spec))
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
         self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(
@@ -171,6 +172,7 @@ class Worker:
             max_samples=trainer.evaluation.max_samples,
             on_result=partial(self._reporter.evaluation, final=False),
             on_error=self._evaluation_failed,
+            elsewhere=self._final_evaluation,
         )
         self._closing.callback(self._evaluator.close)
 
@@ -320,7 +322,8 @@ class Worker:
         return self._signals.reason or self._coordination.stop_reason()
 
     def _after_step(self, progress: JobProgress) -> None:
-        if self._schedule.due(progress.job_samples):
+        is_mid_round = self._machine.is_mid_round
+        if self._schedule.due(progress.job_samples, is_mid_round=is_mid_round):
             self._evaluate()
         if self._saving.checkpointer.due():
             self._saving.save()
@@ -379,6 +382,14 @@ class Worker:
     def _evaluated(self, tag: Any, snapshot: Snapshot) -> EvaluatedSnapshot:
         check = self._signals.check
         return self._evaluator.evaluate_all(tag, snapshot=snapshot, between_batches=check)
+
+    def _final_evaluation(self, key: str, snapshot: Snapshot) -> EvaluationResult | None:
+        """Ask the run's evaluator process, if there is one."""
+        if not self._config.snapshots_dir:
+            return None
+        final = FinalEvaluations(Path(self._config.snapshots_dir))
+        state_S = self._replica.model.get_state(snapshot)
+        return final.evaluate(key, snapshot.weights_D, state_S, between_polls=self._signals.check)
 
     def _accuracy_of(self, own: Future[Any], state: TrainingState) -> float:
         wait([own])  # it may be of the same weights

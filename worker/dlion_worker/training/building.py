@@ -1,12 +1,43 @@
-"""Builds the program's Keras model from the seed, and validates it."""
+"""Builds the program's Keras model from the seed, and its inputs from NumPy batches.
 
+A batch of records, of several inputs or targets, is a dict of tensors.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.errors import ProgramError
 from dlion_worker.training.framework import keras, tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+
+_SAMPLES = 16
+"""Enough to tell probabilities from logits."""
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A Keras model with a few samples and its outputs for them."""
+
+    keras_model: Any
+    samples: Any
+    outputs: Any
+
+    def outputs_with_weights(self, factor: float) -> Any:
+        """The outputs if the weights were that many times as large."""
+        model = self.keras_model
+        outputs, _ = model.stateless_call(
+            [factor * tf.convert_to_tensor(each) for each in model.trainable_variables],
+            list(model.non_trainable_variables),
+            self.samples,
+            **call_arguments(model, training=False),
+        )
+        return as_float32(outputs)
 
 
 def build_model(
@@ -15,11 +46,9 @@ def build_model(
     class_count: int,
     seed: int,
     input_dtype: np.dtype[Any],
-) -> Any:
-    """Build and validate the Keras model; the same seed gives the same initial values.
-
-    Raises: ProgramError.
-    """
+) -> BuiltModel:
+    """Build the Keras model; the same seed gives the same initial values. Raises: ProgramError."""
+    samples = few_samples(input_shape, input_dtype)
     keras.backend.clear_session()  # layer names are numbered from zero on every worker
     keras.utils.set_random_seed(seed % 2**32)
     with user_code(program, "build_model()", "It takes nothing and returns a keras.Model"):
@@ -29,31 +58,79 @@ def build_model(
             f"program {program.name}: build_model() must return a keras.Model "
             f"(given: {type(model).__name__})"
         )
-    dtype = np.float32 if input_dtype == np.uint8 else input_dtype
+    shape = (
+        {name: list(each.shape[1:]) for name, each in samples.items()}
+        if isinstance(samples, dict)
+        else list(input_shape)
+    )
     with user_code(
         program,
-        f"calling the model on a sample of shape {list(input_shape)}",
+        f"calling the model on a sample of shape {shape}",
         "The model's input must have the shape of the data, without the batch dimension",
     ):
-        logits = model(tf.zeros((1, *input_shape), tf.as_dtype(dtype)), training=False)
-        shape = tuple(logits.shape)
-    if len(shape) < 2 or shape[-1] < class_count:
-        raise ProgramError(
-            f"program {program.name}: the model's output has the wrong shape (given: "
-            f"{list(shape)} for one sample; allowed: one logit for each of {class_count} classes)"
-        )
-    _reject_softmax(program, model)
-    return model
+        outputs = as_float32(model(samples, **call_arguments(model, training=False)))
+    return BuiltModel(model, samples, outputs)
 
 
-def _reject_softmax(program: TrainingProgram, model: Any) -> None:
-    """Reject probabilities in place of logits: they train slowly and badly without an error."""
-    if program.loss is not None or not model.layers:
-        return
-    last = model.layers[-1]
-    is_softmax = getattr(last, "activation", None) is keras.activations.softmax
-    if is_softmax or isinstance(last, keras.layers.Softmax):
-        raise ProgramError(
-            f"program {program.name}: the model ends in a softmax; its output must be logits. "
-            f"Remove the activation of layer {last.name!r}, or define your own loss"
+def call_arguments(model: Any, *, training: bool) -> dict[str, bool]:
+    """Keras passes `training` to models whose `call` takes it, and to no others."""
+    parameters = inspect.signature(model.call).parameters.values()
+    takes = any(each.name == "training" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return {"training": training} if takes else {}
+
+
+def as_float32(outputs: Any) -> Any:
+    """Outputs in float32; probabilities keep the logits that Keras made them from."""
+
+    def cast(each: Any) -> Any:
+        if each is None:
+            return None
+        single = tf.cast(each, tf.float32)
+        if (logits := getattr(each, "_keras_logits", None)) is not None:
+            single._keras_logits = tf.cast(logits, tf.float32)  # noqa: SLF001 - read by Keras' losses
+        return single
+
+    return tf.nest.map_structure(cast, outputs)
+
+
+def tensors(batch_B: NDArray[Any]) -> Any:
+    if (names := batch_B.dtype.names) is None:
+        return tf.convert_to_tensor(batch_B)
+    return {name: tf.convert_to_tensor(np.ascontiguousarray(batch_B[name])) for name in names}
+
+
+def specs(batch_B: NDArray[Any]) -> Any:
+    """Types and shapes of `tensors(batch_B)`; its batch dimension is open."""
+    if (names := batch_B.dtype.names) is None:
+        return tf.TensorSpec([None, *batch_B.shape[1:]], tf.as_dtype(batch_B.dtype))
+    return {name: specs(batch_B[name]) for name in names}
+
+
+def value_count(batch_B: NDArray[Any]) -> int:
+    """Values of one sample."""
+    if (names := batch_B.dtype.names) is None:
+        return math.prod(batch_B.shape[1:])
+    return sum(value_count(batch_B[name]) for name in names)
+
+
+def few_samples(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Random samples, as a model gets them; integers are 0 or 1, as they may be indices."""
+    random = np.random.default_rng(1)
+    batch = np.zeros((_SAMPLES, *shape), dtype)
+    for array in [batch[name] for name in dtype.names] if dtype.names else [batch]:
+        is_float = array.dtype.kind == "f"
+        highest = 255 if array.dtype == np.uint8 else 1
+        shape = array.shape
+        array[...] = (
+            random.normal(size=shape) if is_float else random.integers(0, highest + 1, shape)
         )
+    return scaled(tensors(batch))
+
+
+def scaled(inputs: Any) -> Any:
+    """Pixels (uint8) as floats in 0..1; others unchanged."""
+
+    def scale(each: Any) -> Any:
+        return tf.cast(each, tf.float32) * (1.0 / 255.0) if each.dtype == tf.uint8 else each
+
+    return tf.nest.map_structure(scale, inputs)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlion_core.lifecycle.reporting import EvaluatedSnapshot
+from dlion_core.lifecycle.reporting import EvaluatedSnapshot, EvaluationResult
 from dlion_core.policies.interface import Flat
 from dlion_worker.training.model import FlatModel, Snapshot
 
@@ -43,11 +43,17 @@ class Evaluator:
         max_samples: int,
         on_result: Callable[[EvaluatedSnapshot], object] = lambda _result: None,
         on_error: Callable[[Exception], None] = lambda _error: None,
+        elsewhere: Callable[[str, Snapshot], EvaluationResult | None] = lambda _key, _snapshot: (
+            None
+        ),
     ) -> None:
+        """`elsewhere` is asked first for the result on all samples, with the snapshot's hash; it
+        returns None if there is no other evaluator."""
         self._model = model
         self._x, self._y = x, y
         self._seed = seed
         self._on_result, self._on_error = on_result, on_error
+        self._elsewhere = elsewhere
         self._subset = evaluated_subset(len(x), seed=seed, max_samples=max_samples)
         self._lock = threading.Lock()
         self._waiting: tuple[Any, Snapshot] | None = None
@@ -128,9 +134,12 @@ class Evaluator:
             known = self._remembered.get(key)
         if known is not None:
             return replace(known, tag=tag)
-        subset = slice(None) if is_whole else self._subset
-        x, y = self._x[subset], self._y[subset]
-        evaluation = self._model.evaluate(x, y, snapshot=snapshot, between_batches=between_batches)
+        evaluation = self._elsewhere(key[0], snapshot) if is_whole else None
+        if evaluation is None:
+            subset = slice(None) if is_whole else self._subset
+            evaluation = self._model.evaluate(
+                self._x[subset], self._y[subset], snapshot=snapshot, between_batches=between_batches
+            )
         weights_D = snapshot.weights_D
         result = EvaluatedSnapshot(
             tag=tag,

@@ -1,9 +1,11 @@
 """Imports TensorFlow and Keras for `dlion_worker.training`, without unused costs."""
 
 import gc
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -39,7 +41,41 @@ def _never_collected() -> Iterator[None]:
             gc.enable()
 
 
-with _without("matplotlib", "sklearn"), _never_collected():
+@contextmanager
+def _without_information() -> Iterator[None]:
+    """Leave out what TensorFlow's C++ code logs as information.
+
+    It does so before it reads TF_CPP_MIN_LOG_LEVEL. The filter is a process of its own, so that the
+    last words of an import that aborts are not lost (of a CPU without the instructions, say).
+    """
+    if os.getpid() == 1:  # its end would end the filter first
+        yield
+        return
+    try:
+        os.fstat(2)
+        passed = subprocess.Popen(
+            ["sed", "-u", "-E", "/^(I0000 |WARNING: All log messages before absl)/d"],
+            stdin=subprocess.PIPE,
+            stdout=2,
+            start_new_session=True,
+        )
+    except OSError:  # no sed, or no standard error
+        yield
+        return
+    assert passed.stdin is not None
+    kept = os.dup(2)
+    os.dup2(passed.stdin.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        passed.stdin.close()
+        with suppress(subprocess.TimeoutExpired):  # another thread's process may hold the pipe
+            passed.wait(timeout=1.0)
+
+
+with _without("matplotlib", "sklearn"), _never_collected(), _without_information():
     import keras
     import tensorflow as tf
 

@@ -26,13 +26,26 @@ from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_core.policies.interface import Flat
-from dlion_worker.training.building import build_model
+from dlion_worker.training.building import (
+    as_float32,
+    build_model,
+    call_arguments,
+    scaled,
+    specs,
+    tensors,
+    value_count,
+)
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.framework import tf
 from dlion_worker.training.programs.program import TrainingProgram, user_code
+from dlion_worker.training.scoring import Scoring, Sums
 from dlion_worker.training.variables import ModelVariables
 
 _ALIGNMENT_BYTES = 64  # TensorFlow copies memory with a smaller alignment
+_MIN_EVALUATED, _MAX_EVALUATED = 64, 256
+"""Samples of a batch that is evaluated. A larger one takes less CPU per sample, and more memory."""
+_EVALUATED_VALUES = 2**20
+"""Values of such a batch, at most, if there are more than `_MIN_EVALUATED` samples."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +84,15 @@ class FlatModel:
         rank: int = 0,
         freeze: Sequence[str] = (),
         input_dtype: np.dtype[Any] | type[Any] = np.float32,
+        target_shape: Sequence[int] | None = (),
     ) -> None:
+        """`class_count`: 0 if the data have targets of `target_shape` (None: several)."""
         self.program = program
         self.input_shape = tuple(input_shape)
         self.class_count = class_count
-        self._keras = build_model(
-            program, self.input_shape, class_count, seed, np.dtype(input_dtype)
-        )
+        built = build_model(program, self.input_shape, class_count, seed, np.dtype(input_dtype))
+        self._keras = built.keras_model
+        self._scoring = Scoring(program, built, class_count, target_shape)
         self._variables = ModelVariables(self._keras, freeze)
         self.layout = self._variables.layout
         self.weights_D = _aligned_zeros(self.layout.size)
@@ -103,6 +118,7 @@ class FlatModel:
             rank=rank,
             freeze=trainer.freeze,
             input_dtype=data.input_dtype,
+            target_shape=data.target_shape,
         )
 
     def sibling(self, *, seed: int, rank: int) -> FlatModel:
@@ -146,9 +162,12 @@ class FlatModel:
             raise self._wrong_length(weights_D)
         np.copyto(self.weights_D, weights_D)
 
-    def get_state(self) -> Flat:
-        """Moving statistics as one vector [S] (often empty); averaged like the weights."""
-        return self._variables.flat_state(self._state)
+    def get_state(self, snapshot: Snapshot | None = None) -> Flat:
+        """Moving statistics as one vector [S] (often empty); averaged like the weights.
+
+        Those of now, or of a snapshot.
+        """
+        return self._variables.flat_state(self._state if snapshot is None else snapshot.state)
 
     def set_state(self, state_S: Flat) -> None:
         """Set the moving statistics. Raises: ContractError where the length differs."""
@@ -188,7 +207,7 @@ class FlatModel:
         y: NDArray[Any],
         *,
         snapshot: Snapshot | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         between_batches: Callable[[], None] = lambda: None,
     ) -> EvaluationResult:
         """Accuracy and mean loss over samples; with a snapshot, safe beside training.
@@ -197,22 +216,19 @@ class FlatModel:
         """
         weights = self._weights if snapshot is None else _tensor_view(snapshot.weights_D)
         state = list(self._state if snapshot is None else snapshot.state)
-        correct_C, total_C = np.zeros((2, self.class_count), np.int64)
+        if batch_size is None:
+            fitting = _EVALUATED_VALUES // value_count(x)
+            batch_size = max(_MIN_EVALUATED, min(_MAX_EVALUATED, fitting))
+        sums: Sums = ()
         loss_sum = 0.0
         for start in range(0, len(x), batch_size):
             between_batches()
             x_B, y_B = self._checked(x[start : start + batch_size], y[start : start + batch_size])
             function = self._function("evaluate", x_B, y_B)
-            loss, correct, total = self._run(function, weights, self._fixed, state, x_B, y_B)
+            loss, added = self._run(function, weights, self._fixed, state, x_B, y_B)
             loss_sum += float(loss) * len(x_B)
-            correct_C += np.asarray(correct)
-            total_C += np.asarray(total)
-        return EvaluationResult(
-            accuracy=float(correct_C.sum() / max(1, total_C.sum())),
-            loss=loss_sum / max(1, len(x)),
-            class_accuracy=tuple(float(a) for a in correct_C / np.maximum(1, total_C)),
-            samples=len(x),
-        )
+            sums = tuple(map(np.add, sums, added)) if sums else tuple(map(np.asarray, added))
+        return self._scoring.result(sums, loss_sum / len(x), len(x))
 
     # ---- files
 
@@ -281,48 +297,56 @@ class FlatModel:
         self._fixed = self._variables.read_fixed()
         self._state = self._variables.read_state()
 
-    def _checked(
-        self, x_B: NDArray[Any], y_B: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    def _checked(self, x_B: NDArray[Any], y_B: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         if x_B.shape[1:] != self.input_shape or len(x_B) != len(y_B) or len(x_B) == 0:
             raise DataError(
                 f"batch: wrong shape (given: x {list(x_B.shape)}, y {list(y_B.shape)}; allowed: "
                 f"x {['B', *self.input_shape]}, y with the same B, at least 1)"
             )
-        return x_B, y_B.astype(np.int32, copy=False)
+        return x_B, y_B.astype(np.int32, copy=False) if self.class_count else y_B
 
     def _function(self, kind: str, x_B: NDArray[Any], y_B: NDArray[Any]) -> Any:
         """The compiled function for these types; its batch dimension is open."""
-        key = (kind, x_B.dtype, y_B.shape[1:])
+        key = (kind, x_B.dtype, y_B.dtype, y_B.shape[1:])
         with self._compile_lock:
             if key not in self._compiled:
                 body = self._train if kind == "train" else self._evaluate
-                self._compiled[key] = tf.function(body, autograph=False).get_concrete_function(
-                    tf.TensorSpec([self.layout.size], tf.float32),
-                    [tf.TensorSpec(t.shape, t.dtype) for t in self._fixed],
-                    [tf.TensorSpec(t.shape, t.dtype) for t in self._state],
-                    tf.TensorSpec([None, *x_B.shape[1:]], tf.as_dtype(x_B.dtype)),
-                    tf.TensorSpec([None, *y_B.shape[1:]], tf.int32),
-                )
+                with user_code(
+                    self.program,
+                    f"compiling its step ({kind})",
+                    "Use TensorFlow or Keras operations that have a gradient",
+                ):
+                    self._compiled[key] = tf.function(body, autograph=False).get_concrete_function(
+                        tf.TensorSpec([self.layout.size], tf.float32),
+                        [tf.TensorSpec(t.shape, t.dtype) for t in self._fixed],
+                        [tf.TensorSpec(t.shape, t.dtype) for t in self._state],
+                        specs(x_B),
+                        specs(y_B),
+                    )
         return self._compiled[key]
 
     def _run(self, function: Any, *arguments: Any) -> Any:
-        *tensors, x_B, y_B = arguments
+        *model, x_B, y_B = arguments
         try:
-            return function(*tensors, tf.convert_to_tensor(x_B), tf.convert_to_tensor(y_B))
-        except tf.errors.InvalidArgumentError as error:
-            low, high = int(y_B.min()), int(y_B.max())
+            return function(*model, tensors(x_B), tensors(y_B))
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except tf.errors.OpError as error:
+            text, advice = "a batch", "Check the data, the loss and the accuracy"
+            if self.class_count:
+                text += f" with labels from {y_B.min()} to {y_B.max()} ({self.class_count} classes)"
+                advice = "Check that labels count from 0 and that the model's last layer has one "
+                advice += "output per class"
+            message = str(error.message)[:400]
             raise DataError(
-                f"program {self.program.name}: TensorFlow rejected a batch with labels from {low} "
-                f"to {high} ({self.class_count} classes): {str(error.message)[:400]}. Check that "
-                "labels count from 0 and that the model's last layer has one output per class"
+                f"program {self.program.name}: TensorFlow rejected {text}: {message}. {advice}"
             ) from error
 
     def _train(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights_D)
-            logits, after, penalties = self._forward(weights_D, fixed, state, x_B, training=True)
-            loss = self._mean_loss(y_B, logits) + tf.add_n([tf.zeros([]), *penalties])
+            outputs, after, penalties = self._forward(weights_D, fixed, state, x_B, training=True)
+            loss = self._scoring.mean_loss(y_B, outputs) + tf.add_n([tf.zeros([]), *penalties])
         gradient_D = tape.gradient(loss, weights_D)
         if gradient_D is None:
             raise ProgramError(
@@ -332,37 +356,23 @@ class FlatModel:
         return loss, tf.convert_to_tensor(gradient_D), self._variables.hold_frozen(state, after)
 
     def _evaluate(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:
-        logits, _, _ = self._forward(weights_D, fixed, state, x_B, training=False)
-        correct = tf.cast(tf.equal(tf.argmax(logits, -1, output_type=tf.int32), y_B), tf.int32)
-        classes, labels = self.class_count, tf.reshape(y_B, [-1])
-        total_C = tf.math.unsorted_segment_sum(tf.ones_like(labels), labels, classes)
-        correct_C = tf.math.unsorted_segment_sum(tf.reshape(correct, [-1]), labels, classes)
-        return self._mean_loss(y_B, logits), correct_C, total_C
+        outputs, _, _ = self._forward(weights_D, fixed, state, x_B, training=False)
+        count = tf.shape(tf.nest.flatten(x_B)[0])[0]
+        return self._scoring.mean_loss(y_B, outputs), self._scoring.sums(y_B, outputs, count)
 
     def _forward(
         self, weights_D: Any, fixed: Any, state: Any, x_B: Any, *, training: bool
     ) -> tuple[Any, Any, Any]:
-        """Logits in float32, the next state, and penalties that layers add to the loss."""
-        if x_B.dtype == tf.uint8:
-            x_B = tf.cast(x_B, tf.float32) * (1.0 / 255.0)
+        """Outputs in float32, the next state, and penalties that layers add to the loss."""
         with user_code(self.program, "calling the model", "Correct the model"):
-            logits, after, penalties = self._keras.stateless_call(
+            outputs, after, penalties = self._keras.stateless_call(
                 self._variables.assemble(weights_D, fixed),
                 state,
-                x_B,
-                training=training,
+                scaled(x_B),
                 return_losses=True,
+                **call_arguments(self._keras, training=training),
             )
-        return tf.cast(logits, tf.float32), after, [tf.cast(p, tf.float32) for p in penalties]
-
-    def _mean_loss(self, y_B: Any, logits: Any) -> Any:
-        if self.program.loss is None:
-            return tf.reduce_mean(
-                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y_B, logits=logits)
-            )
-        with user_code(self.program, "loss(y_true, y_pred)", "It takes and yields tensors"):
-            value = tf.convert_to_tensor(self.program.loss(y_B, logits))
-            return tf.reduce_mean(tf.cast(value, tf.float32))
+        return as_float32(outputs), after, [tf.cast(p, tf.float32) for p in penalties]
 
 
 def _aligned_zeros(size: int) -> Flat:

@@ -16,7 +16,8 @@ from dlion_core.policies.interface import Flat, Value
 _BLOCK = 65_536
 """Entries per block: 256 KiB per array, so that temporaries stay in the cache."""
 
-_EXACT = 2**20
+EXACT = 2**20
+"""A step count as two floats: its multiples of this, and the rest."""
 
 
 # NumPy: converting policies' gradients to tensors costs more than TensorFlow's fused update saves.
@@ -36,8 +37,9 @@ class FlatOptimizer:
         self._first = np.empty(min(size, _BLOCK), np.float32)
         self._second = np.empty_like(self._first) if spec.name == "adam" else self._first
 
-    def apply(self, weights_D: Flat, gradient_D: Flat, learning_rate: float) -> None:
-        """Update `weights_D` once, in place; the gradient is only read."""
+    def apply(self, weights_D: Flat, gradient_D: Flat, learning_rate: float) -> float:
+        """Update `weights_D` once, in place; return the learning rate. The gradient is only
+        read."""
         if weights_D.shape != (self._size,) or gradient_D.shape != (self._size,):
             raise ContractError(
                 f"optimizer: wrong length (given: weights {list(weights_D.shape)}, gradient "
@@ -56,6 +58,7 @@ class FlatOptimizer:
                 self._momentum(weights_D[block], gradient_D[block], block, rate)
             else:
                 self._plain(weights_D[block], gradient_D[block], rate)
+        return learning_rate
 
     def state(self) -> dict[str, Value]:
         """Moments and step count, for a checkpoint."""
@@ -98,7 +101,7 @@ class FlatOptimizer:
     def flat_state(self) -> Flat:
         """Moments and step count as one vector, for a peer that adopts this state."""
         # Two parts, because float32 holds integers only up to 2**24.
-        high, low = divmod(self._steps, _EXACT)
+        high, low = divmod(self._steps, EXACT)
         return np.concatenate([self._all.ravel(), np.array([high, low], np.float32)])
 
     def restore_flat(self, state_M: Flat) -> None:
@@ -109,7 +112,7 @@ class FlatOptimizer:
                 f"[{self._all.size + 2}]). The peer runs another optimizer or model"
             )
         np.copyto(self._all, state_M[:-2].reshape(self._all.shape))
-        self._steps = max(0, int(state_M[-2])) * _EXACT + max(0, int(state_M[-1]))
+        self._steps = max(0, int(state_M[-2])) * EXACT + max(0, int(state_M[-1]))
 
     def _plain(self, weights: Flat, gradient: Flat, rate: np.float32) -> None:
         scaled = self._first[: len(weights)]

@@ -14,8 +14,9 @@ from dlion_api.spec import Job
 from dlion_core.codecs import Coding, ValueCodec, encode_weights
 from dlion_core.links.events import StateRequest, StateSnapshot
 from dlion_core.policies.interface import Flat, Layout
+from dlion_worker.training.keras_optimizer import ModelOptimizer
 from dlion_worker.training.model import FlatModel, Snapshot
-from dlion_worker.training.optimizer import FlatOptimizer, learning_rate_for
+from dlion_worker.training.optimizer import learning_rate_for
 from dlion_worker.training.snapshot import TrainingState, pack, unpack
 
 UPDATE_WAIT_S = 60.0
@@ -25,7 +26,7 @@ UPDATE_WAIT_S = 60.0
 class LocalReplica:
     """One model with its optimizer. Every method may be called from any thread."""
 
-    def __init__(self, job: Job, rank: Rank, model: FlatModel, optimizer: FlatOptimizer) -> None:
+    def __init__(self, job: Job, rank: Rank, model: FlatModel, optimizer: ModelOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
         self._job = job
@@ -71,13 +72,15 @@ class LocalReplica:
         afterwards; no peer gets a state in between.
         """
         spec = self._job.spec
-        self.learning_rate = learning_rate_for(
+        learning_rate = learning_rate_for(
             spec.trainer.optimizer,
             batch_samples,
             initial_batch_samples=spec.batching.global_batch_size.initial,
         )
         with self._lock:
-            self.optimizer.apply(self.model.weights_D, gradient_D, self.learning_rate)
+            self.learning_rate = self.optimizer.apply(
+                self.model.weights_D, gradient_D, learning_rate
+            )
             self.iteration, self.samples = iteration, samples
             self._is_settled = False
         try:

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from dlion_api.cancellation import raise_if_cancelled
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.names import WorkerIdentity
 from dlion_api.protocol.refusals import PeerRefusal
@@ -223,7 +224,9 @@ class PeerConnector:
             if dialling and await self._dial(self._link.target):
                 wait_s = RECONNECT_WAIT_S
             try:
-                await asyncio.wait_for(self._link.redial.wait(), self._jittered(wait_s))
+                # Not `wait_for`, which may lose a cancellation (python/cpython#86296).
+                async with asyncio.timeout(self._jittered(wait_s)):
+                    await self._link.redial.wait()
             except TimeoutError:
                 wait_s = min(wait_s * WAIT_GROWTH, MAX_RECONNECT_WAIT_S)
 
@@ -280,6 +283,7 @@ class PeerConnector:
             await self._renewed.wait()
             self._renewed.clear()
             connection = await self._next_connection(address)
+            raise_if_cancelled()
             if connection is not None:
                 await stream.migrate(connection)
                 wait_s = RECONNECT_WAIT_S

@@ -15,6 +15,7 @@ from dlion_api.errors import UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.inputs.unpacking import unpack
+from dlion_cli.terminal.failures import install_advice
 from dlion_cli.views.job_status import JobStatus
 
 _PACK = "dlion_worker.artifact_server.pack"
@@ -123,7 +124,7 @@ def _require_tensorflow(form: str) -> None:
     """Raises: UnavailableError, before anything is downloaded."""
     if importlib.util.find_spec("tensorflow") is None:
         raise UnavailableError(
-            f"--format {form} needs TensorFlow here. Install it: pip install 'dlion[worker]'; or "
+            f"--format {form} needs TensorFlow here. {install_advice('worker')}; or "
             "download the model unchanged, with --format keras"
         )
 

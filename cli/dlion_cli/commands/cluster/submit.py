@@ -1,8 +1,9 @@
 """`dlion submit`: validate manifests, apply them to a cluster, and optionally wait for the end."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -12,9 +13,11 @@ from dlion_api.errors import DLionError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, Metadata, load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, wait_timeout
+from dlion_cli.cluster.cluster_options import connecting_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
+from dlion_cli.inputs.program_files import PackedProgram, packed_program
+from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
@@ -74,6 +77,8 @@ class Manifest:
     lines: Mapping[str, int] | None
     job: Job
     namespace: str | None
+    program: PackedProgram | None
+    """To be sent before the job."""
 
 
 @click.command()
@@ -89,9 +94,9 @@ class Manifest:
     help="Output format. With --wait, json prints a line after each change.",
 )  # fmt: skip
 @wait_timeout
-@cluster_options
+@connecting_options
 def submit(
-    jobs: JobClient,
+    connect: Callable[[], JobClient],
     file: str,
     assignments: tuple[str, ...],
     wait: bool,
@@ -104,7 +109,8 @@ def submit(
 
     All documents are validated first, as by `dlion validate`; if one is invalid, nothing is sent.
     Then each is applied with server-side apply (field manager dlion-cli). Submit a job that trains
-    across several sites at each of them.
+    across several sites at each of them. A program beside the manifest is sent in a ConfigMap,
+    unless trainer.image is set.
 
     \b
     dlion submit job.yaml
@@ -118,6 +124,7 @@ def submit(
     manifests = _read_valid(file, assignments, given)
     if manifests is None:
         return ExitCode.SPEC
+    jobs = connect()
     shown = "" if wait and output == "json" else output
     submitted, code = [], int(ExitCode.OK)
     for each in manifests:
@@ -147,7 +154,7 @@ def _read_valid(
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
         try:
-            manifests.append(_manifest(text, name, assignments, given))
+            manifests.append(_manifest(text, name, Path(file), assignments, given))
         except SpecError as error:
             click.echo(f"dlion: {error}", err=True)
             is_invalid = True
@@ -155,7 +162,7 @@ def _read_valid(
 
 
 def _manifest(
-    text: YamlDocument, source: str, assignments: tuple[str, ...], given: str | None
+    text: YamlDocument, source: str, file: Path, assignments: tuple[str, ...], given: str | None
 ) -> Manifest:
     lines = None if assignments else text.lines
     document = apply_set(text.value, assignments) if assignments else text.value
@@ -171,7 +178,14 @@ def _manifest(
             line=(lines or {}).get("metadata.namespace"),
         )
         raise SpecError([problem], source=source)
-    return Manifest(source, document, lines, job, named)
+    program, problems = packed_program(job, find_program_root(job, file, None))
+    if problems:
+        located = [replace(one, line=(lines or {}).get(one.path)) for one in problems]
+        raise SpecError(located, source=source)
+    if program is not None:
+        trainer = {**document["spec"]["trainer"], "program": program.field}
+        document = {**document, "spec": {**document["spec"], "trainer": trainer}}
+    return Manifest(source, document, lines, job, named, program)
 
 
 def _submit(
@@ -179,10 +193,16 @@ def _submit(
 ) -> None:
     name = manifest.job.metadata.name
     before = jobs.find(name)
+    document = _document_to_apply(manifest, jobs)
     try:
-        after, is_new = jobs.apply(_document_to_apply(manifest, jobs), dry_run=dry_run, force=force)
+        if manifest.program is not None:
+            jobs.apply(document, dry_run=True, force=force)  # a refused job leaves no ConfigMap
+            jobs.apply_program(manifest.program, owner=before, dry_run=dry_run)
+        after, is_new = jobs.apply(document, dry_run=dry_run, force=force)
     except SpecError as error:
         raise _with_lines(error, manifest, before) from error
+    if manifest.program is not None and before is None and not dry_run:
+        jobs.apply_program(manifest.program, owner=after, dry_run=False)
     _print_result(manifest, before, after, is_new=is_new, dry_run=dry_run, output=output)
 
 

@@ -82,7 +82,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.command(short_help="Compare policies in simulated runs.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="dlion,full",
+    "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="adaptive,full",
     show_default=True, metavar="A,B,…",
     help=f"Exchange policies to compare. '{IDEAL}' is one machine with all the cores and no "
     "network. May be empty if there are variants.",

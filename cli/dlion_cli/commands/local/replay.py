@@ -40,6 +40,10 @@ from dlion_simulator.calibration.recorded_run import RecordedConditions, recorde
 
 REPLAY = "replay.json"
 
+MIN_TRAINED_S = 30.0
+"""Speeds are means over some seconds, and links are first probed: a replay of a run of 5 s was 30 %
+too fast."""
+
 
 @dataclass(frozen=True)
 class _ReplayedRun:
@@ -98,6 +102,13 @@ def replay(
     check_can_simulate(job, source)
     _check_worker_count(job, len(about.workers()), folder)
     recorded = _recorded(folder, about)
+    if recorded.trained_s < MIN_TRAINED_S:
+        click.echo(
+            f"dlion: {folder} trained for {recorded.trained_s:.1f} s only, so its speeds and link "
+            f"rates are rough, and the replay may be tens of percent off. Record at least "
+            f"{MIN_TRAINED_S:g} s",
+            err=True,
+        )
     request = SimulationRequest(
         job=job,
         plan=recorded.plan,

@@ -16,7 +16,7 @@ from dlion_api.document import to_document
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
 from dlion_cli.inputs.manifests import STDIN, read_job, reject_cluster_authority, reject_suspended
-from dlion_cli.inputs.required_files import find_program_root, require_program
+from dlion_cli.inputs.required_files import find_program_root, require_data, require_program
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
@@ -125,6 +125,7 @@ def run(
     plan, document = _planned(job, environment)
     program_root = find_program_root(job, file, resume)
     require_program(job, program_root)
+    require_data([job], data_root)
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
@@ -152,6 +153,8 @@ def run(
         print_result(Console(), summary, folder=folder.path, report=report, output=output)
         for problem in ended.problems:
             click.echo(f"dlion: {problem}", err=True)
+        if ended.problems and ended.ending.reason != EndReason.PARTIAL:
+            click.echo(f"dlion: logs are in {folder.path / 'logs'}", err=True)
         command = resume_command(
             folder.path, file, environment, assignments, data_root, unprivileged
         )

@@ -1,7 +1,13 @@
 """`dlion validate`: report every problem of manifests and environments, without a cluster."""
 
+import importlib.util
 import json
-from dataclasses import asdict
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +16,11 @@ from dlion_api.document import parse
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import KIND
+from dlion_api.spec import Job
 from dlion_cli.inputs.manifests import STDIN, load_manifest, read_documents, source_of
+from dlion_cli.inputs.program_files import program_problems
+from dlion_cli.inputs.required_files import find_program_root, require_data
+from dlion_cli.terminal import options
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
 
@@ -19,25 +29,41 @@ ENVIRONMENT = "environment"
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option(
+    "--run/--no-run",
+    "runs_programs",
+    default=True,
+    show_default=True,
+    help="Run a program of your own on one batch of its data, which needs TensorFlow.",
+)
+@options.data_root
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def validate(files: tuple[str, ...], output: str) -> int:
+def validate(files: tuple[str, ...], runs_programs: bool, data_root: Path, output: str) -> int:
     """Validate manifests and environment files; `-` reads standard input.
 
-    Checks every document of every file and reports all problems. A document with workers, but
-    without apiVersion and kind, is an environment. The exit code is 65 if a document is invalid,
-    and 66 if a file cannot be read.
+    Checks every document of every file and reports all problems. A program of your own beside the
+    manifest is run: its model is built, trained on one batch of the first worker's data, evaluated
+    and saved to nowhere. With --no-run it is only parsed. A document with workers, but without
+    apiVersion and kind, is an environment.
+
+    The exit code is 65 if a document is invalid, 66 if a file or the data cannot be read, and 67
+    if the program fails.
     """
-    results = [result for file in files for result in _check_file(file)]
+    base = data_root if runs_programs else None
+    results = [result for file in files for result in _check_file(file, base)]
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
         _print_results(results)
     codes = {result["exitCode"] for result in results}
-    return next((c for c in (ExitCode.DATA, ExitCode.SPEC) if c in codes), ExitCode.OK)
+    first = (ExitCode.DATA, ExitCode.SPEC)
+    return next((code for code in first if code in codes), max(codes))
 
 
-def _check_file(file: str) -> list[dict[str, Any]]:
+def _check_file(file: str, data_root: Path | None) -> list[dict[str, Any]]:
+    """`data_root`: for programs' data; None: programs are not run."""
     source = source_of(file)
+    root = None if file == STDIN else Path(file)
     try:
         documents = read_documents(file)
     except SpecError as error:
@@ -46,23 +72,86 @@ def _check_file(file: str) -> list[dict[str, Any]]:
         problem = Problem("(file)", str(error).removeprefix(f"{source}: "))
         return [_result(source, problems=(problem,), code=ExitCode.DATA)]
     if len(documents) == 1:
-        return [_check_document(documents[0], source)]
+        return [_check_document(documents[0], source, root, data_root)]
     return [
-        _check_document(document, f"{source}#{number}", is_alone=file == STDIN)
+        _check_document(document, f"{source}#{number}", root, data_root, is_alone=file == STDIN)
         for number, document in enumerate(documents, start=1)
     ]
 
 
 def _check_document(
-    document: YamlDocument, source: str, *, is_alone: bool = True
+    document: YamlDocument,
+    source: str,
+    path: Path | None,
+    data_root: Path | None,
+    *,
+    is_alone: bool = True,
 ) -> dict[str, Any]:
+    """`path`: of the file; its program is in the same folder. None: its place is unknown."""
     if _is_environment(document.value):
         return _check_environment(document, source, is_alone)
     try:
         job = load_manifest(document.value, source=source, lines=document.lines)
     except SpecError as error:
         return _result(source, problems=error.problems)
-    return _result(source, name=str(job.key), spec_hash=job.hash())
+    root = None if path is None else find_program_root(job, path, None)
+    problems = [] if root is None else program_problems(job, root)
+    note, code = "", ExitCode.SPEC
+    if data_root is not None and root is not None and not problems:
+        note, problems, code = _try_program(job, root, data_root)
+    lines = document.lines
+    located = tuple(replace(one, line=lines.get(one.path)) for one in problems)
+    return _result(
+        source, name=str(job.key), spec_hash=job.hash(), note=note, problems=located, code=code
+    )
+
+
+def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Problem], ExitCode]:
+    """Run a user's program on one batch, in a process of its own.
+
+    Return a note, and the problem with its exit code if the program or its data fail.
+    """
+    program = job.spec.trainer.program
+    given = program.file or program.module
+    if not given or job.spec.trainer.image:
+        return "", [], ExitCode.OK
+    if importlib.util.find_spec("tensorflow") is None:
+        return "its program not run: TensorFlow is not installed here", [], ExitCode.OK
+    try:
+        require_data([job], data_root)
+    except DataError as error:
+        return f"its program not run: {error}", [], ExitCode.OK
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        request = {
+            "job": job.to_document(),
+            "dataRoot": str(data_root.resolve()),
+            "programRoot": str(root),
+            "answer": str(answer),
+        }
+        # A file: a pipe would be open for as long as processes that the program started.
+        with (Path(folder) / "output").open("w+b") as printed:
+            ended = subprocess.run(
+                [sys.executable, "-P", "-m", "dlion_worker.training.trial"],
+                input=json.dumps(request).encode(),
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+            )
+            printed.seek(0)
+            if text := printed.read().decode(errors="replace").rstrip():
+                click.echo(text, err=True)
+        if answer.is_file():
+            found = json.loads(answer.read_text(encoding="utf-8"))
+        else:
+            text = f"program {given}: it ended its process with exit code {ended.returncode}"
+            found = {"exitCode": ExitCode.PROGRAM, "text": text}
+    text, code = found["text"], ExitCode(found["exitCode"])
+    if code is ExitCode.OK:
+        return f"its program trains: {text}", [], code
+    is_of_data = re.search(r"load_data\(.*failed", text)
+    advice = "If its data are at the sites only, use --no-run" if is_of_data else ""
+    field = "file" if program.file else "module"
+    return "", [Problem(f"spec.trainer.program.{field}", text, advice=advice)], code
 
 
 def _is_environment(value: object) -> bool:

@@ -1,5 +1,6 @@
 """Facts: each stop condition ends a run when it is met and not before; iterations that the job has
-made without this worker count for the job, not for the worker; evaluations come once an interval.
+made without this worker count for the job, not for the worker; evaluations come once an interval,
+at the end of a round if they can.
 """
 
 from __future__ import annotations
@@ -45,3 +46,13 @@ def test_an_evaluation_is_due_once_an_interval() -> None:
     schedule = EvaluationSchedule(100, done_samples=200)
     due = [schedule.due(n) for n in (250, 299, 301, 399, 650, 660)]
     assert due == [False, False, True, False, True, False]
+
+
+def test_an_evaluation_waits_for_the_end_of_a_round_and_no_longer_than_an_interval() -> None:
+    schedule = EvaluationSchedule(100)
+    found = [schedule.due(n, is_mid_round=True) for n in (90, 110, 190)]
+    assert found == [False, False, False]
+    assert schedule.due(195)
+    assert not schedule.due(198)
+    found = [schedule.due(n, is_mid_round=True) for n in (210, 290, 310, 390, 410)]
+    assert found == [False, False, True, False, True]

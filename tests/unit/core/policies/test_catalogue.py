@@ -107,7 +107,10 @@ def test_a_topology_that_a_policy_does_not_work_on_is_refused_with_its_line(
         catalogue.parameters_of(job.spec, lines={"spec.exchange.topology": 17})
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == ("spec.exchange.topology", 17)
-    assert (problem.value, problem.allowed) == (exchange["topology"], allowed)
+    assert (problem.value, problem.allowed) == (
+        exchange["topology"],
+        f"{allowed}, or a policy that works on it, such as dlion",
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,11 +175,14 @@ def test_backup_workers_that_leave_one_to_wait_for_and_the_default_are_taken(
         ("dlion", {}, False),
     ],
 )
+@pytest.mark.parametrize("optimizer", ["adam", "program"])
 def test_shares_of_steps_are_none_under_adam(
-    policy: str, parameters: dict[str, Any], refused: bool
+    policy: str, parameters: dict[str, Any], refused: bool, optimizer: str
 ) -> None:
+    """Nor under an optimizer that is not known."""
     document = job_document(4, exchange={"policy": policy, "parameters": parameters})
-    document["spec"]["trainer"]["optimizer"] = {"name": "adam"}
+    document["spec"]["trainer"]["optimizer"] = {"name": optimizer}
+    document["spec"]["trainer"]["program"] = {"file": "mine.py"}
     spec = load_job(document).spec
     path = "spec.trainer.optimizer.name"
     catalogue.parameters_of(spec, ranks=[0])  # alone its share is the whole
@@ -186,7 +192,12 @@ def test_shares_of_steps_are_none_under_adam(
     with pytest.raises(SpecError) as caught:
         catalogue.parameters_of(spec, lines={path: 9})
     (problem,) = caught.value.problems
-    assert (problem.path, problem.line, problem.value, problem.allowed) == (path, 9, "adam", "sgd")
+    assert (problem.path, problem.line, problem.value, problem.allowed) == (
+        path,
+        9,
+        optimizer,
+        "sgd",
+    )
 
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "policies.md"

@@ -32,6 +32,7 @@ from dlion_core.policies.interface import (
 )
 from naive_codecs import encode_sparse
 from policy_cluster import Cluster, spec
+from weighing_cluster import View
 
 LAYOUT = Layout(("w",), (4,))
 ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
@@ -351,8 +352,9 @@ def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> 
         "dgc": {"parameters": {"momentum": 0}}, "dlion-published": {"weighting": "dlion_ratio"}
     }.get(policy, {})  # fmt: skip
     job = spec(exchange={"policy": policy, "codec": "float32", **more})
-    built, newcomer = build(job, ME, LAYOUT, [ME, ONE], grows=True), Rank(7)
-    theirs = build(job, newcomer, LAYOUT, [ME, ONE, newcomer], grows=True)
+    newcomer, weights = Rank(7), View(np.zeros(4, np.float32))
+    built = build(job, ME, LAYOUT, [ME, ONE], grows=True, replica=weights)
+    theirs = build(job, newcomer, LAYOUT, [ME, ONE, newcomer], grows=True, replica=weights)
     built.handle(own(1))
     built.handle(MemberJoined(newcomer))
     theirs.handle(MemberJoined(ME, iteration=1))
@@ -361,7 +363,7 @@ def test_an_open_policy_works_with_a_worker_of_whom_nobody_knew(policy: str) -> 
     answers = [built.handle(MessageArrived(newcomer, message)) for message in messages]
     assert messages
     assert not [each for answer in answers for each in answer if isinstance(each, RejectMessage)]
-    closed = build(job, ME, LAYOUT, [ME, ONE])
+    closed = build(job, ME, LAYOUT, [ME, ONE], replica=weights)
     for message in messages:
         (refusal,) = closed.handle(MessageArrived(newcomer, message))
         assert isinstance(refusal, RejectMessage)

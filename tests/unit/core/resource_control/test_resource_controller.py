@@ -57,6 +57,7 @@ def job_of(count: int, *, dataset: dict[str, object] | None = None, **batching: 
                     "globalBatchSize": {"initial": GLOBAL, "growth": False},
                 }
                 | batching,
+                "exchange": {"policy": "dlion"},
                 "network": {"bandwidthFraction": 1},  # budgets are then what links carry
             },
         }

@@ -271,7 +271,7 @@ def test_what_was_deleted_while_it_was_listed_does_not_come_back() -> None:
     assert store.put(Kind.DLION_JOB, job(7, uid="made-anew"))
 
 
-@pytest.mark.parametrize("known_by", ["an earlier list", "the watches"])
+@pytest.mark.parametrize("known_by", ["an earlier list", "the watches", "an object's version"])
 def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     """As after a restore of etcd: one job is older, one is not there, one was deleted since."""
     lists, store, triggered, restored = (
@@ -297,7 +297,7 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     store.put(Kind.POD, pod(96))
     store.remove(Kind.DLION_JOB, job(97, uid="ended", name="ended"))
     assert (resync.stale_rounds, resync.has_version_decreased) == (0, False)
-    lists.version = 60
+    lists.version = 200 if known_by == "an object's version" else 60
     lists.items[Kind.DLION_JOB] = [job(50), job(40, uid="ended", name="ended")]
     asyncio.run(resync.run_once(0))
     assert restored == [{"digits", "ended"}]
@@ -306,10 +306,21 @@ def test_versions_that_go_back_make_the_list_the_truth(known_by: str) -> None:
     kept = store.get(Kind.DLION_JOB, NAME)
     assert kept is not None
     assert kept["metadata"]["resourceVersion"] == "50"
-    assert store.put(Kind.DLION_JOB, job(61))
-    lists.version, lists.items[Kind.DLION_JOB][0] = 62, job(61)
+    assert store.put(Kind.DLION_JOB, job(201))
+    lists.version, lists.items[Kind.DLION_JOB][0] = 202, job(201)
     asyncio.run(resync.run_once(0))
     assert (len(restored), resync.stale_rounds, resync.has_version_decreased) == (1, 0, True)
+
+
+def test_an_object_that_changes_while_it_is_listed_is_no_sign_of_a_restore() -> None:
+    """The watch's version is beyond the list's."""
+    lists, store, resync, _ = checked()
+    store.put(Kind.DLION_JOB, job(120))
+    lists.items[Kind.DLION_JOB], lists.version = [job(90)], 110
+    resync._listed_at[Kind.DLION_JOB, None] = 110
+    assert not resync._has_older(Kind.DLION_JOB, lists.items[Kind.DLION_JOB])
+    resync._listed_at[Kind.DLION_JOB, None] = 120
+    assert resync._has_older(Kind.DLION_JOB, lists.items[Kind.DLION_JOB])
 
 
 def test_watches_that_may_be_silent_are_an_illness() -> None:

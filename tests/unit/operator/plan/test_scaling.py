@@ -66,7 +66,8 @@ def test_a_group_grows_and_shrinks_in_mid_run_and_ranks_stand() -> None:
 
 
 @pytest.mark.parametrize(
-    "exchange", [{"topology": "ring"}, {"policy": "hop"}, {"policy": "of-somebody"}]
+    "exchange",
+    [{"policy": "dlion", "topology": "ring"}, {"policy": "hop"}, {"policy": "of-somebody"}],
 )
 def test_where_workers_must_be_known_beforehand_a_group_grows_back_at_most(
     exchange: dict[str, str],

@@ -3,7 +3,8 @@ while messages are on their way, meet the others at an iteration: every worker h
 weights after every step that it makes. Nobody is stuck, also where only one is left that trains.
 Under `dlion`, whose replicas differ anyway, nobody waits while a latecomer takes over a state.
 Before `minSites` sites are there nobody begins, however many workers of one site are. Each step
-tells how often all have gone through the data.
+tells how often all have gone through the data. Workers that the coordinator asks to stop finish a
+round of local steps that is near its end, and no longer one.
 
 Real loop, entrance, inbox, policies; in place of TensorFlow and the network see `loop_cluster`.
 Threads and delays are real and short, so schedules differ from run to run; the seed decides who is
@@ -17,12 +18,13 @@ import random
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dlion_api.names import Rank
 from dlion_core.policies.interface import Message, MessageKind
-from dlion_worker.trainer import admission
+from dlion_worker.trainer import admission, loop
 from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
@@ -54,6 +56,59 @@ def test_a_step_tells_how_often_the_data_were_passed() -> None:
     batch = job.spec.batching.global_batch_size.initial
     told = [step.epochs for step in node.steps]
     assert told == [iteration * batch / 1000 for iteration in range(1, 6)]
+
+
+class AskedInTheMiddle(Node):
+    """It is asked to stop after its sixth step; rounds end after the fifth and the tenth."""
+
+    asked_at = 6
+
+    def _note(self, step: Any) -> None:
+        super()._note(step)
+        if step.iteration == self.asked_at:
+            self.ask_to_stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_are_asked_to_stop_finish_their_round_and_are_equal(seed: int) -> None:
+    """Each in the same round, at different steps of it."""
+    job = synchronous_job(3, 10_000_000, policy="adaptive", localSteps=5)
+    network = Network(random.Random(seed), DELAY_S)
+    nodes = [AskedInTheMiddle(job, Rank(r), network, 1, NAP_S) for r in range(3)]
+    for node in nodes:
+        node.asked_at = 6 + (node.rank + seed) % 3
+        node.start()
+    for node in nodes:
+        node.thread.join(30)
+    assert [node.error for node in nodes] == [None] * 3
+    assert [max(node.hashes) for node in nodes] == [10] * 3
+    assert len({node.replica.weights_D.tobytes() for node in nodes}) == 1
+
+
+def test_a_round_that_is_long_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "FINISH_ROUND_WITHIN_S", 0.1)
+    job = synchronous_job(2, 10_000_000, policy="localsgd", localSteps=10_000)
+    network = Network(random.Random(0), DELAY_S)
+    nodes = [Node(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
+    _wait(lambda: all(len(node.hashes) > 5 for node in nodes), "some steps")
+    for node in nodes:
+        node.ask_to_stop()
+    for node in nodes:
+        node.stop()
+    assert [node.error for node in nodes] == [None] * 2
+
+
+@pytest.mark.parametrize(("last", "made"), [(7, 7), (12, 10)])
+def test_a_round_is_finished_if_the_runs_last_step_is_not_before_its_end(
+    last: int, made: int
+) -> None:
+    job = synchronous_job(2, last, policy="adaptive", localSteps=5)
+    network = Network(random.Random(0), DELAY_S)
+    nodes = [AskedInTheMiddle(job, Rank(r), network, 1, NAP_S).start() for r in range(2)]
+    for node in nodes:
+        node.thread.join(30)
+    assert [node.error for node in nodes] == [None] * 2
+    assert [max(node.hashes) for node in nodes] == [made] * 2
 
 
 CASES = [(0, "full"), (1, "full"), (2, "dlion")]

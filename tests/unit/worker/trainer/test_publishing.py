@@ -375,5 +375,5 @@ def test_closing_stops_a_publication_that_evaluates(peers: list[Peer], tmp_path:
     batches.clear()
     gate.reached.clear()
     gate.opened.clear()
-    close_in_the_middle(Published(peers[0], tmp_path, own=own, copies=8), gate)
-    assert batches == [64], "of three batches for each of two models"
+    close_in_the_middle(Published(peers[0], tmp_path, own=own, copies=24), gate)
+    assert batches == [256], "of three batches for each of two models"

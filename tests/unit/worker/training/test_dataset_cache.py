@@ -56,7 +56,7 @@ def test_records_are_shared_out_as_for_each_alone(
     write_records(tmp_path / "train.tfrecord", x, y)
     write_records(tmp_path / "test.tfrecord", x[:8], y[:8])
     paths = {"path": "train.tfrecord", "evaluationPath": "test.tfrecord", "format": "tfrecord"}
-    assert_same_alone_and_together(make_job(workers=4, **paths, **dataset), tmp_path)
+    assert_same_alone_and_together(make_job(**paths, **dataset), tmp_path)
 
 
 def test_data_of_its_own_stay_a_workers_own(

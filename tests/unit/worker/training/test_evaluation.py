@@ -166,7 +166,8 @@ def test_equal_weights_are_evaluated_once(model: FlatModel, samples, monkeypatch
 
 
 def test_the_final_evaluation_can_be_ended_between_batches(model: FlatModel, samples) -> None:
-    runs, batches = _Evaluations(model, samples), []
+    x, y = (np.tile(part, (4, *[1] * (part.ndim - 1))) for part in samples)
+    runs, batches = _Evaluations(model, (x, y)), []
 
     def end_at_the_second() -> None:
         batches.append(1)
@@ -175,5 +176,5 @@ def test_the_final_evaluation_can_be_ended_between_batches(model: FlatModel, sam
 
     with pytest.raises(InterruptedError):
         runs.evaluator.evaluate_all("end", between_batches=end_at_the_second)
-    assert runs.evaluator.evaluate_all("end").evaluation.samples == 120
+    assert runs.evaluator.evaluate_all("end").evaluation.samples == 480
     runs.evaluator.close()

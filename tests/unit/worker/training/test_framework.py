@@ -5,6 +5,7 @@ TensorFlow's objects over, and goes on with all others.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -51,3 +52,19 @@ print(gc.collect() > 0, rings())
         "True",
         "0",
     ]
+
+
+def test_what_the_import_logs_as_information_is_left_out_and_fatal_messages_are_not() -> None:
+    """Also those of an import that aborts."""
+    aborting = """
+import os
+from dlion_worker.training import framework
+with framework._without_information():
+    os.write(2, b"I0000 00:00:1 port.cc:153] on\\nE0000 00:00:1 guard.cc:2] no AVX\\n")
+    os.abort()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", aborting], capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == -signal.SIGABRT
+    assert ended.stderr == "E0000 00:00:1 guard.cc:2] no AVX\n"

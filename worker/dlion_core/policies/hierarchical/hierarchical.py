@@ -328,7 +328,7 @@ class Hierarchical(PeerMachine):
 
         These are its followers. From a gateway: its site's workers, and gateways of other sites
         that were sent nothing else. From another worker: a new gateway, the gateways of other sites
-        if the result's maker has left, and workers that took this one for a gateway.
+        if the result's maker has left, and workers that took or take this one for a gateway.
         """
         linked = self.synchronizer.active
         yield from self._gateways.followers(linked)
@@ -343,6 +343,7 @@ class Hierarchical(PeerMachine):
         if giver == self.rank:
             yield from self._other_gateways()
         yield from self._sent.senders_for(iteration)
+        yield from self._gateways.takers_for_gateway(linked)
 
     def _give(self, rank: Rank, contribution: SiteMessage | None) -> list[Instruction]:
         """Send it once to a member that has not finished that iteration's update."""

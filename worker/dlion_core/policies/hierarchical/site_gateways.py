@@ -81,8 +81,12 @@ class GatewayTracker:
 
     def in_sight(self, group: int, counted: Iterable[Rank]) -> Rank | None:
         """Return the lowest training worker of the group, this one included; None: none."""
-        trains = [rank for rank in self.members(group, counted) if self.step_of(rank)]
-        return min([*trains, *([self._own] if group == self.home else [])], default=None)
+        lowest = self._own if group == self.home else None
+        for rank in counted:
+            is_lower = lowest is None or rank < lowest
+            if is_lower and self.group_of[rank] == group and self.step_of(rank):
+                lowest = rank
+        return lowest
 
     def gateway(self, counted: Collection[Rank]) -> tuple[Rank, bool]:
         """Return the worker that this one follows, and whether it is its site's gateway (maybe
@@ -101,6 +105,13 @@ class GatewayTracker:
         for rank in linked:
             view = self._views.get(rank)
             if view is not None and view.follows == self._own:
+                yield rank
+
+    def takers_for_gateway(self, linked: Iterable[Rank]) -> Iterator[Rank]:
+        """Return workers of other sites that regard this one as its site's gateway."""
+        for rank in linked:
+            view = self._views.get(rank)
+            if view is not None and view.yours == self._own and self.group_of[rank] != self.home:
                 yield rank
 
     def views(self, counted: Collection[Rank], linked: Collection[Rank]) -> dict[Rank, GatewayView]:

@@ -31,11 +31,10 @@ Source: the project's definition.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import decode_weights, encode_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
@@ -100,10 +99,7 @@ class PartitionMerge:
         the merge is done or has failed."""
         self._machine, self._replica = machine, replica
         self._rank, self._size, self._coding = context.rank, context.layout.size, context.coding
-        self._ranks: Collection[int] = frozenset(context.ranks)
-        if context.grows:  # the upper limit of ranks (`dlion_api.spec.ranks`)
-            groups = sum(len(site.groups) for site in context.spec.sites)
-            self._ranks = range(MAX_WORKERS_PER_GROUP * groups)
+        self._ranks = context.possible_ranks
         self._min_samples = min_samples
         self._slack = slack
         self._on_merging = on_merging

@@ -21,6 +21,10 @@ _ENTRY = struct.Struct("<IQ")
 MAX_WORKER_SAMPLES = 2**53
 """Upper limit of the count of a worker."""
 
+MERGE_ITERATIONS = 10
+"""A returned peer's samples cause a merge only above this many iterations of all workers. Below,
+the link was down for a moment, and the loss is like that of a superseded gradient."""
+
 _HELD, _STEP_OF = "held_samples_", "held_iteration_"
 """Prefixes of checkpoint keys, each followed by a rank."""
 
@@ -71,6 +75,18 @@ class SampleCounter:
 def missing_samples(held: Mapping[Rank, int], others: Mapping[Rank, int]) -> int:
     """Return the number of samples that `others` contains and `held` does not."""
     return sum(max(0, samples - held.get(rank, 0)) for rank, samples in others.items())
+
+
+def merge_text(senders: Collection[Rank], own: int, theirs: int) -> str:
+    """Return the message of the event of a merge. `own`, `theirs`: samples that one side lacks; 0:
+    too few to count."""
+    workers = f"worker{'s' * (len(senders) > 1)} {', '.join(map(str, senders))}"
+    if not own:
+        return f"adopted the weights of {workers}, which contain {theirs:,} more samples"
+    return (
+        f"merged with {workers}, weighted by the samples since the split: {own:,} samples here,"
+        f" {theirs:,} there"
+    )
 
 
 def encode_version_vector(held: Mapping[Rank, int]) -> bytes:

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlion_api.reasons import EventReason
 from dlion_core.policies.gradient.entries import largest_indices
-from dlion_core.policies.interface import ReportPlan
+from dlion_core.policies.interface import ReportEvent
 from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
 from dlion_core.policies.weights.round_planner import MAX_LOCAL_STEPS, RoundPlanner
 
@@ -86,5 +87,5 @@ class AdaptiveLocalSteps(AnchoredRounds):
     def steps_changed(self, own_proposal: int, before: int) -> list[Instruction]:
         """Report the plan if it is this worker's proposal."""
         if own_proposal == self.local_steps != before:
-            return [ReportPlan(self._plan_text)]
+            return [ReportEvent(EventReason.ROUNDS_PLANNED, self._plan_text)]
         return []

@@ -7,14 +7,14 @@ times `feedback` (error feedback). All wait for the pseudo-gradients of all, wei
 samples of the round, make the same outer step, and continue from the anchor that it gives. All use
 the largest H that a worker of the last round has proposed.
 
-**Repair.** Every contribution has the checksum of its anchor. A worker whose anchor is not that of
-most others, because it has just joined or was cut off, takes over theirs when the round closes.
+**Repair.** Every contribution has the checksum of its anchor. If they differ when a round closes,
+because a worker has just joined or some were cut off, `anchor_merge` decides which all go on from.
 """
 
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
 from dlion_core.codecs import (
     HEADER_BYTES,
     Coding,
@@ -35,23 +36,36 @@ from dlion_core.policies.aggregation import Contribution, sample_mean
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
+    TAKEN_OVER,
     Flat,
     Instruction,
     LocalStepDone,
     Message,
     MessageKind,
     ReplaceWeights,
+    ReportEvent,
     SendMessage,
     Value,
 )
+from dlion_core.policies.partitions.version_vector import (
+    MERGE_ITERATIONS,
+    SampleCounter,
+    decode_version_vector,
+    encode_version_vector,
+)
 from dlion_core.policies.state_values import vector_or_none
+from dlion_core.policies.weights.anchor_merge import Anchor, AnchorMerge, group_by_anchor
 from dlion_core.policies.weights.local_rounds import LocalRounds
 
 _CONTRIBUTION, _ANCHOR = 0, 1
+_ANSWERED = (MessageKind.HELD_REQUEST, MessageKind.WEIGHTS_REQUEST)
+MAX_ANSWERS = 3
+"""Of each kind to a peer, until the next round closes. A peer that is behind asks for each of the
+rounds of which it has this worker's contribution (`local_rounds` keeps two)."""
 _HEAD = struct.Struct("<BIIH")
 """Of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of its
-round, and its proposal for H (anchor: the H in use). A gradient follows; or the anchor, and the
-outer velocity if there is one."""
+round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector, the
+anchor, and the outer velocity if there is one."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +95,22 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         self._end: int | None = None  # iteration at which the current round ends
         self._steps_of: dict[Rank, int] = {}
         """H as each peer reported it last."""
-        self._adopting: Rank | None = None
-        """The peer whose anchor this worker awaits."""
+        self._merge: AnchorMerge | None = None
+        """The repair that awaits answers of peers."""
+        self._trained = SampleCounter()
+        """The samples that the anchor contains."""
+        self._min_samples = MERGE_ITERATIONS * context.spec.batching.global_batch_size.initial
         self._has_closed = False
         """Whether a round has closed and the weights are not those of the anchor yet."""
-        self._owed: set[Rank] = set()
-        """Peers that requested the anchor of the round that is open."""
-        self._served: dict[Rank, int] = {}
+        self._gone: set[Rank] = set()
+        """Peers that left after their last contribution: a new link or process knows nothing of it.
+        """
+        self._to_greet: set[Rank] = set()  # joined, and learn which samples the anchor contains
+        self._is_taken_over = False  # it has a peer's weights and has not stepped since
+        self._owed: dict[tuple[Rank, MessageKind], int] = {}
+        """Requests of peers, and the end of the round that must have closed before the answer."""
+        self._answers: Counter[tuple[Rank, MessageKind]] = Counter()
+        """Answers since the last round closed."""
 
     # ---- hooks of a policy -----------------------------------------------------------------------
 
@@ -111,11 +134,20 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
     def stepped(self, step: LocalStepDone) -> list[Instruction]:
         """Apply the own gradient only; report the iteration to the others."""
         self.count_step(step)
-        if self._end is None:  # it starts, or has taken over a peer's weights
+        self._is_taken_over = False
+        if self._end is None or self._end < step.iteration:
+            # It starts, has taken over a peer's weights, or continues where others are.
             self.local_steps = max(self._steps_of.values(), default=self.local_steps)
             self._end = _next_multiple(step.iteration - 1, self.local_steps)
         reported = self.progress(weights_version=self.local_steps)
         return [*reported, self.update_alone(step.gradient_D)]
+
+    def next_iteration(self) -> int:
+        """Return the iteration after the last. Continue at that of the furthest member if it is too
+        far ahead for common rounds: it has trained apart."""
+        own, slack = self.synchronizer.own, self.synchronizer.rule.slack or 0
+        furthest = max(map(self.synchronizer.finished, self.synchronizer.in_step()), default=0)
+        return furthest + 1 if furthest > own + slack + 1 else own + 1
 
     def update_applied(self) -> list[Instruction]:
         """Open the round if it is due: send the pseudo-gradient to every member."""
@@ -136,8 +168,14 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
     # ---- messages --------------------------------------------------------------------------------
 
     def received(self, sender: Rank, message: Message) -> list[Instruction]:
-        if message.kind is MessageKind.WEIGHTS_REQUEST:
-            return self._anchor_requested(sender, message.iteration)
+        match message.kind:
+            case MessageKind.WEIGHTS_REQUEST | MessageKind.HELD_REQUEST:
+                return self._requested(sender, message)
+            case MessageKind.HELD:
+                if self.open is not None and self.open.end <= message.iteration:
+                    # It closed there, maybe before the link was up: no contribution follows.
+                    self.open.expected.discard(sender)
+                return self._vector_arrived(sender, message.payload)
         return super().received(sender, message)
 
     def progress_arrived(self, sender: Rank, message: Message) -> None:
@@ -162,65 +200,95 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
                 f" {self._allowed_steps[0]} to {self._allowed_steps[-1]} steps"
             )
         if kind == _ANCHOR:
-            return self._adopt(sender, message.iteration, steps, rest)
+            return self._anchor_arrived(sender, message.iteration, steps, rest)
         if not 1 <= samples <= self.max_samples:
             raise ContractError(f"{samples} samples of a round; allowed: 1 to {self.max_samples}")
         if message.iteration >= self.first_wanted:
             part = decode_gradient(rest, self.size) if rest else None
             contribution = PseudoGradient(samples, part, checksum, steps)
             self.keep(sender, message.iteration, contribution)
+            self._gone.discard(sender)
         return []
 
     def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
         """Do not wait for a replacement of an invalid contribution or anchor."""
-        if message.kind is MessageKind.WEIGHTS:
-            if self.open is not None:
-                self.open.expected.discard(sender)
-            if self._adopting == sender:
-                self._adopting = None
+        if message.kind is MessageKind.WEIGHTS and self.open is not None:
+            self.open.expected.discard(sender)
+        if message.kind in (MessageKind.WEIGHTS, MessageKind.HELD) and self._merge is not None:
+            self._merge.lost(sender)
         return []
 
     def blocking_peers(self) -> frozenset[Rank]:
-        """Return members that may still contribute to the open round, or that owe their anchor."""
-        if self._adopting is not None:
-            return frozenset({self._adopting})
+        """Return members that may still contribute to the open round, or owe a vector or anchor."""
+        if self._merge is not None:
+            return self._merge.awaited()
         return super().blocking_peers()
+
+    def joined(self, rank: Rank, iteration: int) -> None:
+        super().joined(rank, iteration)
+        self._to_greet.add(rank)
 
     def left(self, rank: Rank) -> None:
         """Do not wait for it. Its contribution to the open round counts."""
         super().left(rank)
-        self._owed.discard(rank)
+        for kind in _ANSWERED:
+            self._owed.pop((rank, kind), None)
+            del self._answers[rank, kind]
         self._steps_of.pop(rank, None)
-        self._served.pop(rank, None)
-        if self._adopting == rank:
-            self._adopting = None
+        self._gone.add(rank)
+        self._to_greet.discard(rank)
+        if self._merge is not None:
+            self._merge.lost(rank)
 
     # ---- the end of a round ----------------------------------------------------------------------
 
     def advance(self) -> list[Instruction]:
+        closed = self.closed
         instructions = super().advance()
-        if self._has_closed and self._adopting is None and self.anchor_D is not None:
+        if self.closed != closed:
+            self._answers.clear()
+        instructions += self._answer_owed()
+        if self._to_greet and self.anchor_D is not None:
+            greeted, self._to_greet = self._to_greet if self._trained.held else set(), set()
+            instructions += [SendMessage(peer, self._vector()) for peer in sorted(greeted)]
+        if (merge := self._merge) is not None and not merge.awaited():
+            if merge.wanted is None:
+                wanted = sorted(merge.choose(self._trained.held))
+                request = Message(MessageKind.WEIGHTS_REQUEST, merge.end)
+                instructions += [SendMessage(peer, request) for peer in wanted]
+            if not merge.awaited():
+                self._continue_from(merge.merged(self._anchor()))
+                self._merge = None
+                if merge.text:
+                    instructions += [ReportEvent(EventReason.FOLDED_TOGETHER, merge.text)]
+        if self._has_closed and self._merge is None and self.anchor_D is not None:
             self._has_closed = False
-            instructions += [ReplaceWeights(self.anchor_D.copy()), *self._answer_owed()]
+            instructions += [ReplaceWeights(self.anchor_D.copy())]
         return instructions
 
     def close_round(
         self, contributions: Mapping[Rank, PseudoGradient], end: int
     ) -> list[Instruction]:
-        """Make the outer step. Request the anchor of most if this worker has another."""
+        """Make the outer step. Begin a repair if some workers have another anchor."""
         assert self.anchor_D is not None
         self._has_closed = True
         mean_D = sample_mean(contributions.values(), self.size)
         self.anchor_D = self.anchor_D - self.outer_step(mean_D)
         own, before = contributions[self.rank], self.local_steps
         self._follow(end, max(one.local_steps for one in contributions.values()))
-        reported = self.steps_changed(own.local_steps, before)
-        common = _most_common(one.checksum for one in contributions.values())
-        if own.checksum == common:
-            return reported
-        holders = [rank for rank, one in contributions.items() if one.checksum == common]
-        self._adopting = holders[0]
-        return [*reported, SendMessage(holders[0], Message(MessageKind.WEIGHTS_REQUEST, end))]
+        for rank, one in contributions.items():
+            self._trained.count(rank, end, one.samples)
+        instructions = self.steps_changed(own.local_steps, before)
+        present = {self.rank, *self.synchronizer.active} - self._gone
+        checksums = {rank: contributions[rank].checksum for rank in present & contributions.keys()}
+        groups = group_by_anchor(checksums)
+        if len(groups) > 1:
+            holders = [self.rank if self.rank in ranks else ranks[0] for ranks in groups]
+            position = holders.index(self.rank)
+            self._merge = AnchorMerge(end, holders, position, self._min_samples)
+            request = Message(MessageKind.HELD_REQUEST, end)
+            instructions += [SendMessage(one, request) for one in holders if one != self.rank]
+        return instructions
 
     def _follow(self, closed: int, local_steps: int) -> None:
         """Plan the next round after one that closed at that iteration."""
@@ -229,39 +297,77 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
 
     # ---- repair ----------------------------------------------------------------------------------
 
-    def _anchor_requested(self, sender: Rank, iteration: int) -> list[Instruction]:
-        """Answer with the anchor once the round of that iteration has closed here."""
-        if self.closed >= iteration:
-            return self._anchor_for(sender)
-        self._owed.add(sender)
-        return []
+    def _anchor(self) -> Anchor:
+        assert self.anchor_D is not None
+        held = dict(self._trained.held)
+        return Anchor(held, self.closed, self.local_steps, self.anchor_D, self.velocity_D)
+
+    def _continue_from(self, anchor: Anchor) -> None:
+        self.anchor_D, self.velocity_D = anchor.anchor_D, anchor.velocity_D
+        self._trained.held = dict(anchor.held)
+        self._follow(anchor.iteration, anchor.local_steps)
+
+    def _requested(self, sender: Rank, message: Message) -> list[Instruction]:
+        self._owed[sender, message.kind] = message.iteration
+        return self._answer_owed()
 
     def _answer_owed(self) -> list[Instruction]:
-        owed, self._owed = self._owed, set()
-        return [one for peer in sorted(owed) for one in self._anchor_for(peer)]
+        """Answer what was requested of rounds that have closed here, or that this worker left out:
+        it has taken over a later state."""
+        own, at = self.synchronizer.own, self.open.end if self.open is not None else None
+        answers: list[Instruction] = []
+        for (peer, kind), end in sorted(self._owed.items()):
+            if self.closed >= end or (own >= end and (at is None or at > end)):
+                del self._owed[peer, kind]
+                answers += self._answer(peer, kind, end)
+        return answers
 
-    def _anchor_for(self, peer: Rank) -> list[Instruction]:
-        if self.anchor_D is None or self._served.get(peer) == self.closed:
+    def _answer(self, peer: Rank, kind: MessageKind, end: int) -> list[Instruction]:
+        self._answers[peer, kind] += 1
+        if self.anchor_D is None or self._answers[peer, kind] > MAX_ANSWERS:
             return []
-        self._served[peer] = self.closed
+        if kind is MessageKind.HELD_REQUEST:
+            return [SendMessage(peer, self._vector())]
         head = _HEAD.pack(_ANCHOR, 0, 0, self.local_steps)
         # Exact, so that both have the same checksums from now on.
         vectors = [self.anchor_D, *([] if self.velocity_D is None else [self.velocity_D])]
         coded = [encode_weights(vector_D, ValueCodec.FLOAT32) for vector_D in vectors]
-        payload = b"".join((head, *coded))
-        return [SendMessage(peer, Message(MessageKind.WEIGHTS, self.closed, payload=payload))]
+        payload = b"".join((head, encode_version_vector(self._trained.held), *coded))
+        closed = max(self.closed, end)
+        return [SendMessage(peer, Message(MessageKind.WEIGHTS, closed, payload=payload))]
 
-    def _adopt(
+    def _vector(self) -> Message:
+        payload = encode_version_vector(self._trained.held)
+        return Message(MessageKind.HELD, self.closed, payload=payload)
+
+    def _vector_arrived(self, sender: Rank, payload: bytes | memoryview) -> list[Instruction]:
+        merge = self._merge
+        is_answer = merge is not None and merge.wanted is None and sender in merge.awaited()
+        if not (is_answer or self._is_taken_over):
+            return []
+        held, rest = decode_version_vector(payload, self.context.possible_ranks)
+        if rest.nbytes:
+            raise ContractError(f"HELD with {rest.nbytes} extra bytes; allowed: none")
+        if is_answer and merge is not None:
+            merge.vectors[sender] = held
+        else:
+            self._trained.include(held)
+        return []
+
+    def _anchor_arrived(
         self, sender: Rank, iteration: int, local_steps: int, payload: memoryview
     ) -> list[Instruction]:
-        if sender != self._adopting:
-            return []
-        length = HEADER_BYTES + ValueCodec.FLOAT32.bytes_of(self.size)
-        anchor_D = decode_weights(payload[:length], self.size).copy()
-        rest = payload[length:]
-        self.velocity_D = decode_weights(rest, self.size).copy() if rest else None
-        self.anchor_D, self._adopting = anchor_D, None
-        self._follow(iteration, local_steps)
+        merge = self._merge
+        if merge is not None and merge.wanted is not None and sender in merge.awaited():
+            known = max(self.synchronizer.own, self.synchronizer.finished(sender))
+            if iteration > known + self._allowed_steps[-1]:
+                raise ContractError(f"anchor of iteration {iteration}; allowed: up to {known}")
+            held, coded = decode_version_vector(payload, self.context.possible_ranks)
+            length = HEADER_BYTES + ValueCodec.FLOAT32.bytes_of(self.size)
+            anchor_D = decode_weights(coded[:length], self.size)
+            rest = coded[length:]
+            velocity_D = decode_weights(rest, self.size) if rest else None
+            merge.anchors[sender] = Anchor(held, iteration, local_steps, anchor_D, velocity_D)
         return []
 
     # ---- checkpoints -----------------------------------------------------------------------------
@@ -272,12 +378,15 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
             "round_local_steps": self.local_steps,
             "round_end": self._end or 0,
             "residual_D": self.residual.value_D.copy(),
+            **self._trained.state(),
         }
 
     def restore(self, state: Mapping[str, Value]) -> None:
         super().restore(state)
         self.local_steps = int(state["round_local_steps"])
         self._end = int(state["round_end"]) or None
+        self._is_taken_over = TAKEN_OVER in state
+        self._trained.restore(state)
         residual_D = vector_or_none(state, "residual_D")
         self.residual = Residual.zeros(self.size) if residual_D is None else Residual(residual_D)
 
@@ -289,8 +398,3 @@ def _next_multiple(after: int, step: int) -> int:
 
 def _checksum(anchor_D: Flat) -> int:
     return zlib.crc32(anchor_D.data)
-
-
-def _most_common(checksums: Iterable[int]) -> int:
-    """Return the most frequent one; of several, the first."""
-    return Counter(checksums).most_common(1)[0][0]

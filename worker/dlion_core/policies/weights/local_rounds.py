@@ -89,6 +89,12 @@ class LocalRounds(PeerMachine, Generic[C]):
         return [SendMessage(peer, message) for peer in self.synchronizer.active]
 
     @property
+    def is_mid_round(self) -> bool:
+        """Whether this worker has made local steps since the last round, so that its weights differ
+        from the others'."""
+        return self.synchronizer.own != self.closed
+
+    @property
     def first_wanted(self) -> int:
         """The first iteration whose round has not closed here."""
         return self.closed + 1 if self.open is None else self.open.end
@@ -109,10 +115,13 @@ class LocalRounds(PeerMachine, Generic[C]):
         if self.open is None:
             return frozenset()
         end = self.open.end
+        # A worker that is further has continued elsewhere: it owes this round nothing.
+        last = end + (self.synchronizer.rule.slack or 0)
         return frozenset(
             rank
             for rank in self.open.expected
-            if not any(at >= end for at in self._received.get(rank, ()))
+            if self.synchronizer.finished(rank) <= last
+            and not any(at >= end for at in self._received.get(rank, ()))
         )
 
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's

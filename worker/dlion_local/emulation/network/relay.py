@@ -2,8 +2,9 @@
 
 Run as `python -m dlion_local.emulation.network.relay` by `emulation.network.relay_network`. For
 every pair of workers it listens on a port and forwards connections to the target's port. Bytes from
-worker i to j pass every pipe of i's uplink that names j and of j's downlink that names i, then wait
-for the latency. Buffers are small, so that back-pressure reaches the sender as on a real link.
+worker i to j pass every pipe of i's uplink that names j and of j's downlink that names i, those
+that their sites share included, then wait for the latency. Buffers are small, so that back-pressure
+reaches the sender as on a real link.
 
 Requests are JSON lines on standard input, answers go to standard output; the process ends with its
 input. The first request names the links, and its answer their ports; others change the conditions.
@@ -12,6 +13,7 @@ It paces stream bytes, without headers, and does not parse them.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import signal
@@ -22,7 +24,7 @@ from dataclasses import asdict
 from typing import Any, Self
 
 from dlion_api.names import Rank
-from dlion_environments.plan import Conditions, Pipe, WorkerConditions
+from dlion_environments.plan import Conditions, Pipe, PipeKey, WorkerConditions
 
 log = logging.getLogger(__name__)
 
@@ -107,33 +109,29 @@ class Relay:
     """All links of a run."""
 
     def __init__(self, conditions: Conditions) -> None:
-        self._pacers: dict[tuple[Rank, bool], list[tuple[frozenset[Rank], Pacer]]] = {}
-        for worker in conditions.workers:
-            for down, pipes in ((False, worker.uplink), (True, worker.downlink)):
-                self._pacers[worker.rank, down] = [
-                    (pipe.peers, Pacer(pipe.bytes_per_s)) for pipe in pipes
-                ]
-        ranks = [worker.rank for worker in conditions.workers]
+        links = _pipes_of_links(conditions)
+        self._pacers = {
+            key: Pacer(pipe.bytes_per_s) for pipes in links.values() for key, pipe in pipes.items()
+        }
         self.directions = {
-            (sender, receiver): LinkDirection(self._pacers_between(sender, receiver))
-            for sender in ranks
-            for receiver in ranks
-            if sender != receiver
+            link: LinkDirection([self._pacers[key] for key in pipes])
+            for link, pipes in links.items()
         }
         self._connections: set[asyncio.Task[None]] = set()
         self.apply(conditions)
 
-    def _pacers_between(self, sender: Rank, receiver: Rank) -> list[Pacer]:
-        up = [pacer for peers, pacer in self._pacers[sender, False] if receiver in peers]
-        down = [pacer for peers, pacer in self._pacers[receiver, True] if sender in peers]
-        return up + down
-
     def apply(self, conditions: Conditions) -> None:
         """Apply these rates, latencies and cuts; connections stay open."""
         now_s = asyncio.get_running_loop().time()
-        for worker in conditions.workers:
-            for down, pipes in ((False, worker.uplink), (True, worker.downlink)):
-                _set_rates(self._pacers[worker.rank, down], pipes, now_s)
+        pipes = {
+            key: pipe
+            for of_link in _pipes_of_links(conditions).values()
+            for key, pipe in of_link.items()
+        }
+        if pipes.keys() != self._pacers.keys():
+            raise ValueError("the shape of the pipes may not change during a run")
+        for key, pacer in self._pacers.items():
+            pacer.set_rate(pipes[key].bytes_per_s, now_s)
         self._choose_chunks()
         for (sender, receiver), direction in self.directions.items():
             direction.latency_s = conditions.worker(sender).latency_s.get(receiver, 0.0)
@@ -281,13 +279,10 @@ class _DelayLine:
         self._task.cancel()
 
 
-def _set_rates(
-    pacers: list[tuple[frozenset[Rank], Pacer]], pipes: tuple[Pipe, ...], now_s: float
-) -> None:
-    for (peers, pacer), pipe in zip(pacers, pipes, strict=True):
-        if peers != pipe.peers:
-            raise ValueError("the shape of the pipes may not change during a run")
-        pacer.set_rate(pipe.bytes_per_s, now_s)
+def _pipes_of_links(conditions: Conditions) -> dict[tuple[Rank, Rank], dict[PipeKey, Pipe]]:
+    """The pipes of each link, by (sender, receiver)."""
+    ranks = [worker.rank for worker in conditions.workers]
+    return {link: dict(conditions.pipes(*link)) for link in itertools.permutations(ranks, 2)}
 
 
 def _new_socket(receive_bytes: int) -> socket.socket:
@@ -341,7 +336,14 @@ def links_from_json(document: Sequence[Mapping[str, Any]]) -> Conditions:
 
 
 def _pipes_from_json(pipes: Sequence[Mapping[str, Any]]) -> tuple[Pipe, ...]:
-    return tuple(Pipe(frozenset(map(Rank, p["peers"])), p["bytes_per_s"]) for p in pipes)
+    return tuple(
+        Pipe(
+            frozenset(map(Rank, pipe["peers"])),
+            pipe["bytes_per_s"],
+            frozenset(map(Rank, pipe["sharers"])),
+        )
+        for pipe in pipes
+    )
 
 
 def _write_answer(answer: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """One direction of a worker's links as an htb tree: rates, queues and cuts of one interface.
 
-Used by `emulation.network.namespaces`, and by the tests' Kubernetes sites, where a *peer* is a
-whole site with its own network. The pipe that all peers share is the parent of narrower pipes. Each
-peer has a leaf with its own queue under its narrowest pipe, so that links share evenly. The
-coordinator's traffic has an unlimited leaf. Cut peers go to a leaf that drops everything.
+Used by `emulation.network.namespaces`, also for what the workers of a site share, where a *peer* is
+one link between two workers; and by the tests' Kubernetes sites, where a *peer* is a whole site
+with its own network. The pipe that all peers share is the parent of narrower pipes. Each peer has a
+leaf with its own queue under its narrowest pipe, so that links share evenly. The coordinator's
+traffic has an unlimited leaf. Cut peers go to a leaf that drops everything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ product is less than a frame; cubic needs about this much to stay busy."""
 FRAME_BYTES = 1514
 MIN_QUEUE_BYTES = 16 * FRAME_BYTES
 UNLIMITED_BYTES_PER_S = 5e9
+ANY = "0.0.0.0/0"
+"""Matches every address."""
 _BURST_S = 0.002
 _ROOT, _PARENT, _UNSHAPED, _DROPPED, _REST, _FIRST_PIPE, _FIRST_PEER = 0, 1, 5, 6, 0x10, 0x20, 0x200
 
@@ -63,17 +66,17 @@ class ShapedInterface:
 
     namespace: str
     interface: str
-    match: str
-    """Which address identifies the peer: `dst` in the worker's namespace, `src` in the hub."""
-    addresses: Mapping[Rank, str]
-    """One address, or a network with its prefix length, per peer."""
+    ends: Mapping[Rank, tuple[str, str]]
+    """Source and destination of each peer's packets: addresses, or networks with their prefix
+    length."""
     unshaped_address: str
+    """Of the coordinator: what it sends and gets has no rate."""
     _cut: frozenset[Rank] = frozenset()
     _classes: dict[int, _Class] = field(default_factory=dict)
     _shape: list[frozenset[Rank]] = field(default_factory=list)
 
     def start(self, pipes: Sequence[Pipe]) -> None:
-        """Create the tree. Pipes must not overlap, except the one for all peers."""
+        """Create the tree. Pipes must not overlap, except those for all peers."""
         self._shape = [pipe.peers for pipe in pipes]
         self._classes = {made.minor: made for made in self._tree(pipes)}
         device = f"dev {self.interface}"
@@ -83,10 +86,9 @@ class ShapedInterface:
             if made.queue_bytes is not None:
                 lines.append(f"qdisc add {device} {made.queue_arguments()}")
         lines.append(f"qdisc add {device} parent 1:{_DROPPED:x} handle {_DROPPED:x}: blackhole")
-        lines.append(self._filter(2, self.unshaped_address, _UNSHAPED))
-        lines += [
-            self._filter(3, address, _FIRST_PEER + peer) for peer, address in self.addresses.items()
-        ]
+        unshaped = self.unshaped_address
+        lines += [self._filter(2, ends, _UNSHAPED) for ends in ((unshaped, ANY), (ANY, unshaped))]
+        lines += [self._filter(3, ends, _FIRST_PEER + peer) for peer, ends in self.ends.items()]
         run_batch("tc", self.namespace, lines)
 
     def set_rates(self, pipes: Sequence[Pipe]) -> None:
@@ -112,15 +114,16 @@ class ShapedInterface:
             return
         device = f"dev {self.interface}"
         lines = [f"filter del {device} parent 1: prio 1 protocol ip"] if self._cut else []
-        lines += [self._filter(1, self.addresses[peer], _DROPPED) for peer in sorted(peers)]
+        lines += [self._filter(1, self.ends[peer], _DROPPED) for peer in sorted(peers)]
         run_batch("tc", self.namespace, lines)
         self._cut = peers
 
     def _tree(self, pipes: Sequence[Pipe]) -> list[_Class]:
         """The classes, parents first."""
-        everyone = frozenset(self.addresses)
-        total = next((p.bytes_per_s for p in pipes if p.peers == everyone), UNLIMITED_BYTES_PER_S)
+        everyone = frozenset(self.ends)
         free = UNLIMITED_BYTES_PER_S
+        # A worker that is alone at its site, or at the only one, has its own rate and the site's.
+        total = min((p.bytes_per_s for p in pipes if p.peers == everyone), default=free)
         classes = [
             _Class(_PARENT, _ROOT, total, total, None),
             _Class(_UNSHAPED, _ROOT, free, free, queue_bytes(free)),
@@ -142,9 +145,9 @@ class ShapedInterface:
             classes.append(_Class(_FIRST_PEER + peer, parent, rate, own, queue))
         return classes
 
-    def _filter(self, priority: int, address: str, minor: int) -> str:
-        network = address if "/" in address else f"{address}/32"
+    def _filter(self, priority: int, ends: tuple[str, str], minor: int) -> str:
+        source, destination = (end if "/" in end else f"{end}/32" for end in ends)
         return (
             f"filter add dev {self.interface} parent 1: protocol ip prio {priority} "
-            f"u32 match ip {self.match} {network} flowid 1:{minor:x}"
+            f"u32 match ip src {source} match ip dst {destination} flowid 1:{minor:x}"
         )

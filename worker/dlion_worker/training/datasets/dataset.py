@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError
 
 Labels = NDArray[np.int32]
-Samples = tuple[NDArray[Any], Labels]
-"""x [N, ...] and y [N, ...], of equal length."""
+Samples = tuple[NDArray[Any], NDArray[Any]]
+"""x [N, ...] and y [N, ...], of equal length. Several inputs or targets are an array of records."""
+
+MAX_FIELDS = 256
+"""Inputs or targets of a sample."""
 
 
 Fingerprint = tuple[int, int]
@@ -27,8 +30,9 @@ class DataSet:
 
     parts: Mapping[str, Samples]
     held_out_x: NDArray[Any]
-    held_out_y: Labels
+    held_out_y: NDArray[Any]
     class_count: int
+    """0: `y` are targets, not labels."""
     training_set_samples: int
     """Samples of all workers, as far as the manifest determines it. Where each has its own data,
     assumes as many as this worker has."""
@@ -47,6 +51,12 @@ class DataSet:
         return self.held_out_x.dtype
 
     @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample's label or target; None: it has several."""
+        y = self.held_out_y
+        return tuple(y.shape[1:]) if y.dtype.names is None else None
+
+    @property
     def samples(self) -> int:
         """Number of this worker's training samples."""
         return sum(len(y) for _, y in self.parts.values())
@@ -62,12 +72,74 @@ def checked(x: object, y: object, source: str) -> Samples:
             f"{source}: samples must be NumPy arrays (given: x {type(x).__name__}, y "
             f"{type(y).__name__}). Convert them with numpy.asarray"
         )
-    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or len(x) == 0:
+    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or x.size == 0 or y.size == 0:
         raise DataError(
             f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
             "x [N, ...], y [N], N at least 1)"
         )
     return _values(x, source), _labels(y, source)
+
+
+def checked_targets(x: object, y: object, source: str) -> Samples:
+    """Validate what a program's `load_data` returns: as `checked`, or targets in place of labels.
+
+    A dict of arrays becomes an array of records. Raises: DataError, naming `source`.
+    """
+    x, y = _records(x, "x", source), _records(y, "y", source)
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return checked(x, y, source)
+    has_targets = y.dtype.names is not None or y.dtype.kind == "f"
+    if x.dtype.names is None and not has_targets:
+        return checked(x, y, source)
+    is_sample = x.dtype.names is not None or x.ndim > 1
+    if not is_sample or y.ndim < 1 or len(x) != len(y) or x.size == 0 or y.size == 0:
+        raise DataError(
+            f"{source}: wrong shapes (given: x {list(x.shape)}, y {list(y.shape)}; allowed: "
+            "x [N, ...], y [N, ...], N at least 1)"
+        )
+    if x.dtype.names is None:
+        x = _values(x, source)
+    if y.dtype.names is None:
+        y = _values(y, f"{source}: y") if has_targets else _labels(y, source)
+    return x, y
+
+
+def _records(arrays: object, name: str, source: str) -> Any:
+    """A dict of arrays as one array of records; anything else unchanged."""
+    if isinstance(arrays, np.ndarray) and arrays.dtype.names is not None:
+        arrays = {key: arrays[key] for key in arrays.dtype.names}
+    if not isinstance(arrays, dict):
+        return arrays
+    if not 0 < len(arrays) <= MAX_FIELDS or not all(
+        isinstance(key, str) and key and isinstance(each, np.ndarray) and each.ndim
+        for key, each in arrays.items()
+    ):
+        raise DataError(
+            f"{source}: {name} as a dict must have from 1 to {MAX_FIELDS} names, each with a NumPy "
+            "array [N, ...]. Convert them with numpy.asarray"
+        )
+    values = {
+        key: _values(arrays[key], f"{source}: {name}[{key!r}]")
+        for key in sorted(arrays)  # so that train and test have one type
+    }
+    if name == "y":  # no pixels
+        values = {k: v.astype(np.int32) if v.dtype == np.uint8 else v for k, v in values.items()}
+    lengths = {len(each) for each in values.values()}
+    if len(lengths) > 1:
+        raise DataError(
+            f"{source}: {name} has arrays of different lengths (given: "
+            f"{', '.join(f'{key} {len(each)}' for key, each in values.items())})"
+        )
+    form = [(key, each.dtype, each.shape[1:]) for key, each in values.items()]
+    records = np.empty(lengths.pop(), form)
+    for key, each in values.items():
+        records[key] = each
+    return records
+
+
+def class_labels(y: NDArray[Any]) -> Labels:
+    """The class of each sample; 0 where `y` has no single class number for it."""
+    return y if y.dtype == np.int32 and y.ndim == 1 else np.zeros(len(y), np.int32)
 
 
 def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
@@ -82,6 +154,12 @@ def _values(x: NDArray[Any], source: str) -> NDArray[Any]:
             )
         return x
     if x.dtype.kind in "iub":
+        limits = np.iinfo(np.int32)
+        if x.size and not limits.min <= x.min() <= x.max() <= limits.max:
+            raise DataError(
+                f"{source}: integer out of range (given: {x.min()} to {x.max()}; allowed: "
+                f"{limits.min} to {limits.max}). Use floats, or smaller numbers"
+            )
         return x.astype(np.int32, copy=False)
     raise DataError(
         f"{source}: unsupported sample type (given: {x.dtype}; allowed: "

@@ -7,6 +7,7 @@ but the last two depend only on labels and seed, so every worker knows all share
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,15 @@ from dlion_api.errors import DataError, ProgramError
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
 from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
-from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples, check_alike, checked
+from dlion_worker.training.datasets.dataset import (
+    DataSet,
+    Labels,
+    Samples,
+    check_alike,
+    checked,
+    checked_targets,
+    class_labels,
+)
 from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
 from dlion_worker.training.datasets.sources import ArraySource, DatasetCache, SampleSource
@@ -109,7 +118,7 @@ def _of_one_part(
     count = len(y)
     if spec.drop_near_duplicates:
         filtering = selection.NearDuplicates(spec.near_duplicate_threshold)
-        kept = filtering.select_new(x, y, [SINGLE_PART] * count)
+        kept = filtering.select_new(x, class_labels(y), [SINGLE_PART] * count)
         x, y = x[kept], y[kept]
         _LOG.info("near-duplicates left out: %d of %d samples", count - len(y), count)
     return DataSet(
@@ -183,36 +192,59 @@ def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) 
     x, y = _user_samples(program, "train", str(identity.site), number)
     held_x, held_y = _user_samples(program, "test", str(identity.site), number)
     check_alike(held_x, tuple(x.shape[1:]), f"program {program.name}: load_data('test', ...)")
-    if x.dtype != held_x.dtype:
+    for train, test, what in ((x, held_x, "samples"), (y, held_y, "labels or targets")):
+        if train.dtype != test.dtype:
+            raise ProgramError(
+                f"program {program.name}: load_data gives {what} of two types (train "
+                f"{train.dtype}, test {test.dtype}). Use one"
+            )
+    if y.shape[1:] != held_y.shape[1:]:
         raise ProgramError(
-            f"program {program.name}: load_data gives samples of two types (train {x.dtype}, test "
-            f"{held_x.dtype}). Use one"
+            f"program {program.name}: load_data gives labels or targets of two shapes (train "
+            f"{list(y.shape)}, test {list(held_y.shape)}). Use one"
         )
     spec = job.spec.trainer.dataset
-    kept = selection.of_classes(y, spec.keep_classes)
+    _check_selection(spec, x, y, program.name)
+    labels = class_labels(y)
+    kept = selection.of_classes(labels, spec.keep_classes)
     seed = [job.spec.trainer.seed, identity.rank]
-    kept = kept[selection.subsampled(y[kept], spec.keep_fraction, seed=seed)]
+    kept = kept[selection.subsampled(labels[kept], spec.keep_fraction, seed=seed)]
     if len(kept) < len(y):
         x, y = x[kept], y[kept]
+    has_labels = y.dtype == np.int32
     return _of_one_part(
         spec,
         (x, y),
         (held_x, held_y),
-        class_count=open_sources.class_count_of(None, program.name, y, held_y),
+        class_count=open_sources.class_count_of(None, program.name, y, held_y) if has_labels else 0,
         total=len(y) * len(job.workers()),
     )
+
+
+def _check_selection(spec: Dataset, x: NDArray[Any], y: NDArray[Any], name: str) -> None:
+    """Raises: ProgramError where the manifest selects by what these samples do not have."""
+    if spec.keep_classes and (y.dtype != np.int32 or y.ndim != 1):
+        raise ProgramError(
+            f"program {name}: trainer.dataset.keepClasses needs one class number for each sample "
+            f"(given: y {y.dtype} {list(y.shape)}). Remove it"
+        )
+    if spec.drop_near_duplicates and x.dtype.names is not None:
+        raise ProgramError(
+            f"program {name}: trainer.dataset.dropNearDuplicates compares samples that are single "
+            f"arrays (given: {', '.join(x.dtype.names)}). Remove it"
+        )
 
 
 def _user_samples(program: TrainingProgram, split: str, site: str, number: int) -> Samples:
     assert program.load_data is not None
     call = f"load_data({split!r}, {site!r}, {number})"
-    with user_code(program, call, "It must return (x, y) as NumPy arrays"):
+    with user_code(program, call, "It must return (x, y) as NumPy arrays or dicts of them"):
         result = program.load_data(split, site, number)
     if not isinstance(result, tuple) or len(result) != 2:
         raise ProgramError(
             f"program {program.name}: {call} must return (x, y) (given: {type(result).__name__})"
         )
     try:
-        return checked(result[0], result[1], f"program {program.name}: {call}")
+        return checked_targets(result[0], result[1], f"program {program.name}: {call}")
     except DataError as error:
         raise ProgramError(str(error)) from error

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError
 from dlion_core.policies.interface import Value
-from dlion_worker.training.datasets.dataset import DataSet, Labels, Samples
+from dlion_worker.training.datasets.dataset import DataSet, Samples
 
 _LOG = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class BatchStream:
 
 def _joined(
     parts: Mapping[str, Samples],
-) -> tuple[NDArray[Any], Labels, dict[str, NDArray[np.int64]]]:
+) -> tuple[NDArray[Any], NDArray[Any], dict[str, NDArray[np.int64]]]:
     """All parts as one pair of arrays, and the rows of each part."""
     ends = np.cumsum([len(y) for _, y in parts.values()])
     rows = {

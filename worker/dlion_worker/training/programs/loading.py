@@ -2,13 +2,16 @@
 
 The user's protocol, in a file or an importable module:
 
-    build_model() -> keras.Model                     outputs are logits; no softmax at the end
-    load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays; split "train" or "test"
+    build_model() -> keras.Model
+    load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays, or dicts of them
     loss(y_true, y_pred)                             optional; a scalar or a value per sample
+    accuracy(y_true, y_pred)                         optional; from 0 to 1, as loss
+    optimizer() -> keras.optimizers.Optimizer        for trainer.optimizer.name: program
 
-`worker_index` counts the workers of a site from 0, over all its groups. `x` of type uint8 is taken
-as pixels and scaled to 0..1; other types are unchanged. `y` holds class numbers from 0. Without
-`load_data`, the manifest's `trainer.dataset` defines the data.
+`split` is "train" or "test". `worker_index` counts the workers of a site from 0, over all its
+groups. `x` of type uint8 is taken as pixels and scaled to 0..1; other types are unchanged. `y`
+holds class numbers from 0, or targets: floats, or a dict for several outputs. Without `load_data`,
+the manifest's `trainer.dataset` defines the data.
 """
 
 import importlib
@@ -33,7 +36,8 @@ _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
 }
 
 _PROTOCOL = (
-    "A program needs build_model() and may have load_data(split, site, worker_index) and loss"
+    "A program needs build_model() and may have load_data(split, site, worker_index), loss, "
+    "accuracy and optimizer"
 )
 
 
@@ -97,7 +101,7 @@ def _from_module(name: str, directory: Path) -> TrainingProgram:
 
 
 def _from_namespace(module: ModuleType, name: str, source: Path | None) -> TrainingProgram:
-    for function in ("build_model", "load_data", "loss"):
+    for function in ("build_model", "load_data", "loss", "accuracy", "optimizer"):
         value = getattr(module, function, None)
         if value is not None and not callable(value):
             raise ProgramError(f"program {name}: {function} is not a function. {_PROTOCOL}")
@@ -111,6 +115,8 @@ def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Train
         name=name,
         build=build,
         loss=getattr(module, "loss", None),
+        accuracy=getattr(module, "accuracy", None),
+        optimizer=getattr(module, "optimizer", None),
         load_data=getattr(module, "load_data", None),
         source=source,
     )

@@ -14,16 +14,20 @@ from dlion_api.errors import DLionError, ProgramError
 class TrainingProgram:
     """A model to train and, optionally, its loss and data.
 
-    `build` makes a Keras model with logits [B, ..., class_count] from the shape of one sample and
-    the number of classes. `loss` gets (y_true, logits) as tensors and returns a scalar or a value
-    per sample; None: softmax cross-entropy. `load_data` gets the split ("train" or "test"), the
-    site and the worker's number within its site. `source` is the user's file, None for a built-in
+    `build` makes a Keras model from the shape of one sample and the number of classes. `loss` gets
+    (y_true, y_pred) as tensors and returns a scalar or a value per sample; None: cross-entropy of
+    labels, squared error of targets. `accuracy` gets the same and returns values from 0 to 1; None:
+    the share of labels that the largest output meets, the coefficient of determination of targets.
+    `optimizer` returns a Keras optimizer. `load_data` gets the split ("train" or "test"), the site
+    and the worker's number within its site. `source` is the user's file, None for a built-in
     program.
     """
 
     name: str
     build: Callable[[tuple[int, ...], int], Any]
     loss: Callable[[Any, Any], Any] | None = None
+    accuracy: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[], Any] | None = None
     load_data: Callable[[str, str, int], Any] | None = None
     source: Path | None = None
 

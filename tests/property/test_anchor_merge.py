@@ -1,0 +1,301 @@
+"""Workers of anchored rounds that trained apart: where they meet.
+
+Facts: two sides of any size meet at the mean of their anchors, weighted by the samples that each
+alone has trained on, and continue with equal weights and outer velocities; a side that has trained
+on too little, or on nothing, takes over the other's; one worker with more training is not outvoted;
+another cut in the middle holds nobody; samples count once, and a checkpoint keeps them; a holder
+that merged before it answered is taken over; vectors of strangers are refused.
+
+Left out: what rounds exchange (test_adaptive.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.names import Rank
+from dlion_core.policies.interface import (
+    MemberJoined,
+    MemberLeft,
+    Message,
+    MessageArrived,
+    MessageKind,
+    RejectMessage,
+)
+from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_core.policies.partitions.version_vector import encode_version_vector
+from dlion_core.policies.weights.anchor_merge import Anchor, AnchorMerge, group_by_anchor
+from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
+from example_counts import examples
+from policy_cluster import spec
+from weighing_cluster import WeighingCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+seeds = st.integers(0, 2**32)
+ZERO, ONE, TWO, THREE = (Rank(rank) for rank in range(4))
+MIN_SAMPLES = 10
+"""Ten iterations of the spec's global batch of one sample."""
+
+
+class SplitCluster(WeighingCluster):
+    """Workers that send whole pseudo-gradients, whose links can be cut."""
+
+    def __init__(self, sizes: list[int], seed: int, *, momentum: float = 0.0) -> None:
+        parameters = {"codec": "float32", "density": 1, "localSteps": 2, "outerMomentum": momentum}
+        job = spec(exchange={"policy": "adaptive", "parameters": parameters})
+        size = replace(job.batching.global_batch_size, initial=1)
+        job = replace(job, batching=replace(job.batching, global_batch_size=size))
+        super().__init__(job, sizes, seed=seed % 999)
+        self.order = np.random.default_rng(seed)
+        self.down: set[tuple[Rank, Rank]] = set()
+
+    def rounds(self, rank: Rank) -> AnchoredRounds:
+        guard = self.replicas[rank].machine
+        assert isinstance(guard, IterationGuard)
+        assert isinstance(guard.machine, AnchoredRounds)
+        return guard.machine
+
+    def anchor(self, rank: Rank) -> np.ndarray:
+        anchor_D = self.rounds(rank).anchor_D
+        assert anchor_D is not None
+        return anchor_D
+
+    def cut(self, group: Collection[Rank]) -> None:
+        for source, target in self.links:
+            if (source in group) != (target in group) and (source, target) not in self.down:
+                self.links[source, target].clear()
+                self.down.add((source, target))
+                self.handle(target, MemberLeft(source))
+
+    def heal(self, *, at_once: bool = True) -> None:
+        """`at_once`: all know how far the others are before anybody makes another step."""
+        healed, self.down = sorted(self.down), set()
+        for source, target in healed:
+            self.handle(target, MemberJoined(source, self.replicas[source].iteration))
+        if at_once:
+            self.deliver_all()
+
+    def train(self, group: Collection[Rank], steps: int, *, learns: bool = True) -> None:
+        """All come so many iterations further than the furthest, in any order, and everything
+        arrives."""
+        gradient_D = None if learns else np.zeros(self.layout.size, np.float32)
+        end = max(self.replicas[rank].iteration for rank in group) + steps
+        while behind := [rank for rank in group if self.replicas[rank].iteration < end]:
+            may = [rank for rank in behind if self.may_step(rank)]
+            under_way = [link for link, queue in self.links.items() if queue]
+            assert may or under_way, f"held for ever before {end}: {behind}"
+            choice = int(self.order.integers(len(may) + len(under_way)))
+            if choice < len(may):
+                self.step(may[choice], gradient_D)
+            else:
+                self.deliver(*under_way[choice - len(may)])
+        while under_way := [link for link, queue in self.links.items() if queue]:
+            self.deliver(*under_way[int(self.order.integers(len(under_way)))])
+
+    def assert_equal(self) -> None:
+        first, *others = (self.rounds(rank).state() for rank in self.ranks)
+        for other in others:
+            for name in ("anchor_D", "velocity_D"):
+                np.testing.assert_array_equal(first.get(name, 0), other.get(name, 0))
+
+
+def parted(
+    sizes: list[int], seed: int, steps: tuple[int, int], *, momentum: float = 0.0
+) -> tuple[SplitCluster, list[Rank], list[Rank]]:
+    """A cluster whose two sides trained apart for so many steps."""
+    cluster = SplitCluster(sizes, seed, momentum=momentum)
+    cluster.train(cluster.ranks, 5)
+    middle = 1 + seed % (len(sizes) - 1)
+    one, other = cluster.ranks[:middle], cluster.ranks[middle:]
+    cluster.cut(one)
+    for group, count in zip((one, other), steps, strict=True):
+        cluster.train(group, count)
+    return cluster, one, other
+
+
+def meeting(cluster: SplitCluster, *groups: list[Rank]) -> np.ndarray:
+    """The definition: the mean of the anchors by the samples that each side alone has."""
+    vectors = [cluster.rounds(group[0]).state() for group in groups]
+    samples = [
+        sum(
+            int(count) - int(vectors[1 - place].get(name, 0))
+            for name, count in vectors[place].items()
+            if name.startswith("held_samples_") and count > vectors[1 - place].get(name, 0)
+        )
+        for place in (0, 1)
+    ]
+    counting = [count if count >= MIN_SAMPLES else 0 for count in samples]
+    if not any(counting):
+        counting = [int(len(groups[0]) >= len(groups[1])), int(len(groups[0]) < len(groups[1]))]
+    anchors = [cluster.anchor(group[0]).astype(np.float64) for group in groups]
+    return np.average(anchors, axis=0, weights=counting)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    seed=seeds,
+    rounds=st.integers(0, 8),
+)
+@settings(max_examples=examples(80), deadline=None)
+def test_two_sides_meet_at_the_mean_by_samples(sizes: list[int], seed: int, rounds: int) -> None:
+    """Nothing is learnt while they meet, so that the meeting point is that of the definition."""
+    cluster, one, other = parted(sizes, seed, (1 + 2 * rounds, 1 + 2 * rounds))
+    expected_D = meeting(cluster, one, other)
+    cluster.heal()
+    cluster.train(cluster.ranks, 8, learns=False)
+    np.testing.assert_allclose(cluster.anchor(one[0]), expected_D, rtol=1e-4, atol=1e-5)
+    cluster.assert_equal()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    seed=seeds,
+    steps=st.tuples(st.integers(0, 17), st.integers(0, 17)),
+    momentum=st.sampled_from([0.0, 0.9]),
+    again=st.none() | st.integers(1, 9),
+)
+@settings(max_examples=examples(80), deadline=None)
+def test_all_are_equal_again_whatever_each_side_did(
+    sizes: list[int], seed: int, steps: tuple[int, int], momentum: float, again: int | None
+) -> None:
+    """After another cut in the middle of it, too."""
+    cluster, one, other = parted(sizes, seed, steps, momentum=momentum)
+    cluster.heal(at_once=False)
+    if again is not None:
+        for turn in range(again):
+            rank = cluster.ranks[turn % len(cluster.ranks)]
+            if cluster.may_step(rank):
+                cluster.step(rank)
+            cluster.deliver(*sorted(cluster.links)[turn % len(cluster.links)])
+        cluster.cut(one)
+        for group in (one, other):
+            cluster.train(group, 3)
+        cluster.heal(at_once=False)
+    cluster.train(cluster.ranks, 12)
+    cluster.assert_equal()
+
+
+def test_a_contribution_of_who_died_and_came_again_asks_nothing_of_it() -> None:
+    """Its new process closes no round before the others do, which would wait for its answer."""
+    cluster, (lost,), others = parted([2, 2, 2], 0, (20, 20))
+    cluster.heal()
+    for rank in (lost, others[0]):
+        while cluster.rounds(rank).open is None:
+            cluster.step(rank)
+    while cluster.deliver(lost, others[0]):
+        pass
+    cluster.leave(lost)
+    again, iteration = cluster.replicas[lost], cluster.replicas[others[0]].iteration
+    again.weights_D = cluster.anchor(others[1]).copy()
+    again.machine = cluster.machine(lost, again.weights_D)
+    assert isinstance(again.machine, IterationGuard)
+    again.machine.take_over(iteration)
+    again.iteration = iteration
+    for rank in others:
+        cluster.handle(lost, MemberJoined(rank, cluster.replicas[rank].iteration))
+        cluster.handle(rank, MemberJoined(lost, iteration))
+    cluster.train(cluster.ranks, 8)
+    cluster.assert_equal()
+
+
+def test_a_checkpoint_keeps_what_its_anchor_contains() -> None:
+    cluster, one, other = parted([2, 3], 0, (21, 21))
+    expected_D = meeting(cluster, one, other)
+    kept = cluster.replicas[ONE].machine.state()
+    cluster.replicas[ONE].machine = cluster.machine(ONE, cluster.replicas[ONE].weights_D)
+    cluster.replicas[ONE].machine.restore(kept)
+    cluster.heal()
+    cluster.train(cluster.ranks, 8, learns=False)
+    np.testing.assert_allclose(cluster.anchor(ZERO), expected_D, rtol=1e-4, atol=1e-5)
+    cluster.assert_equal()
+
+
+def test_the_groups_of_a_round() -> None:
+    checksums = {ZERO: 7, ONE: 5, TWO: 5, THREE: 7, Rank(4): 1}
+    assert group_by_anchor(checksums) == [[ZERO, THREE], [ONE, TWO], [Rank(4)]]
+    assert group_by_anchor({ZERO: 7, ONE: 5, TWO: 5}) == [[ONE, TWO], [ZERO]]
+
+
+def anchor(value: float, iteration: int = 8, **held: int) -> Anchor:
+    vector = {Rank(int(name[1:])): samples for name, samples in held.items()}
+    return Anchor(vector, iteration, 2, np.full(4, value, np.float32), None)
+
+
+def test_one_worker_with_training_is_not_outvoted() -> None:
+    """By two that have not trained and have an anchor of their own."""
+    trained, initial = anchor(1.0, w0=50), anchor(5.0)
+    merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10, vectors={ONE: {}})
+    assert merge.choose(trained.held) == set()
+    np.testing.assert_array_equal(merge.merged(trained).anchor_D, trained.anchor_D)
+    merge = AnchorMerge(8, [ONE, ZERO], 0, min_samples=10, vectors={ZERO: {ZERO: 50}})
+    assert merge.choose(initial.held) == {ZERO}
+    merge.anchors[ZERO] = trained
+    np.testing.assert_array_equal(merge.merged(initial).anchor_D, trained.anchor_D)
+
+
+def test_a_holder_that_merged_before_it_answered_is_taken_over() -> None:
+    merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10)
+    own = anchor(1.0, w0=50, w1=20)
+    merge.vectors[ONE] = {ZERO: 20, ONE: 50}
+    assert merge.choose(own.held) == {ONE}
+    merge.anchors[ONE] = anchor(5.0, 10, w0=50, w1=50)
+    found = merge.merged(own)
+    np.testing.assert_array_equal(found.anchor_D, np.full(4, 5.0))
+    assert (found.iteration, found.held) == (10, {ZERO: 50, ONE: 50})
+
+
+def test_without_its_only_holder_a_worker_continues_from_its_own() -> None:
+    merge = AnchorMerge(8, [ONE, ZERO], 1, min_samples=10)
+    own = anchor(1.0, w0=5)
+    merge.vectors[ONE] = {ONE: 50}
+    assert merge.choose(own.held) == {ONE}
+    merge.lost(ONE)
+    assert not merge.awaited()
+    found = merge.merged(own)
+    assert found.held == own.held
+    np.testing.assert_array_equal(found.anchor_D, own.anchor_D)
+
+
+def test_three_groups_meet_by_what_each_alone_has() -> None:
+    merge = AnchorMerge(8, [ZERO, ONE, TWO], 0, min_samples=10)
+    own = anchor(0.0, w0=100)
+    merge.vectors |= {ONE: {ZERO: 50, ONE: 50}, TWO: {TWO: 9}}
+    assert merge.choose(own.held) == {ONE}
+    merge.anchors[ONE] = anchor(3.0, w0=50, w1=50)
+    found = merge.merged(own)
+    np.testing.assert_allclose(found.anchor_D, 1.5)
+    assert found.held == {ZERO: 100, ONE: 50}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        encode_version_vector({Rank(9): 5}),
+        encode_version_vector({ONE: 2**60}),
+        encode_version_vector({ONE: 5}) + b"x",
+    ],
+)
+def test_a_vector_that_cannot_be_is_refused_and_holds_nobody(payload: bytes) -> None:
+    cluster, _, _ = parted([2, 3], 0, (3, 3))
+    cluster.heal()
+    for rank in (ZERO, ONE):
+        for _ in range(2):
+            cluster.step(rank)
+    while not cluster.links[ZERO, ONE] or cluster.links[ZERO, ONE][-1].kind is not (
+        MessageKind.HELD_REQUEST
+    ):
+        assert cluster.deliver(ONE, ZERO)
+    machine = cluster.replicas[ZERO].machine
+    assert machine.waiting_for() == {ONE}
+    told = machine.handle(MessageArrived(ONE, Message(MessageKind.HELD, 10, payload=payload)))
+    assert any(isinstance(each, RejectMessage) for each in told)
+    assert not machine.waiting_for()

@@ -1,0 +1,60 @@
+"""Facts: a program of each shape is tried on one batch, and nothing is left of it; what a run would
+find seconds later, or at its end, is found: an input of another shape, a name that is not defined,
+values that are not finite, a layer that Keras cannot save, an optimizer that is none.
+
+Left out: the process around it (tests/unit/cli/test_program_files).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.errors import ProgramError
+from dlion_worker.training.trial import try_program
+from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tried(folder: Path, make_job: Any, text: str, optimizer: str = "sgd") -> str:
+    (folder / "mine.py").write_text(text)
+    trainer = {"program": {"file": "mine.py"}, "dataset": {}, "optimizer": {"name": optimizer}}
+    return try_program(make_job(trainer=trainer), data_root=folder, program_root=folder)
+
+
+@pytest.mark.parametrize("own", OWN_PROGRAMS, ids=lambda own: own.name)
+def test_a_program_of_each_shape_is_tried(own: OwnProgram, tmp_path: Path, make_job: Any) -> None:
+    found = tried(tmp_path, make_job, own.text, own.optimizer)
+    assert " has 400 samples with " in found
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("keras.Input((4,))", "keras.Input((5,))"), r"sample of shape \[4\] failed"),
+        (("layers.Dense(16,", "Own(16,"), "name 'Own' is not defined"),
+        (
+            ('layers.Dense(16, "relu")', "layers.Rescaling(1e30), layers.Rescaling(1e30)"),
+            "NaN or infinity",
+        ),
+        (
+            ("layers.Dense(16,", "type('Own', (layers.Dense,), {'get_config': None})(16,"),
+            "Keras cannot save the model",
+        ),
+    ],
+)
+def test_what_a_run_would_find_later_is_found(
+    tmp_path: Path, make_job: Any, change: tuple[str, str], said: str
+) -> None:
+    assert change[0] in PROBABILITIES.text
+    with pytest.raises(ProgramError, match=said):
+        tried(tmp_path, make_job, PROBABILITIES.text.replace(*change))
+
+
+def test_an_optimizer_that_is_missing_is_found(tmp_path: Path, make_job: Any) -> None:
+    with pytest.raises(ProgramError, match=r"it has no optimizer\(\)"):
+        tried(tmp_path, make_job, PROBABILITIES.text, "program")

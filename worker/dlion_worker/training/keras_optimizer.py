@@ -1,0 +1,187 @@
+"""A Keras optimizer of the user's program, on the flat weights.
+
+It may be any that changes each weight by that weight's own gradients, as all do but those that use
+norms of layers (LAMB, Muon, Adafactor). A learning-rate schedule counts the worker's own updates.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dlion_api.errors import ContractError, ProgramError
+from dlion_api.spec import Optimizer
+from dlion_core.policies.interface import Flat, Value
+from dlion_worker.training.framework import keras, tf
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.optimizer import EXACT, FlatOptimizer
+from dlion_worker.training.programs.program import TrainingProgram, user_code
+
+_ADVICE = "It takes nothing and returns a keras.optimizers.Optimizer"
+
+_REFUSED = (
+    "clipnorm",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "use_ema",
+    "_exclude_from_weight_decay_pattern",
+    "_exclude_from_weight_decay_cache",
+)
+"""Attributes of Keras optimizers that depend on layers or on more than one step."""
+
+
+class KerasOptimizer:
+    """What `optimizer()` of a program returns, with the interface of `FlatOptimizer`.
+
+    Raises: ProgramError if that fails, or is no optimizer of single weights.
+    """
+
+    def __init__(self, program: TrainingProgram, spec: Optimizer, size: int) -> None:
+        self._spec = spec
+        self._size = size
+        self._keras, self._schedule = _made(program)
+        self._program = program
+        with user_code(program, "optimizer()", _ADVICE):
+            _check_single_weights(program)
+            self._weights = keras.Variable(tf.zeros([size]))
+            self._keras.build([self._weights])
+            self._update = tf.function(self._apply, autograph=False).get_concrete_function(
+                tf.TensorSpec([size], tf.float32), tf.TensorSpec([], tf.float32)
+            )
+        own = (self._keras.iterations, self._keras._learning_rate)  # noqa: SLF001 - as set below
+        self._rate()  # a schedule that fails does so now
+        self._moments = [each for each in self._keras.variables if not any(each is o for o in own)]
+
+    def apply(self, weights_D: Flat, gradient_D: Flat, learning_rate: float) -> float:
+        """Update `weights_D` once, in place; return the learning rate.
+
+        It is the program's, multiplied as the manifest's has been. The gradient is only read.
+        """
+        if weights_D.shape != (self._size,) or gradient_D.shape != (self._size,):
+            raise ContractError(
+                f"optimizer: wrong length (given: weights {list(weights_D.shape)}, gradient "
+                f"{list(gradient_D.shape)}; allowed: [{self._size}])"
+            )
+        self._weights.assign(weights_D)
+        rate = self._rate() * learning_rate / self._spec.learning_rate
+        self._update(tf.constant(gradient_D), tf.constant(rate, tf.float32))
+        np.copyto(weights_D, self._weights.numpy())
+        return rate
+
+    def state(self) -> dict[str, Value]:
+        """Moments and step count, for a checkpoint."""
+        moments = {str(i): np.asarray(each) for i, each in enumerate(self._moments)}
+        return {"steps": self._steps, **moments}
+
+    def restore(self, state: Mapping[str, Value]) -> None:
+        """Restore the result of `state`. Raises: ContractError where it is another optimizer's."""
+        expected = {"steps", *map(str, range(len(self._moments)))}
+        values = [np.asarray(state.get(str(i))) for i in range(len(self._moments))]
+        shapes = [tuple(each.shape) for each in self._moments]
+        if set(state) != expected or [value.shape for value in values] != shapes:
+            raise ContractError(
+                f"optimizer state: given {sorted(state)}; allowed: {sorted(expected)}, of shapes "
+                f"{shapes}. It was saved by another optimizer"
+            )
+        self._assign(values, int(np.asarray(state["steps"])))
+
+    def resting_D(self, weights_D: Flat) -> Flat:  # noqa: N802 - the shape's suffix
+        """Where the weights would settle without gradients: unknown, so where they are."""
+        return weights_D.copy()
+
+    def flat_state(self) -> Flat:
+        """Moments and step count as one vector, for a peer that adopts this state."""
+        moments = [np.asarray(each, np.float32).ravel() for each in self._moments]
+        return np.concatenate([*moments, np.array(divmod(self._steps, EXACT), np.float32)])
+
+    def restore_flat(self, state_M: Flat) -> None:
+        """Restore a peer's `flat_state`. Raises: ContractError where the length differs."""
+        sizes = [int(np.prod(each.shape, dtype=np.int64)) for each in self._moments]
+        if state_M.shape != (sum(sizes) + 2,):
+            raise ContractError(
+                f"optimizer state: wrong length (given: {list(state_M.shape)}; allowed: "
+                f"[{sum(sizes) + 2}]). The peer runs another optimizer or model"
+            )
+        parts = np.split(state_M[:-2], np.cumsum(sizes)[:-1]) if sizes else []
+        values = [p.reshape(each.shape) for p, each in zip(parts, self._moments, strict=True)]
+        self._assign(values, max(0, int(state_M[-2])) * EXACT + max(0, int(state_M[-1])))
+
+    @property
+    def _steps(self) -> int:
+        return int(self._keras.iterations.numpy())
+
+    def _rate(self) -> float:
+        with user_code(self._program, "the learning rate of optimizer()", _ADVICE):
+            if isinstance(self._schedule, keras.optimizers.schedules.LearningRateSchedule):
+                return float(self._schedule(self._steps))
+            return float(self._schedule() if callable(self._schedule) else self._schedule)
+
+    def _assign(self, values: list[Any], steps: int) -> None:
+        for moment, value in zip(self._moments, values, strict=True):
+            moment.assign(value)
+        self._keras.iterations.assign(steps)
+
+    def _apply(self, gradient_D: Any, rate: Any) -> None:
+        self._keras.learning_rate.assign(rate)
+        self._keras.apply([gradient_D], [self._weights])
+
+
+def _made(program: TrainingProgram) -> tuple[Any, Any]:
+    """A new optimizer with a rate that can be set, and the program's rate or schedule."""
+    if program.optimizer is None:
+        raise ProgramError(
+            f"program {program.name}: trainer.optimizer.name is program, but it has no optimizer()"
+        )
+    with user_code(program, "optimizer()", _ADVICE):
+        given = program.optimizer()
+    is_scaling = isinstance(given, keras.optimizers.LossScaleOptimizer)
+    if not isinstance(given, keras.optimizers.Optimizer) or is_scaling:
+        raise ProgramError(
+            f"program {program.name}: optimizer() must return a keras.optimizers.Optimizer "
+            f"(given: {type(given).__name__})"
+        )
+    if refused := [name for name in _REFUSED if getattr(given, name, None)]:
+        raise ProgramError(
+            f"program {program.name}: optimizer() may not use {refused[0].strip('_')}: all weights "
+            "are updated as one vector, at each step. Remove it"
+        )
+    with user_code(program, "optimizer()", "Give custom optimizers a get_config()"):
+        rate = given._learning_rate  # noqa: SLF001 - `learning_rate` is the schedule's value
+        given._learning_rate = None  # noqa: SLF001 - Keras cannot copy a function
+        try:
+            config = given.get_config()
+        finally:
+            given._learning_rate = rate  # noqa: SLF001 - the program may return it again
+        made = type(given).from_config({**config, "learning_rate": 1.0})
+        return made, rate if callable(rate) else float(rate)
+
+
+def _check_single_weights(program: TrainingProgram) -> None:
+    """Check that two matrices are updated as one vector of both is."""
+    random = np.random.default_rng(1)
+    start = random.normal(size=8).astype(np.float32)
+    gradients = (random.normal(size=(3, 8)) * np.repeat([1.0, 10.0], 4)).astype(np.float32)
+    found = []
+    for shape in ((1, 8), (2, 2, 2)):
+        optimizer, _ = _made(program)
+        optimizer.learning_rate = 0.1
+        weights = [keras.Variable(part) for part in start.reshape(shape)]
+        optimizer.build(weights)
+        for gradient in gradients:
+            optimizer.apply([tf.constant(part) for part in gradient.reshape(shape)], weights)
+        found.append(np.ravel([each.numpy() for each in weights]))
+    if not np.allclose(found[0], found[1], rtol=1e-4, atol=1e-6):
+        raise ProgramError(
+            f"program {program.name}: the optimizer uses norms or shapes of layers, and DLion "
+            "updates all weights as one vector. Use another, for example keras.optimizers.AdamW"
+        )
+
+
+ModelOptimizer = FlatOptimizer | KerasOptimizer
+
+
+def make_optimizer(model: FlatModel, spec: Optimizer) -> ModelOptimizer:
+    """The optimizer that the manifest names. Raises: ProgramError."""
+    if spec.name == "program":
+        return KerasOptimizer(model.program, spec, model.layout.size)
+    return FlatOptimizer(spec, model.layout.size)

@@ -1,0 +1,79 @@
+"""One batch of a program, before a run: everything that its trainers will call, once.
+
+A process of its own (`python -m dlion_worker.training.trial`), as a program may do anything. It
+reads a request from standard input and writes its answer to a file, both JSON.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from dlion_api.errors import DLionError, ProgramError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.spec import Job, load_job
+from dlion_worker.training import datasets, programs
+from dlion_worker.training.evaluation import evaluated_subset
+from dlion_worker.training.keras_optimizer import make_optimizer
+from dlion_worker.training.model import FlatModel
+
+MAX_BATCH, MAX_EVALUATED = 32, 64
+"""Samples: enough to call everything, few enough to take no time."""
+
+
+def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
+    """Train the first worker's model on one batch of its data, evaluate and save it.
+
+    Return what was found. Raises: ProgramError, DataError.
+    """
+    trainer, worker = job.spec.trainer, job.workers()[0]
+    program = programs.load(trainer.program, directory=program_root)
+    data = datasets.load(job, worker, program=program, data_root=data_root)
+    model = FlatModel.of_data(program, data, trainer)
+    stream = datasets.BatchStream(data, seed=trainer.seed, rank=worker.rank)
+    step = model.step(*stream.next(min(MAX_BATCH, data.samples)))
+    optimizer = make_optimizer(model, trainer.optimizer)
+    optimizer.apply(model.weights_D, step.gradient_D, trainer.optimizer.learning_rate)
+    if not step.finite or not np.isfinite(model.weights_D).all():
+        raise ProgramError(
+            f"program {program.name}: loss or gradient of the first batch has NaN or infinity "
+            f"(loss: {step.loss:g}). Scale the data, or correct the loss"
+        )
+    x, y = data.held_out_x, data.held_out_y
+    subset = evaluated_subset(len(x), seed=trainer.seed, max_samples=MAX_EVALUATED)
+    model.evaluate(x[subset], y[subset])
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_keras(Path(folder) / "model.keras")
+    size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
+    return (
+        f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
+        f"samples with {kind}; one batch trained: loss {step.loss:.4g}"
+    )
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    try:
+        found = try_program(
+            load_job(request["job"]),
+            data_root=Path(request["dataRoot"]),
+            program_root=Path(request["programRoot"]),
+        )
+        answer = {"exitCode": 0, "text": found}
+    except (DLionError, OSError) as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        code = error.exit_code if isinstance(error, DLionError) else ExitCode.DATA
+        answer = {"exitCode": int(code), "text": str(error)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    os._exit(0)  # the program may have left threads
+
+
+if __name__ == "__main__":
+    main()
