@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -512,6 +513,37 @@ async def test_what_is_hostile_past_tls_is_refused_by_name(folder: Path) -> None
             assert node.service.refusals[reason] == before + 1, what
             assert heard(at.called, B) == report(B, 1), what
         assert node.reports(JOB).keys() == {B}
+
+
+@within
+async def test_a_refusal_of_a_certificate_waits_for_the_greeting(folder: Path) -> None:
+    """A refusal that meets the caller's write arrives as INTERNAL, without its reason."""
+    async with scene(folder) as at, at.channel(forged(at)) as channel:
+        assert at.called.node is not None
+        service = at.called.node.service
+        streams = service.streams
+        call = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")()
+        await until(lambda: service.streams > streams)
+        assert not service.refusals
+        await call.write(HELLO)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert dict(await call.trailing_metadata()).get(REASON_KEY) == Reason.BAD_CERTIFICATE
+        assert service.refusals == {Reason.BAD_CERTIFICATE: 1}
+
+
+@within
+async def test_silent_callers_that_are_refused_hold_few_streams(folder: Path) -> None:
+    async with scene(folder) as at, at.channel(forged(at)) as channel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service_module, "GREETING_WAIT_S", LONG_S)
+            tell = channel.stream_stream("/dlion.v1alpha1.Federation/Tell")
+            calls = [tell() for _ in range(service_module.MAX_WAITING_REFUSALS + 3)]
+            await until(lambda: sum(call.done() for call in calls) == 3)
+            for call in calls:
+                call.cancel()
+        patient, begun_s = tell(), time.monotonic()
+        assert await patient.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert time.monotonic() - begun_s >= 0.9 * service_module.GREETING_WAIT_S
 
 
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -33,6 +33,10 @@ MAX_STREAMS_OF_SITE = 4
 oldest."""
 BYTES_PER_UNIT = 1024
 """A statement costs one unit of the rate limit, plus one for each of this many bytes."""
+GREETING_WAIT_S = 1.0
+"""How long a refusal of a certificate waits for the caller's first message."""
+MAX_WAITING_REFUSALS = 16
+"""Of such refusals at a time: silent callers must not take `MAX_STREAMS`."""
 
 _OPTIONS = (
     *SERVER_OPTIONS,
@@ -75,6 +79,7 @@ class FederationService:
         self.refusals: Counter[FederationRefusalReason] = Counter()
         self.streams = 0
         """Streams opened so far; each passed TLS."""
+        self._waiting_refusals = asyncio.Semaphore(MAX_WAITING_REFUSALS)
         self.measuring = asyncio.Lock()
         """Limits this receiver to one measurement at a time."""
         self.measured_bytes = 0
@@ -124,7 +129,7 @@ class FederationService:
         stream = next(self._numbers)
         self.streams += 1
         try:
-            with self._stream_slot(self._caller(context)):
+            with self._stream_slot(await self._caller(context)):
                 await self._listen(stream, context)
         except (ContractError, StreamRefusedError) as error:
             await self._refuse(error, context)
@@ -144,13 +149,21 @@ class FederationService:
             for run in self._state.receive(stream, statement, time.monotonic()):
                 self._on_run_changed(run)
 
-    def _caller(self, context: Context) -> SiteName:
-        """Return the calling operator's site, by its certificate, before any message is read.
+    async def _caller(self, context: Context) -> SiteName:
+        """Return the calling operator's site, by its certificate, whatever its messages say.
 
         The same authority signs workers' certificates, which are less trusted.
         """
-        with _bad_certificates_refused():
-            return self._credentials.operator_of(_certificate(context))
+        try:
+            with _bad_certificates_refused():
+                return self._credentials.operator_of(_certificate(context))
+        except StreamRefusedError:
+            # Where the caller's write fails, grpc.aio replaces the status with INTERNAL
+            # (grpc/grpc#36066), and the caller would not learn why.
+            if not self._waiting_refusals.locked():
+                async with self._waiting_refusals:
+                    await _skip_message(context)
+            raise
 
     @contextlib.contextmanager
     def _stream_slot(self, site: SiteName) -> Iterator[None]:
@@ -203,7 +216,7 @@ class FederationService:
             await self._refuse(error, context)
 
     async def _timed(self, context: Context) -> wire.LinkTiming:
-        self._caller(context)
+        await self._caller(context)
         # Before anything is refused: see `BandwidthMeter`.
         chunk: wire.LinkChunk | None = await _read(context)
         if self.measuring.locked():
@@ -268,6 +281,12 @@ async def _next(context: Context) -> wire.Statement | None:
     if statement is not None and (size := statement.ByteSize()) > MAX_STATEMENT_BYTES:
         raise ContractError(f"statement of {size} bytes; allowed: {MAX_STATEMENT_BYTES}")
     return statement
+
+
+async def _skip_message(context: Context) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GREETING_WAIT_S):
+            await context.read()
 
 
 async def _read(context: Context) -> Any:
