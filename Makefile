@@ -47,6 +47,7 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/python tools/generate_wire.py --check
 	$(BIN)/python tools/generate_crd.py --check
 	$(BIN)/python tools/generate_manifest_reference.py --check
+	$(BIN)/python tools/generate_command_reference.py --check
 	$(BIN)/python tools/generate_dashboards.py --check
 	$(BIN)/python tools/generate_chart_readme.py --check
 	$(BIN)/python tools/check_architecture.py
@@ -99,6 +100,7 @@ generate: setup ## Remake generated files: wire format, CRD, reference pages, da
 	$(BIN)/python tools/generate_wire.py
 	$(BIN)/python tools/generate_crd.py
 	$(BIN)/python tools/generate_manifest_reference.py
+	$(BIN)/python tools/generate_command_reference.py
 	$(BIN)/python tools/generate_dashboards.py
 	$(BIN)/python tools/generate_chart_readme.py
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("api", "operator", "worker", "cli")
+PAGES = ("README.md", "SECURITY.md")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MAX_WORDS, MAX_MEAN = 30, 16.0
 BANNED = (
@@ -104,7 +105,8 @@ def _banned_words(text: str, line: int) -> Iterator[Offence]:
 
 def all_offences(root: Path) -> dict[str, list[Offence]]:
     """Offences of each file that has any, by its path from `root`."""
-    paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    paths = [path for name in PAGES if (path := root / name).is_file()]
+    paths += sorted((root / "docs").rglob("*.md"))
     paths += [path for folder in SOURCES for path in sorted((root / folder).rglob("*.py"))]
     found = dict[str, list[Offence]]()
     for path in paths:

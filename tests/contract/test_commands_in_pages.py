@@ -1,0 +1,65 @@
+"""Facts: each `dlion` command line in the code blocks of README.md and the pages names a command
+that exists, with options that it has.
+
+Left out: that the lines work; tests/local/test_documented_commands.py runs those of the tutorial.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from dlion_cli.__main__ import dlion
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SHELL = {"", "sh", "bash", "console"}
+INVOCATION = re.compile(r"(?:^|[;|] |do |\$\()\s*(dlion [^;|]*)")
+
+
+def command_lines(page: Path) -> list[str]:
+    """The `dlion` commands in the page's code blocks; continued lines are joined."""
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    joined = "\n".join(text for kind, text in blocks if kind in SHELL).replace("\\\n", " ")
+    return [found for line in joined.splitlines() for found in INVOCATION.findall(line)]
+
+
+def problems(line: str) -> list[str]:
+    """What the command line names that does not exist."""
+    _, *words = shlex.split(line, comments=True)
+    command: click.Command = dlion
+    context = click.Context(dlion)
+    options = {name for each in dlion.params for name in each.opts}
+    found = []
+    for word in words:
+        if word.startswith("-") and word != "-":
+            if word.partition("=")[0] not in options | {"--help", "-h"}:
+                found.append(f"{line}: {command.name} has no {word}")
+        elif isinstance(command, click.Group):
+            child = command.get_command(context, word)
+            if child is None:
+                return [f"{line}: there is no command {word}"]
+            command = child
+            options |= {name for each in child.params for name in each.opts}
+    return found
+
+
+def test_the_pages_have_command_lines() -> None:
+    assert sum(len(command_lines(page)) for page in PAGES) > 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_command_line_names_what_exists(page: Path) -> None:
+    assert [each for line in command_lines(page) for each in problems(line)] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["dlion rum job.yaml", "dlion run job.yaml --unprivilegde", "dlion trust list"]
+)
+def test_a_wrong_command_line_is_noticed(line: str) -> None:
+    assert len(problems(line)) == 1
