@@ -4,10 +4,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := api operator worker cli tests tools benchmarks
+SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
+SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist format lock clean
+.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +53,11 @@ check: setup ## What a person runs before a commit: format, lint, types, archite
 	$(BIN)/python tools/generate_chart_readme.py --check
 	$(BIN)/python tools/check_architecture.py
 	$(BIN)/python tools/check_language.py
+	$(SITE)
+
+docs: setup ## Build the documentation site, build/docs/index.html; broken links are errors
+	$(SITE)
+	@echo "build/docs/index.html"
 
 unit: setup ## Fast tests on all cores: unit, property with a quarter of the examples, contract, fuzz
 	DLION_TEST_EXAMPLES=0.25 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder \
