@@ -1,6 +1,6 @@
 """Facts: what `dlion init DIR` writes runs with `dlion run DIR/job.yaml` from another working
 directory; the run is resumed with a manifest that has no program beside it, and the result
-folder's own job.yaml starts another run.
+folder's own job.yaml starts another run. Python files of the working directory are not imported.
 
 Left out: which folder is taken in each case (tests/unit/cli/test_program_root), the protocol of
 programs (tests/unit/worker/training/test_programs).
@@ -26,6 +26,7 @@ def test_what_init_writes_runs_from_anywhere(
 ) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     elsewhere.mkdir()
+    (elsewhere / "queue.py").write_text("raise SystemExit('not the module of the library')")
     monkeypatch.chdir(elsewhere)
     assert main(["init", str(project)]) == 0
     with LocalRun(project, None, *(f"--set={each}" for each in SHORT)) as run:

@@ -267,4 +267,4 @@ class EmulatedEnvironment:
 
 def enter_command(arguments: list[str]) -> list[str]:
     """Prefix of a command that enters as the arguments specify."""
-    return [sys.executable, "-m", "dlion_local.emulation.network.enter", *arguments, "--"]
+    return [sys.executable, "-P", "-m", "dlion_local.emulation.network.enter", *arguments, "--"]

@@ -46,7 +46,7 @@ class LineProcess:
         self._errors_path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors_path.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, *self._arguments],
+                [sys.executable, "-P", "-m", self._module, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

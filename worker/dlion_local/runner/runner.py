@@ -192,7 +192,7 @@ class LocalRunner:
             start = partial(
                 self._group.start,
                 f"sidecar-{rank}",
-                [sys.executable, "-m", "dlion_worker.sidecar", "--config", config],
+                [sys.executable, "-P", "-m", "dlion_worker.sidecar", "--config", config],
                 env=self._temporary,
                 prefix=self._environment.sidecar_prefix(rank),
             )

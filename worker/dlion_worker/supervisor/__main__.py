@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn
     except (SpecError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.SPEC
-    trainer = [sys.executable, "-m", "dlion_worker.trainer", "--config", options.config]
+    trainer = [sys.executable, "-P", "-m", "dlion_worker.trainer", "--config", options.config]
     if options.end_report:
         trainer += ["--end-report", options.end_report]
     command = options.command or trainer
