@@ -22,6 +22,7 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
     "compare": ("local.compare:compare", "Compare policies in simulated runs."),
     "replay": ("local.replay:replay", "Simulate a recorded run again, with other settings."),
+    "ls": ("local.ls:list_results", "List result folders."),
     "calibrate": ("local.calibrate:calibrate", "Measure the cost of a step on this machine."),
     "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
     "get": ("cluster.get:get", "Display the jobs of a cluster."),

@@ -1,6 +1,6 @@
 """The folder of a comparison: locks it, and protects files that are not the comparison's.
 
-A run's folder contains `COMPARISON_MARKER` before the run starts and `REQUEST` after it ended.
+A run's folder contains `COMPARISON_MARKER` before the run starts and `COMPARED` after it ended.
 Other folders are not touched. Called by `compare` and `comparison_runner`.
 """
 
@@ -14,15 +14,13 @@ from typing import Final
 import yaml
 
 from dlion_api.errors import Problem, SpecError
-from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
-from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
+from dlion_results.run_folder.layout import COMPARED, COMPARISON_MARKER, EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
 from dlion_results.run_folder.storage import storage_error
 from dlion_results.summary.judgement import EndReason
 
 COMPARISON: Final = "comparison.json"
 PICTURE: Final = "comparison.svg"
-REQUEST: Final = "compared.json"
-"""Settings of a run, in its folder once it has ended."""
 DIVERGED: Final = "diverged.txt"
 """Error output of a diverged run, in its folder. The run is not repeated."""
 
@@ -96,7 +94,7 @@ def lock_folder(out: Path) -> Iterator[None]:
 def is_done(folder: Path, request: str) -> bool:
     """Whether a run with these settings has ended there: successful, partial or diverged."""
     try:
-        if (folder / REQUEST).read_text() != request:
+        if (folder / COMPARED).read_text() != request:
             return False
         summary = json.loads((folder / SUMMARY).read_text())
         ending = summary["ending"]
@@ -137,7 +135,7 @@ def _create(what: str, folder: Path) -> None:
 
 def end_run(folder: Path) -> None:
     """Mark the run as ended."""
-    (folder / COMPARISON_MARKER).replace(folder / REQUEST)
+    (folder / COMPARISON_MARKER).replace(folder / COMPARED)
 
 
 def _contains_run(folder: Path) -> bool:
@@ -149,7 +147,7 @@ def _is_replaceable(folder: Path) -> bool:
     if not folder.is_dir():
         return not folder.exists()
     names = {entry.name for entry in folder.iterdir()}
-    return bool(names & {COMPARISON_MARKER, REQUEST}) or (
+    return bool(names & {COMPARISON_MARKER, COMPARED}) or (
         names <= {LOCK} and is_lock(folder / LOCK)
     )
 

@@ -18,7 +18,7 @@ from dlion_api.spec import Job
 from dlion_environments.model import Environment
 from dlion_environments.plan import Conditions
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
-from dlion_results.run_folder.folder import ENVIRONMENT
+from dlion_results.run_folder.layout import ENVIRONMENT
 from dlion_simulator.calibration.recorded_run import Latencies, Link
 
 # YAML's constructors raise plain errors: `!!bool x` a KeyError, `!!timestamp x` an AttributeError.

@@ -1,4 +1,4 @@
-"""Reads and follows a container's log, without repeated lines after a reconnect."""
+"""Reads and follows a container's log, without repeated lines after a reconnect; prints lines."""
 
 import re
 import threading
@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import click
+
 from dlion_api.errors import AbsentError, SpecError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient
+from dlion_cli.terminal.formatting import printable
 
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[-+]\d\d:\d\d)")
 _PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 8.0
 """Between attempts for a container that has ended and may restart."""
+_COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red")
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,25 @@ def follow_lines(
 def _is_known(line: LogLine, last: LogLine, left_of_last: int) -> bool:
     """Whether a resumed stream repeats this line."""
     return line.instant < last.instant or (line.instant == last.instant and left_of_last > 0)
+
+
+class LogPrinter:
+    """Prints whole lines from several threads, with one colour per source."""
+
+    def __init__(self, *, timestamps: bool) -> None:
+        self._timestamps = timestamps
+        self._lock = threading.Lock()
+        self._colours: dict[str, str] = {}
+        self._width = 0
+
+    def show(self, source: LogSource, line: LogLine) -> None:
+        """Print one line, with control characters escaped."""
+        with self._lock:
+            colour = self._colours.setdefault(
+                source.label, _COLOURS[len(self._colours) % len(_COLOURS)]
+            )
+            self._width = max(self._width, len(source.label))
+            before = click.style(f"{source.label:<{self._width}} | ", fg=colour)
+            time = f"{line.time} " if self._timestamps else ""
+            text = printable(line.text.replace("\t", "    "))
+            click.echo(f"{before}{time}{text}")

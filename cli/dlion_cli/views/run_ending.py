@@ -10,7 +10,8 @@ from dlion_api.errors import DLionError
 from dlion_cli.terminal.failures import exit_code_of
 from dlion_cli.terminal.interruption import Interruption, OutOfTimeError
 from dlion_local.runner.deferred_signals import DeferredSignals
-from dlion_results.run_folder.folder import REPORT, ResultFolder
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import REPORT
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending, Json
 

@@ -25,7 +25,7 @@ from dlion_results.run_folder.environment import (
     EnvironmentReport,
     environment_document,
 )
-from dlion_results.run_folder.folder import ENVIRONMENT, EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.layout import ENVIRONMENT, EVENTS, JOB, SUMMARY
 from hostile import bending
 from hostile.documents import ROOT, bent_text
 from hostile.records import PROGRESS, bent_json

@@ -15,7 +15,8 @@ from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord, StepRecord
 from dlion_results.replay_comparison import RunFigures, compare_figures, replay_figures
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.folder import EVENTS, ResultFolder
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import EVENTS
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
 

@@ -20,7 +20,7 @@ from dlion_results.report.stored_files import (
 from dlion_results.run_folder.description import read_job, worker_name
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.folder import EVENTS, JOB
+from dlion_results.run_folder.layout import EVENTS, JOB
 from dlion_results.run_folder.models import read_models
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise

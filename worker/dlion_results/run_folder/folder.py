@@ -36,9 +36,18 @@ from dlion_api.protocol.records import record_to_json
 from dlion_api.spec import Job
 from dlion_results.run_folder.environment import EnvironmentReport, environment_document
 from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
-from dlion_results.run_folder.lock import COMPARISON_MARKER, LOCK, FolderLock, is_lock
+from dlion_results.run_folder.layout import (
+    CHECKPOINTS,
+    COMPARISON_MARKER,
+    ENVIRONMENT,
+    EVENTS,
+    JOB,
+    SUMMARY,
+    TENSORBOARD,
+)
+from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
-from dlion_results.run_folder.resume_checks import CHECKPOINTS, check_resumable
+from dlion_results.run_folder.resume_checks import check_resumable
 from dlion_results.run_folder.storage import (
     PROGRAM_ROOT,
     AppendedFile,
@@ -50,13 +59,6 @@ from dlion_results.run_folder.storage import (
 from dlion_results.run_folder.tensorboard import TensorBoardLogs
 from dlion_results.summary.summary import Ending, Json, summarise
 from dlion_results.summary.tally import RunTally
-
-JOB = "job.yaml"
-ENVIRONMENT = "environment.yaml"
-EVENTS = "events.jsonl"
-SUMMARY = "summary.json"
-REPORT = "report.html"
-TENSORBOARD = "tensorboard"
 
 _log = logging.getLogger(__name__)
 

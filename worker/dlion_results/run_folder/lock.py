@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,12 @@ from dlion_api.errors import Problem, SpecError, UnavailableError
 from dlion_results.run_folder.storage import storage_error, writing
 
 LOCK = "run.lock"
-COMPARISON_MARKER = "comparing.json"
-"""Marks a folder that belongs to `dlion compare`, before its run starts there."""
 
 _HOLDER: Final = re.compile(rb"(?:[0-9]{1,19}\n?|\0{1,20})?")
 """Also matches what a power failure may leave."""
 _MAX_LOCK_BYTES: Final = 20
+_ATTEMPTS: Final = 5
+_ATTEMPT_INTERVAL_S: Final = 0.01
 _NO_FILE: Final = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO})
 """Errors for opening a link, a folder or a socket for writing."""
 
@@ -30,7 +31,7 @@ class FolderLock:
     """Exclusive write access to a result folder, from construction to `release`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock without waiting.
+        """Take the lock; wait at most some hundredths of a second.
 
         Raises: UnavailableError while another run holds it; SpecError if the file is not a lock,
         which is left unchanged; StorageError if it cannot be written.
@@ -55,7 +56,7 @@ class FolderLock:
         if holder is None:
             raise _foreign(folder / LOCK)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._descriptor)
         except BlockingIOError as error:
             raise UnavailableError(
                 f"{folder}: a run still uses this folder (process {holder or 'unknown'}); two runs"
@@ -70,6 +71,42 @@ class FolderLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a run uses the folder now. A missing, foreign or unreadable lock is not held."""
+    try:
+        descriptor = os.open(
+            folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
+    except OSError:
+        return False
+    try:
+        if _holder(descriptor) is None:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)  # releases a shared lock at once
+    return False
+
+
+def _lock(descriptor: int) -> None:
+    """Take the exclusive lock. Raises: BlockingIOError while another process holds it.
+
+    Tries again for a moment, because `is_held` takes a shared lock to look.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_ATTEMPT_INTERVAL_S)
+        else:
+            return
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_lock(path: Path) -> bool:

@@ -18,7 +18,8 @@ from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_from_json
 from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
-from dlion_results.run_folder.folder import EVENTS, SUMMARY, ResultFolder
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import EVENTS, SUMMARY
 from dlion_results.run_folder.storage import StorageError, write_whole
 from dlion_results.summary.summary import Ending
 

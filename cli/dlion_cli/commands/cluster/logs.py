@@ -1,4 +1,7 @@
-"""`dlion logs`: print the logs of a job's workers, each line with its worker's name."""
+"""`dlion logs`: print the logs of a job's workers, each line with its worker's name.
+
+The workers are a cluster's, or those of a run on this machine (`local_runs.run_logs`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import heapq
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -15,16 +19,17 @@ import click
 from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
-from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.local_runs.run_logs import WorkerLogs, print_logs
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.log_lines import LogLine, LogSource, follow_lines, read_lines
+from dlion_cli.views.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
+from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0
 _DRAIN_S: Final = 3.0
 """How long to wait after the run's end for lines in transit."""
-_COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red")
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ def _prefix(jobs: JobClient) -> str:
 )
 @click.option(
     "-c", "--container", type=click.Choice(["trainer", "sidecar", "keeper"]), default="trainer",
-    help="Container; keeper selects the site's keeper instead of workers.",
+    help="Container, or process of a local run; keeper selects the site's keeper instead of "
+    "workers.",
 )  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Follow the logs until the run has ended.")
 @click.option(
@@ -106,28 +112,56 @@ def _prefix(jobs: JobClient) -> str:
 )
 @click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @contexts_option(logs_from_contexts)
-@cluster_options
+@connecting_options
 def logs(
-    jobs: JobClient, name: str, follow: bool, tail: int | None, timestamps: bool, **selected: Any
+    connect: Callable[[], JobClient],
+    name: str,
+    follow: bool,
+    tail: int | None,
+    timestamps: bool,
+    **selected: Any,
 ) -> None:
     """Print the logs of job NAME's workers at this site, each line with its worker's name.
 
     Prints the logs of the run that the manifest names. With -f it includes workers that start later
     or restart, and ends with the run. Ctrl-C ends it at any time and leaves the job running.
 
+    NAME may be the result folder of `dlion run`: a path with a slash, or an existing result folder
+    where no option selects a cluster.
+
     \b
     dlion logs cifar10 -f
     dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
     dlion logs cifar10 -c keeper
     dlion logs cifar10 -f --contexts plant-a,plant-b
+    dlion logs runs/digits-20260101-120000 --worker 0 --tail 20 -f
     """
     selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
+    if (folder := _local_folder(name)) is not None:
+        if timestamps:
+            raise click.UsageError("logs of local runs have no times: remove --timestamps")
+        if selector.is_keeper:
+            raise click.UsageError("a local run has no keeper: remove --container")
+        logs = WorkerLogs(folder, selector.container, selector.group, selector.worker)
+        print_logs(logs, printer, tail=tail, follow=follow)
+        return
+    jobs = connect()
     if follow:
         _follow(jobs, name, selector, tail, printer)
         return
     sources = _sources(jobs, JobStatus(jobs.get(name)), selector)
     _show(printer, (_lines(jobs, source, tail) for source in sources))
+
+
+def _local_folder(name: str) -> Path | None:
+    """The result folder that NAME is; None: it is a job of a cluster."""
+    given = click.get_current_context().params
+    if any(given.get(option) for option in ("context", "kubeconfig", "namespace")):
+        return None
+    path = Path(name)
+    is_path = "/" in name or (path.is_dir() and (path / JOB).exists())
+    return path if is_path else None
 
 
 def _sources(
@@ -177,28 +211,6 @@ def _source(pod: Document, container: str, prefix: str = "") -> LogSource:
     if container == cluster_names.KEEPER_CONTAINER:
         label = cluster_names.KEEPER
     return LogSource(str(pod["metadata"]["name"]), container, printable(prefix + label))
-
-
-class LogPrinter:
-    """Prints whole lines from several threads, with one colour per source."""
-
-    def __init__(self, *, timestamps: bool) -> None:
-        self._timestamps = timestamps
-        self._lock = threading.Lock()
-        self._colours: dict[str, str] = {}
-        self._width = 0
-
-    def show(self, source: LogSource, line: LogLine) -> None:
-        """Print one line, with control characters escaped."""
-        with self._lock:
-            colour = self._colours.setdefault(
-                source.label, _COLOURS[len(self._colours) % len(_COLOURS)]
-            )
-            self._width = max(self._width, len(source.label))
-            before = click.style(f"{source.label:<{self._width}} | ", fg=colour)
-            time = f"{line.time} " if self._timestamps else ""
-            text = printable(line.text.replace("\t", "    "))
-            click.echo(f"{before}{time}{text}")
 
 
 def _follow(

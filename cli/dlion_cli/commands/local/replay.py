@@ -32,13 +32,11 @@ from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
 from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.layout import EVENTS, JOB, REPLAY, SUMMARY
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
 from dlion_results.summary.summary import SCHEMA_VERSION
 from dlion_simulator.calibration.recorded_run import RecordedConditions, recorded_plan
-
-REPLAY = "replay.json"
 
 MIN_TRAINED_S = 30.0
 """Speeds are means over some seconds, and links are first probed: a replay of a run of 5 s was 30 %

@@ -33,6 +33,7 @@ from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import SIMULATION
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.summary.judgement import EndReason, judge_run
@@ -42,8 +43,6 @@ from dlion_worker.training import threads
 
 if TYPE_CHECKING:
     from dlion_simulator.run import SimulationOutcome
-
-SIMULATION = "simulation.json"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,183 @@
+"""Prints the logs of a run on this machine, from the folder `logs` of its result folder.
+
+Called by `dlion logs`. Each process has one file, which grows over its restarts. The lines have no
+times, so that the files are printed one after the other; followed ones as their lines arrive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dlion_api.errors import DataError, UnavailableError
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_cli.terminal.formatting import printable
+from dlion_cli.views.log_lines import LogLine, LogPrinter, LogSource
+from dlion_results.run_folder.description import find_worker, read_job
+from dlion_results.run_folder.layout import EVENTS, LOGS
+from dlion_results.run_folder.lock import is_held
+
+_POLL_INTERVAL_S: Final = 0.3
+_BLOCK_BYTES: Final = 64 * 1024
+_MAX_LINE_BYTES: Final = 1024 * 1024
+"""A longer line is printed in parts."""
+_PROCESSES: Final = {"trainer": "worker", "sidecar": "sidecar"}
+"""Names of the files by container: a trainer writes to that of its supervisor."""
+
+
+@dataclass(frozen=True)
+class WorkerLogs:
+    """The log files of a run's workers, as options select them."""
+
+    folder: Path
+    container: str
+    group: str | None
+    index: int | None
+
+    def __post_init__(self) -> None:
+        """Raises: DataError if the folder is not that of a run on this machine."""
+        if not self.folder.is_dir():
+            raise DataError(
+                f"{self.folder}: there is no such folder. `dlion ls` lists result folders; a job "
+                "of a cluster is named without a slash"
+            )
+        if not (self.folder / LOGS).is_dir():
+            why = "it was simulated or fetched" if (self.folder / EVENTS).exists() else (
+                "it is no result folder of `dlion run`"
+            )  # fmt: skip
+            raise DataError(f"{self.folder}: has no logs: {why}. `dlion ls` lists result folders")
+
+    def files(self) -> dict[Path, LogSource]:
+        """The selected files that exist now, by rank."""
+        pattern = re.compile(rf"{_PROCESSES[self.container]}-([0-9]{{1,9}})\.log")
+        found = {}
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder / LOGS):  # noqa: PTH208 - one call, no objects
+                if match := pattern.fullmatch(name):
+                    found[Rank(int(match[1]))] = self.folder / LOGS / name
+        labels = {rank: label for rank in found if (label := self._label(rank)) is not None}
+        return {
+            found[rank]: LogSource(found[rank].name, self.container, printable(labels[rank]))
+            for rank in sorted(labels)
+        }
+
+    def require(self) -> dict[Path, LogSource]:
+        """The selected files. Raises: UnavailableError if there are none."""
+        if files := self.files():
+            return files
+        which = "" if self.group is None else f" of group {self.group}"
+        which += "" if self.index is None else f" with index {self.index}"
+        raise UnavailableError(
+            f"{self.folder}: no worker{which} has a log of its {self.container}. "
+            f"`dlion report {self.folder}` names the workers"
+        )
+
+    @functools.cached_property
+    def _job(self) -> Job | None:
+        try:
+            return read_job(self.folder)
+        except DataError:
+            return None
+
+    def _label(self, rank: Rank) -> str | None:
+        """The worker's name, or None if it is not selected."""
+        worker = None if self._job is None else find_worker(self._job, rank)
+        if worker is not None:
+            selected = self.group in (None, worker.group) and self.index in (None, worker.index)
+            return worker.name if selected else None
+        # Without a readable job the rank is all that is known.
+        return f"worker {rank}" if self.group is None and self.index in (None, rank) else None
+
+
+def print_logs(logs: WorkerLogs, printer: LogPrinter, *, tail: int | None, follow: bool) -> None:
+    """Print the logs; with `follow`, also new lines until the run has ended.
+
+    Raises: UnavailableError if there are none, and no run that may still write one.
+    """
+    if not (follow and is_held(logs.folder)):
+        logs.require()
+    readers: dict[Path, _GrowingFile] = {}
+    while True:
+        is_alive = follow and is_held(logs.folder)  # before reading, so that no line is missed
+        for path, source in logs.files().items():
+            reader = readers.setdefault(path, _GrowingFile(path, tail))
+            for line in reader.lines(is_last=not is_alive):
+                printer.show(source, LogLine("", line))
+        if not is_alive:
+            return
+        time.sleep(_POLL_INTERVAL_S)
+
+
+class _GrowingFile:
+    """The lines of a file, from its last `tail` ones on."""
+
+    def __init__(self, path: Path, tail: int | None) -> None:
+        self._path = path
+        self._tail = tail
+        self._position = 0
+        self._rest = b""
+
+    def lines(self, *, is_last: bool) -> Iterator[str]:
+        """The lines since the last call; with `is_last` also one without its end."""
+        with contextlib.suppress(OSError), _opened(self._path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if self._tail is not None:
+                self._position = _tail_position(descriptor, size, self._tail)
+                self._tail = None
+            elif size < self._position:  # replaced by another
+                self._position, self._rest = 0, b""
+            while block := os.pread(descriptor, _BLOCK_BYTES, self._position):
+                self._position += len(block)
+                *whole, self._rest = (self._rest + block).split(b"\n")
+                yield from map(_text, whole)
+                if len(self._rest) > _MAX_LINE_BYTES:
+                    yield _text(self._rest)
+                    self._rest = b""
+        if is_last and self._rest:
+            yield _text(self._rest)
+            self._rest = b""
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The regular file. Raises: OSError, also for links and pipes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _tail_position(descriptor: int, size: int, count: int) -> int:
+    """Where the last `count` lines begin; read backwards, as logs may be large."""
+    if count == 0:
+        return size
+    end = size - 1 if size and os.pread(descriptor, 1, size - 1) == b"\n" else size
+    position = end
+    while position > 0:
+        start = max(0, position - _BLOCK_BYTES)
+        block = os.pread(descriptor, position - start, start)
+        newlines = block.count(b"\n")
+        if newlines >= count:
+            at = len(block)
+            for _ in range(count):
+                at = block.rindex(b"\n", 0, at)
+            return start + at + 1
+        count -= newlines
+        position = start
+    return 0
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")

@@ -1,0 +1,187 @@
+"""`dlion logs` of a result folder on this machine.
+
+Proves: each line has its worker's name, as for pods; group, index and container select files, and
+`--tail` counts lines of each file, however large; a path, or an existing result folder without an
+option of a cluster, is local, and anything else is a job; following shows lines and files as they
+come, a line without its end at last, and ends with the run; control characters, links, foreign
+files and a damaged job do no harm.
+
+Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
+(tests/unit/cli/test_cluster_streams.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dlion_cli.__main__ import main
+from dlion_cli.local_runs.run_logs import WorkerLogs
+from dlion_results.run_folder.lock import FolderLock
+from local_run import job_document
+
+TWO_SITES = {"plant-a": 2, "plant-b": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A result folder named `digits`, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    path = tmp_path / "digits"
+    (path / "logs").mkdir(parents=True)
+    (path / "job.yaml").write_text(yaml.safe_dump(job_document(TWO_SITES)))
+    for rank in range(3):
+        write(path, rank, f"one of {rank}\ntwo of {rank}\n")
+    (path / "logs" / "sidecar-0.log").write_text("a sidecar\n")
+    (path / "logs" / "evaluator.log").write_text("the evaluator\n")
+    return path
+
+
+def write(folder: Path, rank: int, text: str) -> None:
+    with (folder / "logs" / f"worker-{rank}.log").open("a") as log:
+        log.write(text)
+
+
+def lines(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[str]:
+    assert main(["logs", *arguments]) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_line_has_its_workers_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, str(folder)) == [
+        "plant-a/g-0 | one of 0", "plant-a/g-0 | two of 0",
+        "plant-a/g-1 | one of 1", "plant-a/g-1 | two of 1",
+        "plant-b/g-0 | one of 2", "plant-b/g-0 | two of 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--worker", "1"], ["plant-a/g-1 | one of 1", "plant-a/g-1 | two of 1"]),
+        (["--worker", "0", "--tail", "1"], ["plant-a/g-0 | two of 0", "plant-b/g-0 | two of 2"]),
+        (["--tail", "0"], []),
+        (["-c", "sidecar"], ["plant-a/g-0 | a sidecar"]),
+        (["--group", "g", "--worker", "1", "--tail", "9"],
+         ["plant-a/g-1 | one of 1", "plant-a/g-1 | two of 1"]),
+    ],
+)  # fmt: skip
+def test_options_select_lines(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: list[str]
+) -> None:
+    assert lines(capsys, str(folder), *options) == expected
+
+
+@pytest.mark.parametrize("name", ["digits", "./digits", "digits/"])
+def test_a_folder_is_named_with_and_without_a_slash(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert folder.is_dir()
+    assert len(lines(capsys, name)) == 6
+
+
+@pytest.mark.parametrize(
+    "arguments", [["digits", "--context", "there"], ["other"], ["digits", "-n", "ml"]]
+)
+def test_anything_else_is_a_job_of_a_cluster(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert folder.is_dir()
+    assert main(["logs", *arguments]) == 66
+    assert "no kubeconfig file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["runs/absent"], 66, "there is no such folder"),
+        (["./empty"], 66, "is no result folder of `dlion run`"),
+        (["digits", "--worker", "7"], 69, "no worker with index 7 has a log of its trainer"),
+        (["digits", "--group", "gpu"], 69, "no worker of group gpu"),
+        (["digits", "--timestamps"], 2, "have no times"),
+        (["digits", "-c", "keeper"], 2, "has no keeper"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    (folder.parent / "empty").mkdir()
+    assert main(["logs", *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_hostile_files_do_no_harm(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "job.yaml").write_text("a: [")
+    (folder / "logs" / "worker-0.log").write_bytes(b"a\x1b[2J\tb\xff\r\nlast")
+    (folder / "logs" / "worker-1.log").unlink()
+    (folder / "logs" / "worker-1.log").symlink_to("/etc/passwd")
+    (folder / "logs" / "worker-x.log").write_text("foreign\n")
+    (folder / "logs" / "worker-2.log").write_bytes(b"y" * 3_000_000)
+    shown = lines(capsys, "digits")
+    assert shown[:2] == ["worker 0 | a·[2J    b\ufffd", "worker 0 | last"]
+    assert {line.partition(" | ")[0] for line in shown[2:]} == {"worker 2"}
+    assert sum(line.count("y") for line in shown[2:]) == 3_000_000
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("count", [1, 2, 1000, 20_000, 30_000])
+def test_a_tail_is_exact_over_many_blocks(
+    folder: Path, capsys: pytest.CaptureFixture[str], count: int, end: str
+) -> None:
+    every = [f"line {number} {'x' * (number % 17)}" for number in range(20_000)]
+    (folder / "logs" / "worker-0.log").write_text("\n".join(every) + end)
+    shown = lines(capsys, "digits", "--tail", str(count), "--worker", "0", "--group", "g")
+    own = [line.partition(" | ")[2] for line in shown if line.startswith("plant-a")]
+    assert own == every[-count:]
+
+
+def following(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dlion_cli", "logs", "-f", str(folder), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_following_shows_what_comes_and_ends_with_the_run(folder: Path) -> None:
+    lock = FolderLock(folder)
+    with following(folder, "--tail", "1") as process:
+        assert process.stdout is not None
+        first = [process.stdout.readline() for _ in range(3)]
+        assert first[0] == "plant-a/g-0 | two of 0\n"
+        write(folder, 1, "three\nhalf")
+        assert process.stdout.readline() == "plant-a/g-1 | three\n"
+        write(folder, 1, " a line\nno end")
+        assert process.stdout.readline() == "plant-a/g-1 | half a line\n"
+        (folder / "logs" / "worker-0.log").write_text("anew\n")  # replaced by a shorter one
+        assert process.stdout.readline() == "plant-a/g-0 | anew\n"
+        assert process.poll() is None
+        lock.release()
+        assert process.stdout.read() == "plant-a/g-1 | no end\n"
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_follower_waits_for_the_first_log_of_a_run_that_has_begun(folder: Path) -> None:
+    for log in (folder / "logs").iterdir():
+        log.unlink()
+    lock = FolderLock(folder)
+    with following(folder) as process:
+        time.sleep(1.0)
+        assert process.poll() is None
+        write(folder, 0, "at last\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "plant-a/g-0 | at last\n"
+        lock.release()
+        assert process.wait(timeout=30) == 0
+
+
+def test_only_files_of_the_folder_itself_are_read(folder: Path) -> None:
+    logs = WorkerLogs(folder, "trainer", None, None)
+    assert {path.parent for path in logs.files()} == {folder / "logs"}

@@ -1,0 +1,299 @@
+"""What `dlion ls` finds and says of result folders.
+
+Proves: each ending has its state, and only a run that `--resume` accepts is resumable; a run is
+running while its lock is held, whatever its summary says, and looking does not keep it from being
+locked; figures of an unfinished run are those of its last records; damaged, half-written, foreign
+and unreadable folders are said to be so, and hide no other; links, pipes and huge files are not
+read; the list is newest first and is made without NumPy.
+
+Leaves out: a real run (tests/local/test_listed_runs.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.protocol.records import record_to_json
+from dlion_cli.__main__ import main
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.listing import ResultFinder, StoredRun, StoredState, read_run
+from dlion_results.run_folder.lock import LOCK, FolderLock
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.summary import Ending
+from synthetic_run import Story, description, records
+
+STORY = Story(workers=2, seconds=20.0, killed=None)
+JOB = description(STORY, target=None)
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def make(path: Path, ending: Ending | None, *, checkpoint: bool = False, logs: bool = True) -> Path:
+    """A result folder with the records of a short run; without an ending it was killed."""
+    with ResultFolder.create(path, JOB, now=NOW) as folder:
+        if logs:
+            (path / "logs").mkdir()
+        if checkpoint:
+            (path / "state" / "w0").mkdir(parents=True)
+            with zipfile.ZipFile(path / "state" / "w0" / "checkpoint.npz", "w") as archive:
+                archive.writestr("weights.npy", b"x")
+        for record in records(STORY):
+            folder.append(record)
+        if ending is not None:
+            folder.finish(ending)
+    return path
+
+
+def ended(reason: EndReason, *, succeeded: bool = False, started: str = "") -> Ending:
+    return Ending("maxSeconds reached", succeeded=succeeded, reason=reason, started_at=started)
+
+
+def found(root: Path) -> dict[str, StoredRun]:
+    return {str(run.path.relative_to(root)): run for run in ResultFinder().find(root)}
+
+
+@pytest.mark.parametrize(
+    ("ending", "checkpoint", "state", "resumable"),
+    [
+        (ended(EndReason.COMPLETED, succeeded=True), True, StoredState.SUCCEEDED, False),
+        (ended(EndReason.STOPPED, succeeded=True), True, StoredState.SUCCEEDED, False),
+        (ended(EndReason.INTERRUPTED), True, StoredState.INTERRUPTED, True),
+        (ended(EndReason.INTERRUPTED), False, StoredState.INTERRUPTED, False),
+        (ended(EndReason.STORAGE_FAILED), True, StoredState.FAILED, True),
+        (ended(EndReason.PARTIAL), False, StoredState.FAILED, False),
+        (None, True, StoredState.INTERRUPTED, True),
+        (None, False, StoredState.INTERRUPTED, False),
+    ],
+)
+def test_each_ending_has_its_state(
+    tmp_path: Path, ending: Ending | None, checkpoint: bool, state: StoredState, resumable: bool
+) -> None:
+    run = read_run(make(tmp_path / "run", ending, checkpoint=checkpoint))
+    assert (run.state, run.is_resumable) == (state, resumable)
+    assert run.job == "cifar10"
+    assert run.reason == (ending.reason if ending else "")
+
+
+def test_a_damaged_checkpoint_resumes_nothing(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", ended(EndReason.INTERRUPTED), checkpoint=True)
+    (folder / "state" / "w0" / "checkpoint.npz").write_bytes(b"PK\x03\x04 half")
+    assert not read_run(folder).is_resumable
+
+
+def test_figures_are_those_of_the_summary(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", ended(EndReason.COMPLETED, succeeded=True))
+    summary = json.loads((folder / "summary.json").read_text())
+    run = read_run(folder)
+    assert run.accuracy == summary["accuracy"]["mean"]
+    assert run.iteration == summary["ending"]["iteration"] > 0
+    assert run.duration_s == summary["time_s"] > 0
+    assert run.started_at == NOW
+
+
+def test_an_unfinished_run_has_the_figures_of_its_last_records(tmp_path: Path) -> None:
+    whole = read_run(make(tmp_path / "ended", ended(EndReason.COMPLETED, succeeded=True)))
+    folder = make(tmp_path / "killed", None)
+    late = EvaluationRecord(30.0, Rank(0), 99, 99, 0.5, 1.0, 10)
+    also = EvaluationRecord(31.0, Rank(1), 99, 99, 0.75, 1.0, 10)
+    with (folder / "events.jsonl").open("a") as events:
+        events.write(record_to_json(late) + "\n" + record_to_json(also) + "\nnot a record\n{")
+    run = read_run(folder)
+    assert (run.accuracy, run.duration_s) == (0.625, 31.0)
+    assert run.iteration == whole.iteration
+
+
+def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", ended(EndReason.INTERRUPTED), checkpoint=True)
+    lock = FolderLock(folder)  # as a resumed run, whose old summary is still there
+    try:
+        run = read_run(folder)
+        assert (run.state, run.is_resumable) == (StoredState.RUNNING, False)
+    finally:
+        lock.release()
+    assert read_run(folder).state is StoredState.INTERRUPTED
+
+
+def test_looking_keeps_nobody_from_locking(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", None)
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            read_run(folder)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(50):
+            FolderLock(folder).release()
+    finally:
+        done.set()
+        for looker in lookers:
+            looker.join()
+
+
+@pytest.mark.parametrize(
+    ("files", "logs", "command"),
+    [
+        ({}, True, "run"),
+        ({"simulation.json": "{}"}, False, "simulate"),
+        ({"environment.yaml": "name: quickstart\n"}, False, "simulate"),
+        ({"environment.yaml": "name: recorded\n"}, False, "replay"),
+        ({"replay.json": "{}", "simulation.json": "{}"}, False, "replay"),
+        ({"compared.json": "{}", "simulation.json": "{}"}, False, "compare"),
+    ],
+)
+def test_the_command_is_told_by_what_it_left(
+    tmp_path: Path, files: dict[str, str], logs: bool, command: str
+) -> None:
+    folder = make(tmp_path / "run", None, logs=logs)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert read_run(folder).command == command
+
+
+def test_a_folder_without_lock_and_logs_was_fetched(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", ended(EndReason.COMPLETED, succeeded=True), logs=False)
+    (folder / LOCK).unlink()
+    assert read_run(folder).command == "fetched"
+
+
+def summary_of(**changes: Any) -> str:
+    return json.dumps({"ending": {"succeeded": True}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "detail"),
+    [
+        ("summary.json", b"{", "summary.json"),
+        ("summary.json", b"\xff\xfe", "summary.json"),
+        ("summary.json", b"[" * 100_000, "summary.json"),
+        ("job.yaml", b"a: [", "job.yaml"),
+        ("job.yaml", b"", "job.yaml"),
+        ("job.yaml", b"kind: Pod", "job.yaml"),
+        ("job.yaml", b"!!timestamp x", "job.yaml"),
+        ("job.yaml", b"a: " + b"[" * 100_000, "job.yaml"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, content: bytes, detail: str) -> None:
+    folder = make(tmp_path / "run", None, checkpoint=True)
+    (folder / name).write_bytes(content)
+    run = read_run(folder)
+    assert run.state is StoredState.DAMAGED
+    assert run.detail.startswith(f"{detail}: ")
+    assert "\n" not in run.detail
+    assert not run.is_resumable
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accuracy": 7, "job": [], "time_s": "x"},
+        {"accuracy": {"mean": 10**400}, "time_s": True},
+        {"ending": {"succeeded": True, "iteration": -1, "started_at": "0000", "reason": {}}},
+        {"ending": {"succeeded": True, "started_at": "9999-12-31T23:59:59-23:59"}},
+        {"accuracy": {"mean": None}, "job": {"name": "\ud800"}},
+    ],
+)
+def test_foreign_values_are_unknown(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = make(tmp_path / "run", None)
+    (folder / "summary.json").write_text(summary_of(**changes))
+    run = read_run(folder)
+    assert run.state is StoredState.SUCCEEDED
+    assert (run.accuracy, run.iteration) == (None, None)
+
+
+def test_a_half_written_folder_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(yaml.safe_dump(JOB.to_document()))
+    (folder / LOCK).write_text("12\n")
+    run = found(tmp_path)["half"]
+    assert (run.state, run.is_resumable) == (StoredState.INTERRUPTED, False)
+    assert "before its first record" in run.detail
+
+
+def test_folders_without_results_are_foreign_and_hidden_ones_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path / "compared" / "quickstart" / "dlion-1", None)
+    (tmp_path / "photos" / "2020").mkdir(parents=True)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "file").touch()
+    states = {name: run.state for name, run in found(tmp_path).items()}
+    assert states == {
+        "compared/quickstart/dlion-1": StoredState.INTERRUPTED,
+        "photos": StoredState.FOREIGN,
+    }
+
+
+def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = make(tmp_path / "elsewhere", None)
+    root = tmp_path / "runs"
+    folder = make(root / "run", None)
+    (root / "link").symlink_to(elsewhere, target_is_directory=True)
+    (elsewhere / "big").write_bytes(bytes(5_000_000))
+    (folder / "tensorboard" / "up").symlink_to(elsewhere, target_is_directory=True)
+    (folder / "summary.json").symlink_to(elsewhere / "job.yaml")
+    listed = found(root)
+    assert list(listed) == ["run"]
+    assert listed["run"].state is StoredState.DAMAGED
+    assert (listed["run"].size_bytes or 0) < 4_000_000
+    (folder / "summary.json").unlink()
+    os.mkfifo(folder / "summary.json")
+    assert found(root)["run"].detail == "summary.json: is not a regular file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_folder_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    assert found(tmp_path)["closed"].state is StoredState.UNREADABLE
+
+
+def test_the_newest_run_comes_first(tmp_path: Path) -> None:
+    for day in (3, 1, 2):
+        started = f"2026-01-0{day}T00:00:00+00:00"
+        make(tmp_path / f"day{day}", ended(EndReason.COMPLETED, succeeded=True, started=started))
+    assert list(found(tmp_path)) == ["day3", "day2", "day1"]
+
+
+def test_the_command_lists_and_names_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "[red]a", ended(EndReason.DIVERGED), checkpoint=True)
+    assert main(["ls", str(tmp_path)]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["NAME", "COMMAND", "STATE"]
+    assert line.startswith("[red]a ")
+    assert "failed (Diverged), resumable" in line
+    assert main(["ls", str(tmp_path), "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (run,) = document["runs"]
+    assert (run["path"], run["reason"]) == (str(tmp_path / "[red]a"), "Diverged")
+    assert document["complete"] is True
+    assert main(["ls", str(tmp_path / "absent")]) == 66
+    assert "there is no such folder" in capsys.readouterr().err
+    assert main(["ls", str(tmp_path / "[red]a" / "job.yaml")]) == 66
+    (tmp_path / "empty").mkdir()
+    assert main(["ls", str(tmp_path / "empty")]) == 0
+    assert "has no results" in capsys.readouterr().err
+
+
+def test_the_list_is_made_without_numpy(tmp_path: Path) -> None:
+    make(tmp_path / "run", None)
+    code = (
+        "import sys; from dlion_cli.__main__ import main; code = main(['ls', sys.argv[1]]);"
+        "sys.exit(code or any(m in sys.modules for m in ('numpy', 'tensorflow', 'grpc')))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)

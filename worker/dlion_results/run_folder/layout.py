@@ -1,0 +1,24 @@
+"""Names of the files and folders of a result folder (docs/results.md).
+
+Imports nothing, so that `dlion ls` starts without NumPy.
+"""
+
+from typing import Final
+
+JOB: Final = "job.yaml"
+ENVIRONMENT: Final = "environment.yaml"
+EVENTS: Final = "events.jsonl"
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.html"
+TENSORBOARD: Final = "tensorboard"
+LOGS: Final = "logs"
+CHECKPOINTS: Final = "state/w*/checkpoint.npz"
+"""Pattern of the workers' checkpoints."""
+SIMULATION: Final = "simulation.json"
+"""How a run was simulated; written at its end."""
+REPLAY: Final = "replay.json"
+"""How a replay compares with the recorded run; written at its end."""
+COMPARISON_MARKER: Final = "comparing.json"
+"""Marks a folder that belongs to `dlion compare`, before its run starts there."""
+COMPARED: Final = "compared.json"
+"""Settings of a run of `dlion compare`, in its folder once it has ended."""

@@ -1,0 +1,337 @@
+"""Finds result folders and reads what a list of them shows, without reading their whole content.
+
+Called by `dlion ls`. A finished run has its figures in `summary.json`; of others the last records
+are read. Folders may be damaged, foreign or unreadable, and may change meanwhile: nothing raises.
+Links are not followed. Needs neither NumPy nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from dlion_api.errors import ContractError, DLionError
+from dlion_api.protocol.progress import EvaluationRecord, StepRecord
+from dlion_api.protocol.records import MAX_RECORD_BYTES, record_from_json
+from dlion_api.spec import load_job
+from dlion_results.run_folder.layout import (
+    CHECKPOINTS,
+    COMPARED,
+    COMPARISON_MARKER,
+    ENVIRONMENT,
+    EVENTS,
+    JOB,
+    LOGS,
+    REPLAY,
+    SIMULATION,
+    SUMMARY,
+)
+from dlion_results.run_folder.lock import LOCK, is_held
+from dlion_results.run_folder.stored_values import (
+    MAX_BYTES,
+    UNREADABLE,
+    count_of,
+    number_of,
+    parse_mapping,
+    parse_yaml,
+    text_of,
+)
+from dlion_results.summary.judgement import EndReason
+
+MAX_DEPTH: Final = 4
+"""Folders below the listed one: a comparison has its runs two levels below its own."""
+MAX_FOLDERS: Final = 20_000
+"""Visited at most, so that `dlion ls /` ends."""
+TAIL_BYTES: Final = 4 * MAX_RECORD_BYTES
+"""Read from the end of the records of a run without a summary."""
+_RECORDED: Final = b"name: recorded\n"
+"""How the environment of a replay begins."""
+
+
+class StoredState(StrEnum):
+    """State of a result folder."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """By a signal, or killed before it could write a summary."""
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+    FOREIGN = "foreign"
+    """A folder without results."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One line of the list. None and empty: not known."""
+
+    path: Path
+    state: StoredState
+    command: str = ""
+    """The command that made it, or `fetched`."""
+    job: str = ""
+    reason: str = ""
+    """`ending.reason` of its summary."""
+    detail: str = ""
+    """How it ended, or what is wrong with the folder."""
+    is_resumable: bool = False
+    accuracy: float | None = None
+    """Mean over replicas."""
+    iteration: int | None = None
+    duration_s: float | None = None
+    started_at: datetime | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    path: Path
+    problem: str = ""
+    """Why it cannot be read; empty: it can."""
+    has_results: bool = True
+
+
+class ResultFinder:
+    """Finds the result folders below a folder."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        """Whether folders were left out, because there are too many."""
+        self._left = MAX_FOLDERS
+
+    def find(self, root: Path) -> list[StoredRun]:
+        """The folders with results, newest first; `root` itself if it is one.
+
+        A folder directly below `root` without results is FOREIGN.
+        """
+        if _has_results(_names(root)):
+            return [read_run(root)]
+        runs = [self._read(found) for found in self._below(root, 1)]
+        oldest = datetime.min.replace(tzinfo=UTC)
+        return sorted(runs, key=lambda run: (run.started_at or oldest, str(run.path)), reverse=True)
+
+    def _below(self, folder: Path, depth: int) -> Iterator[_Found]:
+        for path in _folders(folder):
+            self._left -= 1
+            if self._left < 0:
+                self.is_cut = True
+                return
+            try:
+                names = {entry.name for entry in os.scandir(path)}
+            except OSError as error:
+                yield _Found(path, error.strerror or str(error), has_results=False)
+                continue
+            if _has_results(names):
+                yield _Found(path)
+                continue
+            below = list(self._below(path, depth + 1)) if depth < MAX_DEPTH else []
+            yield from below
+            if not below and depth == 1:
+                yield _Found(path, has_results=False)
+
+    @staticmethod
+    def _read(found: _Found) -> StoredRun:
+        if found.has_results:
+            return read_run(found.path)
+        state = StoredState.UNREADABLE if found.problem else StoredState.FOREIGN
+        modified = _modified(found.path)
+        return StoredRun(
+            found.path, state, detail=found.problem or "no results", started_at=modified
+        )
+
+
+def read_run(path: Path) -> StoredRun:
+    """What the list shows of a result folder."""
+    names = _names(path)
+    base = StoredRun(
+        path,
+        StoredState.INTERRUPTED,
+        command=_command(path, names),
+        size_bytes=_size_bytes(path),
+        started_at=_modified(path / JOB) or _modified(path),
+    )
+    try:
+        summary = parse_mapping(_read_file(path / SUMMARY)) if SUMMARY in names else {}
+    except UNREADABLE as error:
+        return replace(base, state=StoredState.DAMAGED, detail=f"{SUMMARY}: {_short(error)}")
+    is_running = is_held(path)
+    ending = summary.get("ending")
+    if is_running or not isinstance(ending, Mapping):
+        return _unfinished(base, names, is_running=is_running)
+    return _finished(base, summary, ending)
+
+
+def _finished(base: StoredRun, summary: Mapping[str, Any], ending: Mapping[str, Any]) -> StoredRun:
+    reason = text_of(ending.get("reason"))
+    if ending.get("succeeded") is True:
+        state = StoredState.SUCCEEDED
+    elif reason == EndReason.INTERRUPTED:
+        state = StoredState.INTERRUPTED
+    else:
+        state = StoredState.FAILED
+    accuracy, job = summary.get("accuracy"), summary.get("job")
+    return replace(
+        base,
+        state=state,
+        reason=reason,
+        detail=text_of(ending.get("message")) or text_of(ending.get("stop_reason")),
+        job=text_of(job.get("name")) if isinstance(job, Mapping) else "",
+        is_resumable=state is not StoredState.SUCCEEDED and _has_checkpoint(base.path),
+        accuracy=number_of(accuracy.get("mean")) if isinstance(accuracy, Mapping) else None,
+        iteration=count_of(ending.get("iteration")),
+        duration_s=number_of(summary.get("time_s")),
+        started_at=_time(text_of(ending.get("started_at"))) or base.started_at,
+    )
+
+
+def _unfinished(base: StoredRun, names: set[str], *, is_running: bool) -> StoredRun:
+    """A run without a summary, or one that goes on."""
+    state = StoredState.RUNNING if is_running else StoredState.INTERRUPTED
+    tail = _Tail.of(base.path / EVENTS)
+    run = replace(
+        base, state=state, accuracy=tail.accuracy, iteration=tail.iteration, duration_s=tail.end_s
+    )
+    try:
+        job = load_job(parse_yaml(_read_file(base.path / JOB)), source=JOB)
+    except (DLionError, *UNREADABLE) as error:
+        if is_running:  # it may just have begun
+            return run
+        return replace(run, state=StoredState.DAMAGED, detail=f"{JOB}: {_short(error)}")
+    detail = "" if is_running else "killed before it wrote its summary"
+    if not is_running and EVENTS not in names:
+        detail = "killed before its first record"
+    resumable = not is_running and EVENTS in names and _has_checkpoint(base.path)
+    return replace(run, job=job.metadata.name, detail=detail, is_resumable=resumable)
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The last records of a run."""
+
+    accuracy: float | None = None
+    iteration: int | None = None
+    end_s: float | None = None
+
+    @classmethod
+    def of(cls, events: Path) -> _Tail:
+        try:
+            content = _read_file(events, last_bytes=TAIL_BYTES)
+        except OSError:
+            return cls()
+        accuracies: dict[int, float] = {}
+        iterations, times_s = [], []
+        for line in content.splitlines():
+            try:
+                record = record_from_json(line)
+            except ContractError:  # partial, damaged or foreign
+                continue
+            times_s.append(record.time_s)
+            if isinstance(record, StepRecord):
+                iterations.append(record.iteration)
+            elif isinstance(record, EvaluationRecord):
+                accuracies[record.rank] = record.accuracy
+        mean = sum(accuracies.values()) / len(accuracies) if accuracies else None
+        return cls(mean, max(iterations, default=None), max(times_s, default=None))
+
+
+def _command(path: Path, names: set[str]) -> str:
+    for name, command in (
+        (COMPARED, "compare"), (COMPARISON_MARKER, "compare"), (REPLAY, "replay"),
+        (SIMULATION, "simulate"), (LOGS, "run"),
+    ):  # fmt: skip
+        if name in names:
+            return command
+    if LOCK not in names:
+        return "fetched"  # it leaves locks and logs in the cluster
+    with contextlib.suppress(OSError):
+        start = _read_file(path / ENVIRONMENT, first_bytes=len(_RECORDED))
+        return "replay" if start == _RECORDED else "simulate"
+    return ""
+
+
+def _has_results(names: set[str]) -> bool:
+    """Whether a folder with these files is a run's, possibly a half-written one."""
+    return EVENTS in names or (JOB in names and not names.isdisjoint({LOCK, SUMMARY}))
+
+
+def _has_checkpoint(path: Path) -> bool:
+    try:
+        return any(
+            not each.is_symlink() and each.is_file() and zipfile.is_zipfile(each)
+            for each in path.glob(CHECKPOINTS)
+        )
+    except OSError:
+        return False
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        return {entry.name for entry in os.scandir(path)}
+    except OSError:
+        return set()
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders in that folder, except links and hidden ones."""
+    folders = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path):
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+    return sorted(folders)
+
+
+def _size_bytes(path: Path) -> int:
+    """Bytes on disk of the files below; of those that can be seen."""
+    total, waiting = 0, [path]
+    while waiting:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(waiting.pop()):
+                with contextlib.suppress(OSError):
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+    return total
+
+
+def _read_file(path: Path, *, first_bytes: int = MAX_BYTES + 1, last_bytes: int = 0) -> bytes:
+    """The start of a regular file, or its end. Raises: OSError, also for links and pipes."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("is not a regular file")
+        if last_bytes:
+            file.seek(max(0, status.st_size - last_bytes))
+            return file.read(last_bytes)
+        return file.read(first_bytes)
+
+
+def _modified(path: Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(path.lstat().st_mtime, UTC)
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _short(error: BaseException) -> str:
+    """The first line of an error."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{text.splitlines()[0] if text else type(error).__name__:.200}"
