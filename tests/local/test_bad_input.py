@@ -176,7 +176,10 @@ def test_after_a_full_disk_a_run_goes_on_from_its_last_checkpoint(
         )
         fill_the_disk(foreign)
         assert run.finish() == ExitCode.STORAGE, run.terminal()
-    assert "No space left on device. Free some space" in " ".join(run.terminal().split())
+    said = " ".join(run.terminal().split())
+    assert "No space left on device. Free some space" in said
+    assert "once this is solved, continue: dlion run " in said
+    assert f"--resume {run.folder}" in said
     before = run.records()
     told = [run.events("CheckpointSaved", rank)[-1].iteration for rank in (0, 1)]
     assert saved_iterations(run) == told, "the last checkpoints stand"

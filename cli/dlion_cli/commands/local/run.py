@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
 from dlion_environments.loading import load_environment
 from dlion_environments.plan import Plan, unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
-from dlion_results.run_folder.folder import JOB, ResultFolder
-from dlion_results.run_folder.resume_checks import CHECKPOINTS
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.layout import CHECKPOINTS, JOB
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Json
 
@@ -143,11 +144,16 @@ def run(
             privileged=False if unprivileged else None,
             certificate_life=timedelta(seconds=certificate_life),
         )
+        resume_here = partial(
+            resume_command, folder.path, file, environment, assignments, data_root, unprivileged
+        )
         try:
             ended, summary = _train(training, now)
         except (DLionError, OSError) as error:
             with_report = not no_report
             finish_failed_run(folder, error, interruption, now=now, with_report=with_report)
+            if command := resume_here():
+                click.echo(f"dlion: once this is solved, continue:\n{command}", err=True)
             raise
         report = None if no_report else write_report_in_time(folder, summary, interruption)
         print_result(Console(), summary, folder=folder.path, report=report, output=output)
@@ -155,10 +161,7 @@ def run(
             click.echo(f"dlion: {problem}", err=True)
         if ended.problems and ended.ending.reason != EndReason.PARTIAL:
             click.echo(f"dlion: logs are in {folder.path / 'logs'}", err=True)
-        command = resume_command(
-            folder.path, file, environment, assignments, data_root, unprivileged
-        )
-        _print_resume_command(ended, command, folder)
+        _print_resume_command(ended, resume_here(), folder)
         return ended.exit_code
 
 
