@@ -37,6 +37,7 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "report": ("local.report:report", "Create an HTML report of result folders."),
     "validate": ("local.validate:validate", "Validate manifests and environments."),
     "explain": ("local.explain:explain", "Describe the fields of the manifest."),
+    "render": ("local.render:render", "Print the objects an operator makes of a job."),
     "init": ("local.init:init", "Create a manifest and a program template."),
 }
 

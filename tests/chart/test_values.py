@@ -2,7 +2,8 @@
 
 Proves: every value is known to the schema and changes what is rendered; unknown and senseless ones
 are refused with the value's place; the operator's own loader takes every rendered configuration,
-and each of its settings can be reached, up to the bounds of the schema.
+and each of its settings can be reached, up to the bounds of the schema; `dlion render` makes the
+same settings of the same values.
 Leaves out: several sites (test_sites.py); what an API server says of it
 (tests/cluster/test_chart.py).
 """
@@ -19,6 +20,7 @@ import yaml
 
 from chart import CHART, GATEWAY, NAMESPACE, SITE, Helm, merged, nested, sites
 from dlion_api.errors import UnavailableError
+from dlion_cli.inputs import chart_values
 from dlion_operator.model.settings import (
     FederationSettings,
     Gateway,
@@ -37,6 +39,10 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TAINT = {"key": "edge", "operator": "Exists"}
 DIGEST = "sha256:" + "0" * 64
 ON = {"monitoring": {part: {"enabled": True} for part in ("monitors", "rules", "dashboards")}}
+RENDERED = (
+    "advertised_address", "images", "coordinator", "keeper", "sidecar", "load_balancer", "gateway"
+)  # fmt: skip
+"""Settings that matter for a job's objects."""
 OTHER: dict[str, Any] = {
     "site.name": "plant-b",
     "site.advertisedAddress": "plant-a.example",
@@ -399,3 +405,21 @@ def test_the_defaults_are_the_operators_own(helm: Helm, tmp_path: Path) -> None:
 def test_the_operator_takes_every_configuration(helm: Helm, path: str, tmp_path: Path) -> None:
     changed = nested(WITH_ANOTHER.get(path, path), OTHER[path])
     assert settings_of(helm, merged(SITE, changed), tmp_path).site
+
+
+@pytest.mark.parametrize("path", [path for path in OTHER if not path.startswith("monitoring")])
+def test_render_reads_values_as_the_chart_does(helm: Helm, path: str, tmp_path: Path) -> None:
+    changed = merged(SITE, nested(WITH_ANOTHER.get(path, path), OTHER[path]))
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(changed))
+    of_the_chart = settings_of(helm, changed, tmp_path)
+    values = chart_values.read_values(file)
+    here = chart_values.settings_of(values, of_the_chart.site, source=str(file))
+    for name in RENDERED:
+        assert getattr(here, name) == getattr(of_the_chart, name), name
+
+
+def test_render_has_the_charts_defaults() -> None:
+    file = CHART / "values.yaml"
+    of_the_file = chart_values.settings_of(chart_values.read_values(file), "plant-a", source="")
+    assert of_the_file == chart_values.settings_of(chart_values.DEFAULTS, "plant-a", source="")

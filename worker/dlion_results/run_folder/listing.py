@@ -292,7 +292,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _size_bytes(path: Path) -> int:
-    """Bytes on disk of the files below; of those that can be seen."""
+    """Bytes on disk of the files below, except unreadable ones."""
     total, waiting = 0, [path]
     while waiting:
         with contextlib.suppress(OSError):

@@ -1,0 +1,222 @@
+"""`dlion render`: print the objects that an operator makes of a job, without a cluster."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import yaml
+
+from dlion_api import cluster_names as names
+from dlion_api.errors import Problem, SpecError
+from dlion_api.spec import Job, load_job
+from dlion_api.status import ConditionType
+from dlion_cli.cluster.kubeconfig import DEFAULT_NAMESPACE
+from dlion_cli.inputs.chart_values import read_values, settings_of
+from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document, source_of
+from dlion_cli.inputs.program_files import PackedProgram, packed_program
+from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.terminal import options
+from dlion_operator.model.job_view import condition
+from dlion_operator.model.settings import Settings
+from dlion_operator.pki.job_authority import NamedAuthority
+from dlion_operator.plan.decide import MANAGED_BY, decide
+from dlion_operator.plan.decisions import Apply, Create
+from dlion_operator.plan.observed import Observed
+
+Document = dict[str, Any]
+_NOW: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Nothing that is rendered depends on the time."""
+
+
+@dataclass(frozen=True)
+class RenderedJob:
+    """The objects of a job at a site, and what they lack."""
+
+    objects: list[Document]
+    notes: list[str]
+    """What only a cluster knows, and what others create."""
+
+
+@dataclass(frozen=True)
+class RenderedManifest:
+    """A manifest as `dlion submit` would send it."""
+
+    source: str
+    document: Document
+    job: Job
+    program: PackedProgram | None
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--site", metavar="NAME", help="Site of the operator. Default: the job's only site.")
+@click.option(
+    "-n", "--namespace", metavar="NAME", help="Namespace. Default: the manifest's, or default."
+)
+@click.option(
+    "--values", "values_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Values of the site's release of the chart. Default: those of the chart.",
+)  # fmt: skip
+@options.assignments("the manifest")
+@click.option(
+    "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", help="Output format."
+)
+def render(
+    file: Path,
+    site: str | None,
+    namespace: str | None,
+    values_file: Path | None,
+    assignments: tuple[str, ...],
+    output: str,
+) -> None:
+    """Print the Kubernetes objects that an operator of this release makes of the job in FILE.
+
+    Like `helm template`: asks no cluster. Comments name what is missing: contents of Secrets,
+    certificates, owner references, and ports that the API server chooses. NetworkPolicies and the
+    operator itself are of the chart: `helm template helm/dlion`.
+
+    \b
+    dlion render job.yaml
+    dlion render job.yaml --site plant-a -n ml --values plant-a.yaml | kubectl diff -f -
+    dlion render job.yaml -o json | jq '.items[] | select(.kind == "Job").spec.template'
+    """
+    values = read_values(values_file)
+    manifest = _manifest(file, namespace, assignments)
+    site = _chosen_site(manifest.job, site or values["site"]["name"], manifest.source)
+    settings = settings_of(values, site, source=source_of(values_file or "the chart's values"))
+    rendered = render_job(manifest, settings)
+    if output == "json":
+        items = {"apiVersion": "v1", "kind": "List", "items": rendered.objects}
+        click.echo(json.dumps(items, indent=2, ensure_ascii=False))
+        return
+    given = f"values of {values_file}" if values_file else "default values of the chart"
+    click.echo(f"# By dlion {version('dlion')} for site {site}, with the {given}.")
+    for note in rendered.notes:
+        click.echo(f"# {note}")
+    for each in rendered.objects:
+        text = yaml.dump(each, Dumper=_BlockDumper, sort_keys=False, allow_unicode=True)
+        click.echo(f"---\n{text}", nl=False)
+
+
+class _BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines as such."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_BlockDumper.add_representer(str, _BlockDumper.represent_str)
+
+
+def render_job(manifest: RenderedManifest, settings: Settings) -> RenderedJob:
+    """What an operator with these settings decides to create for a new job.
+
+    Raises: SpecError if it would create nothing, with its reason.
+    """
+    spec = {**manifest.document["spec"], "suspend": False}
+    document = {
+        **manifest.document,
+        "metadata": {**manifest.document["metadata"], "uid": "", "generation": 1},
+        "spec": spec,
+    }
+    notes = [
+        f"The operator adds owner references, and {names.AUTHORITY_KEY}: its public certificates",
+        "The chart creates the NetworkPolicies: helm template helm/dlion",
+    ]
+    objects = _decided(document, settings, [])
+    if settings.gateway is not None:  # routes follow the Services that exist
+        services = [each for each in objects if each["kind"] == "Service"]
+        objects = _decided(document, settings, services)
+    if manifest.document["spec"].get("suspend"):
+        notes.append("spec.suspend is true: nothing of this is created until it is false")
+    job = manifest.job
+    if job.spec.network.exposure == "LoadBalancer" and len(job.spec.sites) > 1:
+        notes.append("The workers' Services become LoadBalancers once they have node ports")
+    if job.spec.tls.secret_name:
+        notes.append(f"Secret {job.spec.tls.secret_name}: yours, with the job's authority")
+    if any(each["kind"] == "Certificate" for each in objects):
+        notes.append("cert-manager creates the Secret that the Certificate names")
+    notes += [f"Secret {name}: yours, of a registry" for name in settings.images.pull_secrets]
+    rendered = [_without_unknown(each) for each in objects]
+    if (program := manifest.program) is not None:
+        notes.append(f"`dlion submit` creates ConfigMap {program.name}, with the program")
+        rendered.insert(0, program.document(job.metadata.namespace, None))
+    return RenderedJob(rendered, notes)
+
+
+def _decided(document: Document, settings: Settings, services: list[Document]) -> list[Document]:
+    observed = Observed(
+        document=document,
+        jobs=(),
+        pods=(),
+        services=services,
+        now=_NOW,
+        authority_pem="",
+        authority=NamedAuthority(None),  # as if it could sign
+    )
+    decision = decide(observed, settings)
+    objects = [
+        {**action.document, "metadata": {**action.document["metadata"], "uid": ""}}
+        for action in decision.actions
+        if isinstance(action, Apply | Create)
+    ]
+    if not any(each["kind"] == "Job" for each in objects):
+        status = {"status": dict(decision.status or {})}
+        message = condition(status, ConditionType.READY).get("message")
+        why = message or f"spec.managedBy names another controller than {MANAGED_BY}"
+        raise SpecError([Problem("spec", f"the operator creates no workers: {why}")])
+    return objects
+
+
+def _without_unknown(document: Document) -> Document:
+    """The object without what only a cluster knows."""
+    hidden = ("ownerReferences", "uid")
+    metadata = {key: value for key, value in document["metadata"].items() if key not in hidden}
+    made = {**document, "metadata": metadata}
+    if "data" in made:
+        made["data"] = {k: v for k, v in made["data"].items() if k != names.AUTHORITY_KEY}
+    return made
+
+
+def _manifest(file: Path, namespace: str | None, assignments: tuple[str, ...]) -> RenderedManifest:
+    """Raises: SpecError, DataError."""
+    source = source_of(file)
+    document, lines = read_document(file)
+    document = apply_set(document, assignments) if assignments else document
+    job = load_manifest(document, source=source, lines=None if assignments else lines)
+    named = document["metadata"].get("namespace")
+    if namespace and named and named != namespace:
+        problem = Problem(
+            "metadata.namespace",
+            "differs from the namespace of -n",
+            value=named,
+            allowed=namespace,
+            advice="Remove one of them",
+        )
+        raise SpecError([problem], source=source)
+    program, problems = packed_program(job, find_program_root(job, file, None))
+    if problems:
+        raise SpecError(problems, source=source)
+    spec = dict(document["spec"])
+    if program is not None:
+        spec["trainer"] = {**spec["trainer"], "program": program.field}
+    metadata = {**document["metadata"], "namespace": namespace or named or DEFAULT_NAMESPACE}
+    document = {**document, "metadata": metadata, "spec": spec}
+    return RenderedManifest(source, document, load_job(document, source=source), program)
+
+
+def _chosen_site(job: Job, site: str | None, source: str) -> str:
+    known = [each.name for each in job.spec.sites]
+    if site is None or site == "":
+        if len(known) == 1:
+            return known[0]
+        raise click.UsageError(f"{source} has several sites: give --site {' or '.join(known)}")
+    if site not in known:
+        problem = Problem("spec.sites", "has no such site", site, allowed=", ".join(known))
+        raise SpecError([problem], source=source)
+    return site

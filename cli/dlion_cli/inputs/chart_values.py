@@ -1,0 +1,135 @@
+"""The settings that the chart gives to a site's operator, from its values.
+
+Called by `dlion render`. Repeats what `helm/dlion/templates/_settings.tpl` makes of the values that
+matter for a job's objects; tests/chart compares both.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from dlion_api.document import parse
+from dlion_api.errors import DataError, Problem, SpecError
+from dlion_environments.yaml_text import MAX_BYTES, parse_any_documents
+from dlion_operator.model.settings import Settings
+
+_COORDINATOR: Final = "dlion-operator.dlion-system.svc"
+"""The operator's Service if the release is named `dlion`, in the namespace of the documents."""
+
+Values = Mapping[str, Any]
+
+DEFAULTS: Final[Values] = {
+    "site": {"name": "", "advertisedAddress": ""},
+    "images": {
+        "registry": "",
+        "worker": {"repository": "dlion-worker", "tag": "", "digest": ""},
+        "sidecar": {"repository": "dlion-sidecar", "tag": "", "digest": ""},
+        "pullPolicy": "IfNotPresent",
+        "pullSecrets": [],
+    },
+    "coordinator": {"port": 7443, "address": ""},
+    "keeper": {
+        "size": "",
+        "storageClassName": "",
+        "claimName": "",
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "192Mi"},
+            "limits": {"memory": "1Gi"},
+        },
+    },
+    "sidecar": {
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "128Mi"},
+            "limits": {"memory": "384Mi"},
+        }
+    },
+    "loadBalancer": {"annotations": {}, "className": ""},
+    "gateway": {
+        "address": "",
+        "route": "TLSRoute",
+        "parent": {"name": "", "namespace": "", "sectionName": ""},
+        "entryPoints": [],
+    },
+}
+"""Defaults of the values that matter here (helm/dlion/values.yaml)."""
+
+
+def read_values(path: Path | None) -> Values:
+    """The chart's defaults, with the values of that file.
+
+    Raises: DataError if it cannot be read; SpecError if it is no YAML, or no values of the chart.
+    """
+    if path is None:
+        return DEFAULTS
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. Check the path.") from None
+    documents = parse_any_documents(content, source=str(path))
+    if len(documents) > 1:
+        raise SpecError([Problem("(file)", "has several documents")], source=str(path))
+    given: object = documents[0].value if documents else None
+    problems: list[Problem] = []
+    merged: Values = _merged(DEFAULTS, {} if given is None else given, "", problems)
+    if problems:
+        raise SpecError(problems, source=str(path))
+    return merged
+
+
+def settings_of(values: Values, site: str, *, source: str) -> Settings:
+    """The operator's settings at that site. Raises: SpecError."""
+    images, keeper, gateway = values["images"], values["keeper"], values["gateway"]
+    if keeper["claimName"] and keeper["size"]:
+        problem = Problem("keeper", "claimName and size exclude each other", advice="Remove one")
+        raise SpecError([problem], source=source)
+    port = values["coordinator"]["port"]
+    document: dict[str, Any] = {
+        "site": site,
+        "advertisedAddress": values["site"]["advertisedAddress"],
+        "images": {
+            "worker": _image(images, "worker"),
+            "sidecar": _image(images, "sidecar"),
+            "pullPolicy": images["pullPolicy"],
+            "pullSecrets": images["pullSecrets"],
+        },
+        "coordinator": {
+            "port": port,
+            "address": values["coordinator"]["address"] or f"{_COORDINATOR}:{port}",
+        },
+        "keeper": keeper,
+        "sidecar": values["sidecar"],
+        "loadBalancer": values["loadBalancer"],
+    }
+    if gateway["address"]:
+        document["gateway"] = gateway
+    return parse(Settings, document, source=source)
+
+
+def _image(images: Values, name: str) -> str:
+    """The reference, as the chart's `dlion.image` makes it."""
+    image, registry = images[name], str(images["registry"]).removesuffix("/")
+    repository = f"{registry}/{image['repository']}" if registry else str(image["repository"])
+    if image["digest"]:
+        return f"{repository}@{image['digest']}"
+    return f"{repository}:{image['tag'] or version('dlion')}"
+
+
+def _merged(default: Values, given: object, where: str, problems: list[Problem]) -> Values:
+    """As Helm merges: mappings by key, other values replaced. A null leaves the default, except in
+    `resources`, which it removes."""
+    if not isinstance(given, Mapping):
+        problems.append(Problem(where or "(file)", "is no mapping", value=str(given)[:80]))
+        return default
+    merged = dict(default)
+    for key, value in given.items():
+        name, path = str(key), f"{where}.{key}" if where else str(key)
+        if value is None:
+            if ".resources." in path:
+                merged.pop(name, None)
+        elif isinstance(below := merged.get(name), Mapping):
+            merged[name] = _merged(below, value, path, problems)
+        else:
+            merged[name] = value
+    return merged

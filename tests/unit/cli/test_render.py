@@ -1,0 +1,213 @@
+"""`dlion render` prints what an operator would create, and asks no cluster.
+
+Proves: the objects are those that an operator decides on for the job as an API server keeps it, but
+for what only a cluster knows; values of the chart act on them; a program file travels as with
+`dlion submit`; a gateway's routes are there; what cannot be rendered (another site, another
+controller, a pod template that violates pod security, foreign values) is refused with the place,
+and what is missing is told in comments.
+
+Leaves out: that an API server takes the objects (tests/cluster), and that the values are read as
+the chart does (tests/chart/test_values.py).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dlion_cli.__main__ import main
+from dlion_operator.plan.decisions import Apply, Create
+from local_run import blobs, job_document
+from operator_world import World, dlion_job
+
+TWO = {"plant-a": 2, "plant-b": 1}
+
+
+@pytest.fixture(autouse=True)
+def without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+
+
+def write(folder: Path, document: object, name: str = "job.yaml") -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["render", *arguments]) == 0
+    return [each for each in yaml.safe_load_all(capsys.readouterr().out) if each]
+
+
+def kinds(objects: list[dict[str, Any]]) -> list[str]:
+    return [each["kind"] for each in objects]
+
+
+def test_objects_are_those_that_an_operator_decides_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = dlion_job({"small": 2, "large": 1})
+    world = World({**stored, "metadata": {**stored["metadata"], "namespace": "ml"}})
+    expected = [a.document for a in world.look().actions if isinstance(a, Apply | Create)]
+    values = {
+        "images": {"worker": {"repository": "dlion/worker", "tag": "1"},
+                   "sidecar": {"repository": "dlion/sidecar", "tag": "1"}},
+        "keeper": {"resources": {"requests": {"cpu": None, "memory": None},
+                                 "limits": {"memory": None}}},
+        "sidecar": {"resources": {"requests": {"cpu": None, "memory": None},
+                                  "limits": {"memory": None}}},
+    }  # fmt: skip
+    manifest = {key: stored[key] for key in ("apiVersion", "kind", "spec")}
+    manifest["metadata"] = {"name": "digits"}
+    found = rendered(
+        capsys, write(tmp_path, manifest), "-n", "ml", "--values", write(tmp_path, values, "v.yaml")
+    )
+    for each in expected:
+        assert each["metadata"].pop("ownerReferences")
+        if each["kind"] == "ConfigMap":
+            assert each["data"].pop("ca.pem") == "PEM"
+    assert kinds(found) == ["ConfigMap", "Service", "Service", "Deployment", "Job", "Job"]
+    assert found == expected
+
+
+def test_json_is_one_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, job_document(1))
+    objects = rendered(capsys, file)
+    assert main(["render", file, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["kind"], document["items"]) == ("List", objects)
+
+
+def test_values_act_on_the_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {
+        "site": {"name": "plant-b"},
+        "images": {"registry": "mirror:5000", "pullSecrets": ["harbor"]},
+        "keeper": {"size": "2Gi", "storageClassName": "fast"},
+        "monitoring": {"rules": {"enabled": True}},
+    }
+    file = write(tmp_path, job_document(TWO))
+    given = write(tmp_path, values, "values.yaml")
+    assert main(["render", file, "--values", given]) == 0
+    text = capsys.readouterr().out
+    assert "# Secret harbor: yours, of a registry\n" in text
+    assert f"for site plant-b, with the values of {given}" in text
+    objects = list(yaml.safe_load_all(text))
+    claim = next(each for each in objects if each["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["storageClassName"] == "fast"
+    (job,) = [each for each in objects if each["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"].startswith("mirror:5000/dlion-worker:")
+    assert pod["imagePullSecrets"] == [{"name": "harbor"}]
+    assert job["spec"]["completions"] == 1
+
+
+def test_a_gateway_has_its_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"gateway": {"address": "edge.example:443", "parent": {"name": "edge"}}}
+    job = job_document(TWO, network={"exposure": "Gateway"})
+    given = write(tmp_path, values, "values.yaml")
+    objects = rendered(capsys, write(tmp_path, job), "--site", "plant-a", "--values", given)
+    routes = [each for each in objects if each["kind"] == "TLSRoute"]
+    assert len(routes) == 4, "two workers, two ports each"
+    assert not any("ownerReferences" in each["metadata"] for each in objects)
+    assert not any("uid" in each["metadata"] for each in objects)
+
+
+def test_a_program_file_travels_as_with_submit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs(tmp_path)
+    job = job_document(1, trainer={"program": {"file": "program.py"}})
+    assert main(["render", write(tmp_path, job)]) == 0
+    text = capsys.readouterr().out
+    program, *objects = yaml.safe_load_all(text)
+    assert "def build_model" in program["data"]["program.py"]
+    assert f"# `dlion submit` creates ConfigMap {program['metadata']['name']}" in text
+    (made,) = [each for each in objects if each["kind"] == "Job"]
+    volumes = made["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "program", "configMap": {"name": program["metadata"]["name"]}} in volumes
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "comment"),
+    [
+        ({"suspend": True}, "Job", "spec.suspend is true"),
+        ({"tls": {"mode": "Secret", "secretName": "mine"}}, "Job", "Secret mine: yours"),
+        ({"tls": {"mode": "CertManager", "issuerName": "corp"}}, "Certificate", "cert-manager"),
+        ({"network": {"exposure": "LoadBalancer"}}, "Service", "become LoadBalancers"),
+    ],
+)
+def test_what_others_do_is_a_comment(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    kind: str,
+    comment: str,
+) -> None:
+    file = write(tmp_path, job_document(TWO, **changes))
+    assert main(["render", file, "--site", "plant-a"]) == 0
+    text = capsys.readouterr().out
+    assert any(line.startswith("# ") and comment in line for line in text.splitlines())
+    objects = list(yaml.safe_load_all(text))
+    assert kind in kinds(objects)
+    assert "Secret" not in kinds(objects)
+    assert "BEGIN" not in text, "no certificate or key is made up"
+
+
+PRIVILEGED = {
+    "spec": {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "code", "words"),
+    [
+        ({}, [], 2, "has several sites: give --site plant-a or plant-b"),
+        ({}, ["--site", "plant-c"], 65, "has no such site"),
+        ({}, ["--site", "plant-a", "-n", "NOT valid"], 65, "namespace"),
+        ({"managedBy": "example.com/other"}, ["--site", "plant-a"], 65, "spec.managedBy"),
+        ({"podTemplate": PRIVILEGED}, ["--site", "plant-a"], 65, "violates pod security"),
+        ({"maxRestarts": -1}, ["--site", "plant-a"], 65, "spec.maxRestarts"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spec: dict[str, Any],
+    options: list[str],
+    code: int,
+    words: str,
+) -> None:
+    assert main(["render", write(tmp_path, job_document(TWO, **spec)), *options]) == code
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        (None, 66, "cannot be read"),
+        ("a: [", 65, "values.yaml"),
+        ("[]", 65, "is no mapping"),
+        ("keeper: 7", 65, "keeper: is no mapping"),
+        ("a: 1\n---\nb: 2", 65, "several documents"),
+        ("keeper: {size: 1Gi, claimName: x}", 65, "exclude each other"),
+        ("keeper: {sizes: 1Gi}", 65, "keeper.sizes"),
+        ("images: {pullPolicy: Sometimes}", 65, "images.pullPolicy"),
+        ("coordinator: {port: 70000}", 65, "coordinator.port"),
+        ("gateway: {address: edge.example:443}", 65, "parent.name"),
+    ],
+)
+def test_foreign_values_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, code: int, words: str
+) -> None:
+    values = tmp_path / "values.yaml"
+    if content is not None:
+        values.write_text(content)
+    file = write(tmp_path, job_document(1))
+    assert main(["render", file, "--values", str(values)]) == code
+    assert words in capsys.readouterr().err
