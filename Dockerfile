@@ -40,12 +40,12 @@ WORKDIR /build
 
 
 FROM installer AS operator-packages
-RUN python3 image_requirements.py --extra operator --omit click --omit rich > operator.lock \
+RUN python3 image_requirements.py --extra operator --omit click --omit packaging --omit rich > operator.lock \
  && /opt/uv/bin/uv pip sync --python /opt/dlion/bin/python --require-hashes operator.lock
 
 
 FROM installer AS sidecar-packages
-RUN python3 image_requirements.py --extra sidecar --omit click --omit rich > sidecar.lock \
+RUN python3 image_requirements.py --extra sidecar --omit click --omit packaging --omit rich > sidecar.lock \
  && /opt/uv/bin/uv pip sync --python /opt/dlion/bin/python --require-hashes sidecar.lock \
  && find /opt/dlion/lib -type d -name tests -prune -exec rm -r {} +
 

@@ -34,6 +34,7 @@ COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
     "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
     "trust": ("cluster.trust:trust", "Print and verify sites' public certificates."),
     "preflight": ("cluster.preflight:preflight", "Check several sites before a run."),
+    "doctor": ("cluster.doctor:doctor", "Check this machine and the cluster for faults."),
     "report": ("local.report:report", "Create an HTML report of result folders."),
     "validate": ("local.validate:validate", "Validate manifests and environments."),
     "explain": ("local.explain:explain", "Describe the fields of the manifest."),

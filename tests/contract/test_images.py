@@ -87,8 +87,8 @@ def closure(extra: str, omitted: set[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("extra", "omitted"),
     [
-        ("operator", {"click", "rich"}),
-        ("sidecar", {"click", "rich"}),
+        ("operator", {"click", "packaging", "rich"}),
+        ("sidecar", {"click", "packaging", "rich"}),
         ("worker", {"click", "libclang", "matplotlib", "tensorboard-data-server"}),
         ("operator", set()),
     ],

@@ -6,31 +6,59 @@ For tests of what the command line makes of answers; a real API server stands in
 from __future__ import annotations
 
 import contextlib
+import json
+import ssl
 import threading
 import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 Answer = tuple[int, str]
 """A code and a body."""
 
 
+@dataclass(frozen=True)
+class ServedTls:
+    """How a server speaks TLS."""
+
+    chain: Path
+    """PEM of its certificate and key."""
+    trusted: Path
+    """PEM of the authority in the kubeconfig."""
+
+
 class Server:
     """What one answers, by the last part of the path; a watch gets what `watch` is."""
 
-    def __init__(self, answers: Mapping[str, Answer], *, ahead_s: float = 0.0) -> None:
-        """Its clock goes `ahead_s` ahead of this machine's."""
+    def __init__(
+        self,
+        answers: Mapping[str, Answer],
+        *,
+        ahead_s: float = 0.0,
+        denied: Collection[str] = (),
+        silent: Collection[str] = (),
+        tls: ServedTls | None = None,
+        user: Mapping[str, str] | None = None,
+    ) -> None:
+        """Its clock goes `ahead_s` ahead of this machine's.
+
+        `denied`: rights that a review refuses, as `verb resource/subresource`. `silent`: last parts
+        of paths that get no answer. `user`: the user's credentials in the kubeconfig.
+        """
         self._answers = answers
         self.asked: list[str] = []
         """The paths of all requests."""
         self.ahead_s = ahead_s
+        self.denied, self.silent, self.tls, self.user = denied, silent, tls, user
+        self.ended = threading.Event()
 
     def answer(self, address: str) -> Answer:
         """What a request for that address gets; 503 where nothing was told."""
@@ -38,7 +66,16 @@ class Server:
         self.asked.append(path.path)
         last = path.path.rpartition("/")[2]
         kind = "watch" if "watch" in parse_qs(path.query) else last
+        if kind in self.silent:
+            self.ended.wait()
         return self._answers.get(kind, (503, "{}"))
+
+    def review(self, body: bytes) -> Answer:
+        """What a review of the user's own rights says."""
+        asked = json.loads(body)["spec"]["resourceAttributes"]
+        sub = f"/{asked['subresource']}" if asked["subresource"] else ""
+        allowed = f"{asked['verb']} {asked['resource']}{sub}" not in self.denied
+        return 201, json.dumps({"status": {"allowed": allowed}})
 
 
 @contextlib.contextmanager
@@ -46,26 +83,39 @@ def served(path: Path, servers: Mapping[str, Server | None]) -> Iterator[str]:
     """A kubeconfig file there with a context of each name; where there is None nothing listens."""
     with contextlib.ExitStack() as stack:
         clusters = [
-            {"name": name, "cluster": {"server": stack.enter_context(_listening(server))}}
+            {"name": name, "cluster": stack.enter_context(_listening(server))}
             for name, server in servers.items()
         ]
-        contexts = [
+        users = {name: dict(each.user) for name, each in servers.items() if each and each.user}
+        contexts: list[dict[str, Any]] = [
             {"name": name, "context": {"cluster": name, "namespace": "ml"}} for name in servers
         ]
+        for each in contexts:
+            if each["name"] in users:
+                each["context"]["user"] = each["name"]
         document = {"current-context": next(iter(servers)), "clusters": clusters}
-        path.write_text(yaml.safe_dump(document | {"contexts": contexts}))
+        listed = [{"name": name, "user": user} for name, user in users.items()]
+        path.write_text(yaml.safe_dump(document | {"contexts": contexts, "users": listed}))
         yield str(path)
 
 
 @contextlib.contextmanager
-def _listening(told: Server | None) -> Iterator[str]:
+def _listening(told: Server | None) -> Iterator[dict[str, str]]:
     if told is None:
-        yield "http://127.0.0.1:9"
+        yield {"server": "http://127.0.0.1:9"}
         return
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            code, text = told.answer(self.path)
+            self._say(told.answer(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = told.answer(self.path)
+            self._say(told.review(body) if answer[0] == 503 else answer)
+
+        def _say(self, answer: Answer) -> None:
+            code, text = answer
             self.send_response(code)
             self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()
@@ -78,8 +128,16 @@ def _listening(told: Server | None) -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        cluster = {"server": f"http://127.0.0.1:{server.server_address[1]}"}
+        if told.tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(told.tls.chain)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            cluster = {"server": cluster["server"].replace("http:", "https:")}
+            cluster["certificate-authority"] = str(told.tls.trusted)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield cluster
         finally:
+            told.ended.set()
             server.shutdown()

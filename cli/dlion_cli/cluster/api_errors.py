@@ -25,14 +25,33 @@ NEW_RUN: Final = (
     "These settings are fixed during a run. For a new run, wait for the end of this one (or "
     "`dlion delete` it) and submit with another runId: --set runId=…"
 )
+_CHECK_NETWORK: Final = "Check the network and the kubeconfig's server"
+_CHECK_CLOCKS: Final = "Synchronize the clocks of this machine and the server by NTP"
 _CONNECTION_ERRORS: Final = (
-    (re.compile("refused"), "nothing listens there"),
-    (re.compile("timed out|timeout", re.IGNORECASE), "no answer in time"),
-    (re.compile("name resolution|not known|No address|resolve", re.IGNORECASE), "no such host"),
+    (re.compile("certificate is not yet valid"),
+     "its certificate is not valid yet by this machine's clock", _CHECK_CLOCKS),
+    (re.compile("certificate has expired"),
+     "its certificate has expired by this machine's clock",
+     f"Renew the server's certificate (kubeadm certs renew). {_CHECK_CLOCKS}"),
+    (re.compile("certificate is not valid for|doesn't match"),
+     "its certificate is for other names than this one",
+     "Name one of them as the kubeconfig's server, or set its tls-server-name"),
     (re.compile("certificate verify failed|CERTIFICATE_VERIFY", re.IGNORECASE),
-     "its certificate is not one that the kubeconfig trusts"),
-    (re.compile("No route|unreachable", re.IGNORECASE), "no route to it"),
+     "its certificate is not one that the kubeconfig trusts",
+     "Take a new kubeconfig (its certificate-authority-data is of another cluster)"),
+    (re.compile("WRONG_VERSION_NUMBER|record layer failure|wrong version number"),
+     "the port does not speak TLS", _CHECK_NETWORK),
+    (re.compile("refused"), "nothing listens there", _CHECK_NETWORK),
+    (re.compile("timed out|timeout", re.IGNORECASE), "no answer in time", _CHECK_NETWORK),
+    (re.compile("name resolution|not known|No address|resolve", re.IGNORECASE),
+     "no such host", _CHECK_NETWORK),
+    (re.compile("No route|unreachable", re.IGNORECASE), "no route to it", _CHECK_NETWORK),
 )  # fmt: skip
+"""Pattern of the error's text, what it means, and what to do."""
+
+
+class CredentialsRejectedError(DeniedError):
+    """The API server does not know who asks (401): no other request will do better."""
 
 
 def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
@@ -40,7 +59,7 @@ def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
     status = _status(content)
     message = str(status.get("message", "")).strip()
     if code == 401:
-        return DeniedError(
+        return CredentialsRejectedError(
             f"the API server rejects your credentials (401, context {context!r}): the token or "
             "certificate has expired or is unknown. Log in again, or choose another --context"
         )
@@ -65,13 +84,13 @@ def api_error(code: int, content: bytes | str, *, context: str) -> DLionError:
 def unreachable_error(server: str, error: Exception, *, context: str) -> UnavailableError:
     """The error for a missing or incomplete response."""
     text = str(error)
-    why = next(
-        (reason for pattern, reason in _CONNECTION_ERRORS if pattern.search(text)),
-        text or repr(error),
+    why, advice = next(
+        ((reason, then) for pattern, reason, then in _CONNECTION_ERRORS if pattern.search(text)),
+        (text or repr(error), _CHECK_NETWORK),
     )
     return UnavailableError(
-        f"no API server answers at {server} (context {context!r}): {why}. Check the network and "
-        "the kubeconfig's server, or choose another --context"
+        f"no API server answers at {server} (context {context!r}): {why}. {advice}, or choose "
+        "another --context"
     )
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -187,6 +188,19 @@ class ClusterClient:
                 elif channel == _ERROR:
                     status += content
         _check_exit_status(status, errors, pod)
+
+    def bearer_token(self) -> str:
+        """The token that the next request would have; empty without one. Never print it."""
+        kind, _, token = self._headers().get("authorization", "").partition(" ")
+        return token if kind.lower() == "bearer" else ""
+
+    def client_certificate(self) -> bytes:
+        """The PEM of the client's certificate; empty without one."""
+        path = self._client.configuration.cert_file
+        try:
+            return Path(path).read_bytes() if path else b""
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """Close the connections."""

@@ -46,6 +46,12 @@ def choose_context(
     return KubeContext(files, str(name), _namespace(documents, str(name), files))
 
 
+def is_configured(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a kubeconfig, or this process runs in a pod."""
+    in_pod = bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    return in_pod or any(path.is_file() for path in _paths(None, environment))
+
+
 def pod_namespace() -> str:
     """The namespace of the pod in which this process runs."""
     try:

@@ -9,7 +9,7 @@ from dlion_api.document import schema
 from dlion_api.errors import AbsentError, ContractError, DataError, DLionError, UnavailableError
 from dlion_api.protocol.trust import CLOCK_SKEW_ALLOWANCE
 from dlion_api.spec import Job
-from dlion_cli.cluster.documents import mappings_in
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.inputs.bundles import Bundle, read_bundle
 from dlion_cli.inputs.listed_sites import TrustedSite
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -80,12 +80,12 @@ def site_checks(cluster: SiteCluster, sites: Sequence[TrustedSite]) -> list[Chec
     observed = f"Kubernetes {cluster.version}, by {cluster.context}"
     checks = [Check(site, "api", CheckOutcome.OK, observed)]
     if cluster.clock is not None:
-        checks.append(_clock(site, cluster.clock))
-    checks.append(_definition(site, cluster.schema))
+        checks.append(clock_check(site, cluster.clock))
+    checks.append(definition_check(site, cluster.schema))
     if isinstance(cluster.operator, DLionError):
         return [*checks, query_error_check(site, "operator", cluster.operator)]
     operator = cluster.operator
-    checks.append(_operator(site, operator, cluster))
+    checks.append(operator_check(site, operator.deployment, cluster.context, cluster.namespace))
     own = next((each for each in sites if each.name == site), None)
     if own is None:
         observed = f"its operator's site.name is {site!r}, which is not in the list"
@@ -126,7 +126,8 @@ def query_error_check(site: str, name: str, error: DLionError) -> Check:
     return Check(site, name, outcome, str(error))
 
 
-def _clock(site: str, clock: ClockBounds) -> Check:
+def clock_check(site: str, clock: ClockBounds) -> Check:
+    """Whether the clocks of API server and this machine agree."""
     figures = {"clock_ahead_at_least_s": clock.at_least_s, "clock_ahead_at_most_s": clock.at_most_s}
     span = f"{clock.at_least_s:+.2f} to {clock.at_most_s:+.2f} s"
     observed = f"its API server's is {span} ahead of this machine's"
@@ -136,7 +137,8 @@ def _clock(site: str, clock: ClockBounds) -> Check:
     return Check(site, "clock", outcome, observed, advice, figures)
 
 
-def _definition(site: str, served: Mapping[str, Any] | DLionError) -> Check:
+def definition_check(site: str, served: Mapping[str, Any] | DLionError) -> Check:
+    """Whether the cluster's definition of a DLionJob has the fields of this release."""
     if isinstance(served, DLionError):
         return query_error_check(site, "definition", served)
     here, there = set(_fields(schema(Job)["properties"]["spec"])), set(_fields(served))
@@ -163,14 +165,14 @@ def _fields(node: object, path: str = "spec") -> Iterator[str]:
     yield from _fields(node.get("additionalProperties"), f"{path}[]")
 
 
-def _operator(site: str, operator: OperatorSnapshot, cluster: SiteCluster) -> Check:
-    metadata = operator.deployment.get("metadata") or {}
-    status = operator.deployment.get("status") or {}
+def operator_check(site: str, deployment: Mapping[str, Any], context: str, namespace: str) -> Check:
+    """Whether the operator is ready and of this release."""
+    metadata, status = mapping_of(deployment.get("metadata")), mapping_of(deployment.get("status"))
     name, release = metadata.get("name"), (metadata.get("labels") or {}).get(_VERSION_LABEL)
     own = version("dlion")
     if not status.get("readyReplicas"):
         observed = f"{name} is not ready: {_unready_reason(status)}"
-        kubectl = f"kubectl --context {cluster.context} -n {cluster.namespace}"
+        kubectl = f"kubectl --context {context} -n {namespace}"
         advice = f"{kubectl} describe deployment {name}; then {kubectl} logs deployment/{name}"
         return Check(site, "operator", CheckOutcome.FAIL, observed, advice)
     if release != own:

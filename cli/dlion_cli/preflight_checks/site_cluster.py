@@ -81,16 +81,16 @@ class SiteCluster:
 
 def query_site(cluster: ClusterClient, *, with_nodes: bool, within_s: float) -> SiteCluster:
     """Read the cluster's state. Raises: DLionError if its API server does not respond."""
-    version, clock = _clock(cluster, within_s)
+    version, clock = read_clock(cluster, within_s)
     nodes = None
     if with_nodes:
-        nodes = _or_error(lambda: _items(cluster.get("/api/v1/nodes", timeout_s=within_s)))
+        nodes = _or_error(lambda: items_of(cluster.get("/api/v1/nodes", timeout_s=within_s)))
     return SiteCluster(
         context=cluster.context,
         namespace=cluster.namespace,
         version=version,
         clock=clock,
-        schema=_or_error(lambda: _spec_schema(cluster, within_s)),
+        schema=_or_error(lambda: read_schema(cluster, within_s)),
         operator=_or_error(lambda: _operator(cluster, within_s)),
         nodes=nodes,
     )
@@ -103,7 +103,7 @@ def _or_error(query: Callable[[], T]) -> T | DLionError:
         return error
 
 
-def _clock(cluster: ClusterClient, within_s: float) -> tuple[str, ClockBounds | None]:
+def read_clock(cluster: ClusterClient, within_s: float) -> tuple[str, ClockBounds | None]:
     """The Kubernetes version, and the clock bounds from several `Date` headers."""
     least, most = -float("inf"), float("inf")
     for reading in range(_CLOCK_READINGS):
@@ -112,7 +112,7 @@ def _clock(cluster: ClusterClient, within_s: float) -> tuple[str, ClockBounds | 
         before_s = time.time()
         answer = cluster.request("GET", "/version", timeout_s=within_s)
         after_s = time.time()
-        server_time = _date(answer.date)
+        server_time = parse_date(answer.date)
         if server_time is None:
             return str(answer.document.get("gitVersion", "")), None
         # Between the two readings, the server's clock was in [server_time, server_time + 1 s).
@@ -122,14 +122,15 @@ def _clock(cluster: ClusterClient, within_s: float) -> tuple[str, ClockBounds | 
     return str(answer.document.get("gitVersion", "")), bounds
 
 
-def _date(text: str) -> datetime | None:
+def parse_date(text: str) -> datetime | None:
+    """The time in a `Date` header; None if it is none."""
     try:
         return parsedate_to_datetime(text)
     except (ValueError, TypeError):
         return None
 
 
-def _spec_schema(cluster: ClusterClient, within_s: float) -> Document:
+def read_schema(cluster: ClusterClient, within_s: float) -> Document:
     """From the OpenAPI document, which any authenticated user may read."""
     document = cluster.get(f"/openapi/v3/apis/{GROUP}/{VERSION}", timeout_s=within_s)
     for schema in mapping_of(mapping_of(document.get("components")).get("schemas")).values():
@@ -147,9 +148,24 @@ def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
     def named(kind: str, name: str) -> Document:
         return cluster.get(cluster.core_path(kind, name), timeout_s=within_s)
 
+    deployment = find_operator(cluster, within_s)
+    name = str(mapping_of(deployment.get("metadata")).get("name"))
+    service = _or_error(lambda: named("services", f"{name}-federation"))
+    return OperatorSnapshot(
+        deployment=deployment,
+        settings=operator_settings(cluster, name, within_s),
+        trust=_or_error(lambda: _bundles(named("configmaps", f"{name}-trust"))),
+        service=None if isinstance(service, AbsentError) else service,
+        streams=_or_error(lambda: _streams(cluster, name, within_s)),
+    )
+
+
+def find_operator(cluster: ClusterClient, within_s: float) -> Document:
+    """The operator's Deployment. Raises: AbsentError without one; DataError if there are several;
+    as `get`."""
     path = api_path("apis", "apps", "v1", "namespaces", cluster.namespace, "deployments")
     selector = {"labelSelector": OPERATOR_SELECTOR}
-    deployments = _items(cluster.get(path, selector, timeout_s=within_s))
+    deployments = items_of(cluster.get(path, selector, timeout_s=within_s))
     if not deployments:
         raise AbsentError(
             f"there is no operator in namespace {cluster.namespace}: install it (helm "
@@ -160,16 +176,7 @@ def _operator(cluster: ClusterClient, within_s: float) -> OperatorSnapshot:
             f"there are {len(deployments)} operators in namespace {cluster.namespace}: keep one, "
             "or install each in its own namespace (-n selects it)"
         )
-    (deployment,) = deployments
-    name = str(mapping_of(deployment.get("metadata")).get("name"))
-    service = _or_error(lambda: named("services", f"{name}-federation"))
-    return OperatorSnapshot(
-        deployment=deployment,
-        settings=operator_settings(cluster, name, within_s),
-        trust=_or_error(lambda: _bundles(named("configmaps", f"{name}-trust"))),
-        service=None if isinstance(service, AbsentError) else service,
-        streams=_or_error(lambda: _streams(cluster, name, within_s)),
-    )
+    return deployments[0]
 
 
 def operator_settings(cluster: ClusterClient, operator: str, within_s: float) -> Document:
@@ -225,5 +232,6 @@ def measure_link(
     return rate
 
 
-def _items(document: Document) -> list[Document]:
+def items_of(document: Document) -> list[Document]:
+    """The objects of a list."""
     return [each for each in document.get("items") or () if isinstance(each, dict)]

@@ -32,7 +32,11 @@ from dlion_api.errors import (
 )
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
-from dlion_cli.cluster.api_errors import api_error, unreachable_error
+from dlion_cli.cluster.api_errors import (
+    CredentialsRejectedError,
+    api_error,
+    unreachable_error,
+)
 from dlion_cli.cluster.kubeconfig import choose_context
 from dlion_cli.commands.cluster.submit import changed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
@@ -57,7 +61,7 @@ FORBIDDEN = (
 @pytest.mark.parametrize(
     ("code", "content", "kind", "words"),
     [
-        (401, answer("Unauthorized"), DeniedError, "Log in again"),
+        (401, answer("Unauthorized"), CredentialsRejectedError, "Log in again"),
         (403, answer(FORBIDDEN), DeniedError, "--verb=create --resource=pods/exec -n ml"),
         (403, b"\xff<html>no", DeniedError, "<html>no"),
         (404, b"404 page not found\n", AbsentError, "dlionjobs.dlion.dev is not installed"),

@@ -1,0 +1,138 @@
+"""Facts: on this machine `dlion doctor` finds no fault, with TensorFlow and the kernels themselves;
+with a dead API server, a folder for temporary files that takes none, and a credential plugin that
+never ends, it says so of each, does all other checks, ends within 30 s with 69, and Ctrl-C ends it
+at once; without the extras it says what is missing.
+
+Left out: each fault of a cluster (tests/unit/cli/test_doctor_cluster.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.patient
+
+COMMAND = [sys.executable, "-m", "dlion_cli", "doctor"]
+
+
+def doctor(*options: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit code, and the checks by name."""
+    done = subprocess.run(
+        [*COMMAND, "-o", "json", *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {each["check"]: each for each in json.loads(done.stdout)["checks"]}
+
+
+def kubeconfig(folder: Path, user: dict[str, Any]) -> str:
+    path = folder / "kubeconfig"
+    document = {
+        "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": "https://127.0.0.1:9"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "jane"}}],
+        "users": [{"name": "jane", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+@pytest.mark.timeout(120)
+def test_this_machine_has_no_fault(tmp_path: Path) -> None:
+    code, found = doctor(KUBECONFIG=str(tmp_path / "absent"), KUBERNETES_SERVICE_HOST="")
+    failed = {name: each for name, each in found.items() if each["outcome"] == "failed"}
+    assert (code, failed) == (0, {})
+    assert {each["where"] for each in found.values()} == {"machine"}
+    assert found["kernels"]["outcome"] in ("ok", "warning")
+    assert found["tensorflow"]["outcome"] in ("ok", "warning")
+
+
+@pytest.mark.timeout(120)
+def test_faults_hide_nothing_and_nothing_takes_long(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    config = kubeconfig(tmp_path, {"token": "x"})
+    options = ["--kubeconfig", config, "-n", "ml", "--timeout", "20"]
+    code, found = doctor(*options, TMPDIR=str(tmp_path / "absent"))
+    assert time.monotonic() - began_s < 30.0
+    assert code == 69
+    assert "nothing listens there" in found["api server"]["seen"]
+    assert found["nodes"]["outcome"] == "unknown"
+    assert found["temporary files"]["outcome"] == "failed"
+    assert found["temporary files"]["seen"].startswith(str(tmp_path / "absent"))
+    assert found["loopback"]["outcome"] == "ok"
+
+
+@pytest.mark.timeout(120)
+def test_a_plugin_that_never_ends_is_named_in_time(tmp_path: Path) -> None:
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["60"],
+        "interactiveMode": "Never",
+    }  # fmt: skip
+    config = kubeconfig(tmp_path, {"exec": plugin})
+    began_s = time.monotonic()
+    code, found = doctor("--kubeconfig", config, "--timeout", "8")
+    assert time.monotonic() - began_s < 20.0
+    assert code == 69
+    assert found["kubeconfig"]["outcome"] == "failed"
+    assert "credential plugin" in found["kubeconfig"]["advice"]
+    assert found["loopback"]["outcome"] == "ok"
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_it_and_what_it_started(tmp_path: Path) -> None:
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "absent")}
+    with subprocess.Popen(COMMAND, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while not (started := children(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)  # to it alone, as `kill` does
+        began_s = time.monotonic()
+        _, error = process.communicate(timeout=60)
+        assert time.monotonic() - began_s < 5.0
+    assert (process.returncode, "interrupted" in error) == (130, True)
+    end_s = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < end_s, "an interpreter goes on"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(60)
+def test_without_the_extras_it_says_what_is_missing(tmp_path: Path) -> None:
+    """An import of any of their packages fails, as in an installation without them."""
+    code = (
+        "import sys\n"
+        "for name in ('numpy', 'tensorflow', 'keras', 'numba', 'grpc', 'kubernetes', 'urllib3',\n"
+        "             'websocket', 'matplotlib', 'networkx', 'cryptography'):\n"
+        "    sys.modules[name] = None\n"
+        "from dlion_cli.__main__ import main\n"
+        "sys.exit(main(['doctor', '-o', 'json', '--kubeconfig', sys.argv[1], '--timeout', '20']))"
+    )
+    config = kubeconfig(tmp_path, {"token": "x"})
+    done = subprocess.run(
+        [sys.executable, "-c", code, config], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout, done.stderr
+    found = {each["check"]: each for each in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 69
+    assert "the extra is not installed" in found["kubeconfig"]["seen"]
+    assert "[cluster]" in found["kubeconfig"]["advice"]
+    assert found["memory"]["outcome"] in ("ok", "warning")
