@@ -6,7 +6,7 @@ refuses (tests/cluster/test_cli).
 
 from __future__ import annotations
 
-from dlion_cli.commands.cluster.submit import changed_fields
+from dlion_cli.cluster.submission import changed_fields
 from manifest_table import changed, smallest
 
 CHANGED = changed(smallest(), {"spec.trainer.seed": 7, "spec.exchange": {"policy": "full"}})

@@ -38,7 +38,7 @@ from dlion_cli.cluster.api_errors import (
     unreachable_error,
 )
 from dlion_cli.cluster.kubeconfig import choose_context
-from dlion_cli.commands.cluster.submit import changed_fields
+from dlion_cli.cluster.submission import changed_fields
 from dlion_cli.views.job_status import JobStatus, outcome_exit_code
 from dlion_cli.views.job_tables import list_table, one_job
 from dlion_cli.views.job_view import JobProgressView

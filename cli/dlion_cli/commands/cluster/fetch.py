@@ -10,15 +10,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from dlion_api import cluster_names
 from dlion_api.errors import UnavailableError
-from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.inputs.unpacking import unpack
 from dlion_cli.terminal.failures import install_advice
 from dlion_cli.views.job_status import JobStatus
-
-_PACK = "dlion_worker.artifact_server.pack"
+from dlion_cli.views.keeper_files import find_keeper, packed_files, site_of
 
 
 @click.command()
@@ -64,48 +62,13 @@ def fetch(
         _require_tensorflow(form)
     job = JobStatus(jobs.get(name))
     run = run_id or job.run_id
-    keeper = _keeper(jobs, job, run)
-    own_site = str(keeper["metadata"]["labels"].get(cluster_names.SITE_LABEL, ""))
-    folder = f"models/{site or own_site}"
-    chunks = jobs.cluster.exec_command(
-        str(keeper["metadata"]["name"]),
-        cluster_names.KEEPER_CONTAINER,
-        ["python", "-m", _PACK, "--run", run, "." if everything else folder],
-    )
+    keeper = find_keeper(jobs, job, run)
+    folder = f"models/{site or site_of(keeper)}"
+    chunks = packed_files(jobs, keeper, run, "." if everything else folder)
     with contextlib.closing(chunks):
         made = _receive(chunks, out or Path(name), "" if everything else f"{folder}/")
     for path in _converted(made, form):
         click.echo(str(path))
-
-
-def _keeper(jobs: JobClient, job: JobStatus, run: str) -> Document:
-    """A running keeper pod, preferably of that run: every keeper has the results of all runs.
-
-    Raises: UnavailableError if there is none.
-    """
-    labels = {cluster_names.COMPONENT_LABEL: cluster_names.KEEPER}
-    pods = jobs.pods(job.name, labels)
-    running = [
-        pod
-        for pod in pods
-        if pod.get("status", {}).get("phase") == "Running"
-        and "deletionTimestamp" not in pod["metadata"]
-    ]
-    if running:
-        return max(reversed(running), key=lambda pod: _run_of(pod) == run)
-    if not pods:
-        why = "has no keeper pod here" + (
-            "" if job.was_ever_observed else ": no operator has observed it"
-        )
-    else:
-        phase = pods[-1].get("status", {}).get("phase")
-        why = f"has a keeper pod {pods[-1]['metadata']['name']}, but it is {phase}"
-    hint = "A job has none after its ttlSecondsAfterFinished, or if it was suspended before it ran"
-    raise UnavailableError(f"{job.name} {why}. {hint}; `dlion get {job.name}` shows its state")
-
-
-def _run_of(pod: Document) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(cluster_names.RUN_LABEL, ""))
 
 
 def _receive(chunks: Iterable[bytes], out: Path, prefix: str) -> list[Path]:

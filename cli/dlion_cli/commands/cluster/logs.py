@@ -10,54 +10,24 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
-from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.local_runs.run_logs import WorkerLogs, print_logs
-from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
+from dlion_cli.views.log_sources import LogSelector, log_source, log_sources, worker_pods
 from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0
 _DRAIN_S: Final = 3.0
 """How long to wait after the run's end for lines in transit."""
-
-
-@dataclass(frozen=True)
-class LogSelector:
-    """The container, group and worker of the options."""
-
-    container: str
-    group: str | None
-    worker: int | None
-
-    def __post_init__(self) -> None:
-        """Raises: UsageError for options that exclude each other."""
-        if self.is_keeper and (self.group or self.worker is not None):
-            raise click.UsageError("a site has one keeper: remove --group and --worker")
-
-    @property
-    def is_keeper(self) -> bool:
-        return self.container == cluster_names.KEEPER_CONTAINER
-
-    def labels(self, run_id: str) -> dict[str, str]:
-        """The labels that select these pods."""
-        component = cluster_names.KEEPER if self.is_keeper else cluster_names.WORKER
-        labels = {cluster_names.RUN_LABEL: run_id, cluster_names.COMPONENT_LABEL: component}
-        if self.group is not None:
-            labels[cluster_names.GROUP_LABEL] = self.group
-        if self.worker is not None:
-            labels[cluster_names.INDEX_LABEL] = str(self.worker)
-        return labels
 
 
 def logs_from_contexts(
@@ -74,7 +44,7 @@ def logs_from_contexts(
         streams_by_context = contexts.query(
             lambda jobs: [
                 _record_denied(contexts, jobs, _lines(jobs, source, tail))
-                for source in _sources(jobs, JobStatus(jobs.get(name)), selector, _prefix(jobs))
+                for source in log_sources(jobs, JobStatus(jobs.get(name)), selector, _prefix(jobs))
             ]
         )
         _show(printer, (lines for streams in streams_by_context.values() for lines in streams))
@@ -150,7 +120,7 @@ def logs(
     if follow:
         _follow(jobs, name, selector, tail, printer)
         return
-    sources = _sources(jobs, JobStatus(jobs.get(name)), selector)
+    sources = log_sources(jobs, JobStatus(jobs.get(name)), selector)
     _show(printer, (_lines(jobs, source, tail) for source in sources))
 
 
@@ -162,13 +132,6 @@ def _local_folder(name: str) -> Path | None:
     path = Path(name)
     is_path = "/" in name or (path.is_dir() and (path / JOB).exists())
     return path if is_path else None
-
-
-def _sources(
-    jobs: JobClient, job: JobStatus, selector: LogSelector, prefix: str = ""
-) -> list[LogSource]:
-    """Raises: UnavailableError if there are none."""
-    return [_source(pod, selector.container, prefix) for pod in _pods(jobs, job, selector)]
 
 
 def _show(printer: LogPrinter, streams: Iterable[Iterable[tuple[LogSource, LogLine]]]) -> None:
@@ -188,29 +151,6 @@ def _lines(
         click.echo(f"dlion: {source.label}: {error.problems[0].message}", err=True)
     except UnavailableError as error:  # the node is unreachable, or the pod was deleted
         click.echo(f"dlion: {source.label}: {error}", err=True)
-
-
-def _pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Document]:
-    """Raises: UnavailableError if there are none."""
-    pods = jobs.pods(job.name, selector.labels(job.run_id))
-    if not pods:
-        what = "keeper" if selector.is_keeper else "workers"
-        which = "" if selector.group is None else f" of group {selector.group}"
-        which += "" if selector.worker is None else f" with index {selector.worker}"
-        raise UnavailableError(
-            f"run {job.run_id} of {job.name} has no pods of {what}{which} at this site; its state: "
-            f"{job.state}. `dlion get {job.name}` shows details"
-        )
-    return pods
-
-
-def _source(pod: Document, container: str, prefix: str = "") -> LogSource:
-    labels = pod["metadata"].get("labels") or {}
-    group, index = labels.get(cluster_names.GROUP_LABEL), labels.get(cluster_names.INDEX_LABEL)
-    label = f"{group}-{index}" if group and index else str(pod["metadata"]["name"])
-    if container == cluster_names.KEEPER_CONTAINER:
-        label = cluster_names.KEEPER
-    return LogSource(str(pod["metadata"]["name"]), container, printable(prefix + label))
 
 
 def _follow(
@@ -237,7 +177,7 @@ def _follow(
     try:
         while True:
             for pod in jobs.pods(name, selector.labels(job.run_id)):
-                source = _source(pod, selector.container, prefix)
+                source = log_source(pod, selector.container, prefix)
                 if source.pod not in threads:
                     threads[source.pod] = threading.Thread(
                         target=read, args=(source, tail), daemon=True, name=f"log {source.pod}"
@@ -259,7 +199,7 @@ def _follow(
 def _announce_wait(jobs: JobClient, job: JobStatus, selector: LogSelector) -> None:
     """Print that workers are awaited. Raises: UnavailableError if the run has ended."""
     try:
-        _pods(jobs, job, selector)
+        worker_pods(jobs, job, selector)
     except UnavailableError as error:
         if job.outcome is not None:
             raise

@@ -1,84 +1,24 @@
 """`dlion submit`: validate manifests, apply them to a cluster, and optionally wait for the end."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import yaml
 
-from dlion_api.errors import DLionError, Problem, SpecError
+from dlion_api.errors import DLionError, SpecError
 from dlion_api.exit_codes import ExitCode
-from dlion_api.spec import Job, Metadata, load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, wait_timeout
 from dlion_cli.cluster.documents import without_managed_fields
-from dlion_cli.inputs.manifests import apply_set, load_manifest, read_documents, source_of
-from dlion_cli.inputs.program_files import PackedProgram, packed_program
-from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.cluster.submission import Manifest, Submission, submit_manifest, valid_manifest
+from dlion_cli.inputs.manifests import read_documents, source_of
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_watch import watch_to_end
-from dlion_environments.yaml_text import YamlDocument
-
-MAX_NAMED: Final = 4
-_ABSENT: Final = object()
-
-
-def changed_fields(before: Mapping[str, Any] | None, after: Mapping[str, Any], under: str) -> str:
-    """`field: old → new` for each changed field at or below `under`, with defaults filled in.
-
-    Empty if either document is invalid or nothing differs.
-    """
-    try:
-        old, new = (load_job(each).to_document() for each in (before, after))
-    except SpecError:
-        return ""
-    if under == "spec.runId":
-        under = ""  # report no other changes
-        old, new = ({"spec": {"runId": each["spec"]["runId"]}} for each in (old, new))
-    changes = [
-        f"{path}: {_format_value(was)} → {_format_value(now)}"
-        for path, was, now in _differences("", old, new)
-        if path == under or path.startswith(f"{under}.") or not under
-    ]
-    more = f" and {len(changes) - MAX_NAMED} more" if len(changes) > MAX_NAMED else ""
-    return "; ".join(changes[:MAX_NAMED]) + more
-
-
-def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    if old == new:
-        return
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            where = f"{path}.{key}" if path else str(key)
-            yield from _differences(where, old.get(key, _ABSENT), new.get(key, _ABSENT))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (was, now) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(f"{path}[{index}]", was, now)
-    else:
-        yield path, old, new
-
-
-def _format_value(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """A valid document of the file."""
-
-    source: str
-    document: Document
-    lines: Mapping[str, int] | None
-    job: Job
-    namespace: str | None
-    program: PackedProgram | None
-    """To be sent before the job."""
 
 
 @click.command()
@@ -154,88 +94,25 @@ def _read_valid(
     for number, text in enumerate(texts, start=1):
         name = f"{source}#{number}" if len(texts) > 1 else source
         try:
-            manifests.append(_manifest(text, name, Path(file), assignments, given))
+            manifests.append(valid_manifest(text, name, Path(file), assignments, given))
         except SpecError as error:
             click.echo(f"dlion: {error}", err=True)
             is_invalid = True
     return None if is_invalid else manifests
 
 
-def _manifest(
-    text: YamlDocument, source: str, file: Path, assignments: tuple[str, ...], given: str | None
-) -> Manifest:
-    lines = None if assignments else text.lines
-    document = apply_set(text.value, assignments) if assignments else text.value
-    job = load_manifest(document, source=source, lines=lines)
-    named = document["metadata"].get("namespace")
-    if given and named and named != given:
-        problem = Problem(
-            "metadata.namespace",
-            "differs from the namespace of -n",
-            value=named,
-            allowed=given,
-            advice="Remove one of them",
-            line=(lines or {}).get("metadata.namespace"),
-        )
-        raise SpecError([problem], source=source)
-    program, problems = packed_program(job, find_program_root(job, file, None))
-    if problems:
-        located = [replace(one, line=(lines or {}).get(one.path)) for one in problems]
-        raise SpecError(located, source=source)
-    if program is not None:
-        trainer = {**document["spec"]["trainer"], "program": program.field}
-        document = {**document, "spec": {**document["spec"], "trainer": trainer}}
-    return Manifest(source, document, lines, job, named, program)
-
-
 def _submit(
     jobs: JobClient, manifest: Manifest, *, dry_run: bool, force: bool, output: str
 ) -> None:
-    name = manifest.job.metadata.name
-    before = jobs.find(name)
-    document = _document_to_apply(manifest, jobs)
-    try:
-        if manifest.program is not None:
-            jobs.apply(document, dry_run=True, force=force)  # a refused job leaves no ConfigMap
-            jobs.apply_program(manifest.program, owner=before, dry_run=dry_run)
-        after, is_new = jobs.apply(document, dry_run=dry_run, force=force)
-    except SpecError as error:
-        raise _with_lines(error, manifest, before) from error
-    if manifest.program is not None and before is None and not dry_run:
-        jobs.apply_program(manifest.program, owner=after, dry_run=False)
-    _print_result(manifest, before, after, is_new=is_new, dry_run=dry_run, output=output)
-
-
-def _document_to_apply(manifest: Manifest, jobs: JobClient) -> Document:
-    """The document without an API server's fields, for input from `dlion get -o yaml`."""
-    document = {k: v for k, v in manifest.document.items() if k != "status"}
-    metadata = {k: v for k, v in document["metadata"].items() if k not in Metadata.ignored}
-    return {**document, "metadata": {**metadata, "namespace": jobs.cluster.namespace}}
-
-
-def _with_lines(error: SpecError, manifest: Manifest, before: Document | None) -> SpecError:
-    """The API server's problems, with the manifest's lines and the changed values."""
-    problems = [
-        replace(
-            problem,
-            value=changed_fields(before, manifest.document, problem.path) if problem.advice else "",
-            line=(manifest.lines or {}).get(problem.path),
-        )
-        for problem in error.problems
-    ]
-    return SpecError(problems, source=f"{manifest.source}: the API server rejects it")
+    submission = submit_manifest(jobs, manifest, dry_run=dry_run, force=force)
+    _print_result(manifest, submission, dry_run=dry_run, output=output)
 
 
 def _print_result(
-    manifest: Manifest,
-    before: Document | None,
-    after: Document,
-    *,
-    is_new: bool,
-    dry_run: bool,
-    output: str,
+    manifest: Manifest, submission: Submission, *, dry_run: bool, output: str
 ) -> None:
     name = manifest.job.metadata.name
+    before, after = submission.before, submission.after
     if output in ("json", "yaml"):
         shown = without_managed_fields(after)
         text = json.dumps(shown, indent=2) if output == "json" else yaml.safe_dump(shown)
@@ -245,7 +122,13 @@ def _print_result(
     elif output == "text":
         suffix = " (server dry run)" if dry_run else ""
         same = before is not None and _content(before) == _content(after)
-        word = "created" if before is None or is_new else "unchanged" if same else "configured"
+        word = (
+            "created"
+            if before is None or submission.is_new
+            else "unchanged"
+            if same
+            else "configured"
+        )
         click.echo(f"dlionjob.dlion.dev/{name} {word}{suffix}")
     outcome = None if before is None else JobStatus(after).outcome
     if outcome is not None and output == "text":

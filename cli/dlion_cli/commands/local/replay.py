@@ -16,7 +16,6 @@ from dlion_api.spec import Job
 from dlion_cli.commands.local.simulate import (
     FinishedSimulation,
     SimulationRequest,
-    check_can_simulate,
     print_simulation,
     simulate_into_folder,
 )
@@ -27,6 +26,7 @@ from dlion_cli.comparison.recorded_environment import (
 )
 from dlion_cli.inputs.manifests import apply_set, load_manifest, reject_suspended
 from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.inputs.runnable import check_can_simulate
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures

@@ -1,31 +1,27 @@
 """`dlion run`: train a job on this machine, from the manifest to the report."""
 
 import logging
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from dlion_api.document import to_document
 from dlion_api.errors import DLionError
-from dlion_api.spec import Job
-from dlion_cli.inputs.manifests import STDIN, read_job, reject_cluster_authority, reject_suspended
-from dlion_cli.inputs.required_files import find_program_root, require_data, require_program
+from dlion_cli.inputs.manifests import STDIN, read_job
+from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.inputs.runnable import prepare_run
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
-from dlion_environments.loading import load_environment
-from dlion_environments.plan import Plan, unlimited_plan
 from dlion_operator.pki.certificate_issuer import LIFE
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.layout import CHECKPOINTS, JOB
@@ -121,12 +117,12 @@ def run(
     if resume is not None and out is not None:
         raise click.UsageError("--resume continues in its own folder: remove --out")
     job = read_job(file, assignments)
-    reject_suspended(job, str(file))
-    reject_cluster_authority(job, str(file))
-    plan, document = _planned(job, environment)
     program_root = find_program_root(job, file, resume)
-    require_program(job, program_root)
-    require_data([job], data_root)
+    plan, loaded = prepare_run(
+        job, environment, source=str(file), program_root=program_root, data_root=data_root
+    )
+    if loaded is not None:
+        warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
     now = datetime.now().astimezone()
     with (
         interruptible() as interruption,
@@ -135,7 +131,7 @@ def run(
         training = LocalTraining(
             job=job,
             plan=plan,
-            environment=document,
+            environment={} if loaded is None else to_document(loaded),
             folder=folder,
             console=Console(stderr=output == "json"),
             data_root=data_root.resolve(),
@@ -192,17 +188,3 @@ def _train(training: LocalTraining, now: datetime) -> tuple[RunResult, Json]:
     except KeyboardInterrupt:  # at most one: later signals are ignored
         ended = training.interrupted()
         return ended, training.folder.finish(replace(ended.ending, started_at=started_at))
-
-
-def _planned(job: Job, environment: str | None) -> tuple[Plan, dict[str, Any]]:
-    """The plan of the environment, and its document."""
-    if environment is None:
-        return unlimited_plan(job.workers()), {}
-    loaded = load_environment(environment)
-    plan = loaded.plan(
-        job.workers(),
-        machine_cores=len(os.sched_getaffinity(0)),
-        duration_s=job.spec.trainer.stop.max_seconds,
-    )
-    warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
-    return plan, to_document(loaded)

@@ -15,20 +15,20 @@ import click
 from rich.console import Console
 
 from dlion_api.document import to_document
-from dlion_api.errors import DivergedError, Problem, SpecError
+from dlion_api.errors import DivergedError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_api.spec import Job
-from dlion_cli.inputs.manifests import read_job, reject_suspended
+from dlion_cli.inputs.manifests import read_job
 from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.inputs.runnable import prepare_simulation
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.terminal import options
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
-from dlion_environments.loading import load_environment
 from dlion_environments.plan import Plan
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
 from dlion_results.run_folder.environment import EnvironmentReport
@@ -122,16 +122,7 @@ def simulate(
     if seed is not None:
         assignments = (*assignments, f"trainer.seed={seed}")
     job = read_job(file, assignments)
-    reject_suspended(job, str(file))
-    check_can_simulate(job, str(file))
-    loaded = load_environment(environment)
-    plan = loaded.plan(
-        job.workers(),
-        machine_cores=None,
-        duration_s=job.spec.trainer.stop.max_seconds,
-        source=str(file),
-    )
-    loaded.check(job, source=str(file))
+    plan, loaded = prepare_simulation(job, environment, source=str(file))
     warn_unreached(loaded, job.spec.trainer.stop.max_seconds)
     measured = None
     if calibration is not None:
@@ -214,33 +205,6 @@ def _interruption_message(folder: ResultFolder) -> str:
         f"summary until then; `dlion report {folder.path}` creates the report. A simulation "
         "cannot be resumed: simulate again into another folder, or remove this one"
     )
-
-
-def check_can_simulate(job: Job, source: str) -> None:
-    """Raises: SpecError for jobs that cannot be simulated or that would never end."""
-    stop = job.spec.trainer.stop
-    problems = []
-    if stop.max_seconds is None and stop.max_steps is None and stop.max_epochs is None:
-        problems.append(
-            Problem(
-                "spec.trainer.stop",
-                "a simulation needs a stop condition that is always reached",
-                allowed="maxSeconds, maxSteps or maxEpochs",
-                advice="For example, give --set trainer.stop.maxSeconds=600 (virtual seconds).",
-            )
-        )
-    if job.spec.trainer.dataset.watch:
-        problems.append(
-            Problem(
-                "spec.trainer.dataset.watch",
-                "files do not change in virtual time",
-                value="true",
-                allowed="false",
-                advice="Give --set trainer.dataset.watch=false",
-            )
-        )
-    if problems:
-        raise SpecError(problems, source=source)
 
 
 def _simulate(
