@@ -1,4 +1,5 @@
-"""Proves: reading events skips a torn last line in silence, names other bad lines, and goes on.
+"""Proves: reading events skips a torn last line in silence, names other bad lines, and goes on. A
+follower reads each record of a growing file once, and all again once it was cut or replaced.
 
 Leaves out: the form of a record (tests of `dlion_api.protocol.records`).
 """
@@ -13,7 +14,7 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_to_json
-from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
+from dlion_results.run_folder.events import MAX_LINE_BYTES, EventFollower, read_events
 
 EVENTS = [EventRecord(float(i), Rank(0), i, "Reason", f"number {i}") for i in range(4)]
 LINES = [record_to_json(event).encode() + b"\n" for event in EVENTS]
@@ -59,3 +60,62 @@ def test_an_empty_file_is_a_run_that_has_not_begun(tmp_path):
 def test_a_missing_file_is_said_with_what_to_do(tmp_path):
     with pytest.raises(DataError, match="dlion run"):
         list(read_events(tmp_path / "none"))
+
+
+class Followed:
+    """What a follower of that file has passed on."""
+
+    def __init__(self, path: Path) -> None:
+        self._follower = EventFollower(path)
+        self.records: list[EventRecord] = []
+        self.restarts = 0
+
+    def read(self) -> list[EventRecord]:
+        self._follower.read_new(self.records.append, self._restart)
+        return self.records
+
+    def _restart(self) -> None:
+        self.records.clear()
+        self.restarts += 1
+
+
+def test_a_growing_file_is_followed_in_any_pieces(tmp_path):
+    path, content = tmp_path / "e", b"".join([*LINES[:2], b"bad\n", *LINES[2:]])
+    followed = Followed(path)
+    assert followed.read() == [], "there is no file yet"
+    for start in range(0, len(content), 7):
+        with path.open("ab") as file:
+            file.write(content[start : start + 7])
+        whole = content[: start + 7].rpartition(b"\n")[0] + b"\n"
+        expected = [event for event, line in zip(EVENTS, LINES, strict=True) if line in whole]
+        assert followed.read() == expected
+    assert (followed.read(), followed.restarts) == (EVENTS, 0)
+
+
+@pytest.mark.parametrize("way", ["cut", "replaced", "removed"])
+def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path, way):
+    path = tmp_path / "e"
+    path.write_bytes(b"".join(LINES))
+    followed = Followed(path)
+    followed.read()
+    if way != "cut":
+        path.rename(tmp_path / "old")
+    if way != "removed":
+        path.write_bytes(LINES[0])
+    assert followed.read() == ([] if way == "removed" else EVENTS[:1])
+    assert followed.restarts == 1
+
+
+def test_a_follower_skips_a_flood_and_waits_for_its_end(tmp_path):
+    path = tmp_path / "e"
+    followed = Followed(path)
+    path.write_bytes(LINES[0] + b"x" * (2 * MAX_LINE_BYTES + 5))
+    assert followed.read() == EVENTS[:1]
+    with path.open("ab") as file:
+        file.write(b"\n" + LINES[1])
+    assert followed.read() == EVENTS[:2]
+
+
+def test_a_follower_of_a_folder_says_so(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        Followed(tmp_path).read()

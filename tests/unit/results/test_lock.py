@@ -1,11 +1,14 @@
 """Proves: a file of the lock's name that is none of a run's, or a link, is never written to or
-removed, and a run in its folder is refused; an earlier run's lock is taken. Leaves out: who gets
-the lock (test_folder.py)."""
+removed, and a run in its folder is refused; an earlier run's lock is taken. Others see who holds a
+lock, and do not take it from a run. What a client writes beside a new run is no obstacle. Leaves
+out: who gets the lock (test_folder.py)."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from dlion_api.errors import SpecError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_results.run_folder.folder import ResultFolder
-from dlion_results.run_folder.lock import FolderLock
+from dlion_results.run_folder.lock import RESERVED, FolderLock, lock_holder
 from synthetic_run import Story, description
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -94,3 +97,49 @@ def test_a_lock_that_has_become_somebody_elses_file_is_not_taken_back(tmp_path):
         folder.discard()
     assert [each.name for each in path.iterdir()] == ["run.lock"]
     assert (path / "run.lock").read_text() == "precious\n"
+
+
+def test_others_see_who_holds_the_lock(tmp_path):
+    assert lock_holder(tmp_path) is None
+    lock = FolderLock(tmp_path)
+    assert lock_holder(tmp_path) == os.getpid()
+    lock.release()
+    assert lock_holder(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", NO_LOCKS)
+def test_what_is_no_lock_has_no_holder(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious\n")
+    put_in_place_of_a_lock(kind, Path("run", "run.lock"), victim)
+    assert lock_holder(Path("run")) is None
+
+
+def test_a_run_waits_for_those_who_only_look(tmp_path):
+    """Each of them holds the lock for a moment."""
+    FolderLock(tmp_path).release()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            lock_holder(tmp_path)
+            time.sleep(0.002)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(300):
+            FolderLock(tmp_path).release()
+    finally:
+        stop.set()
+        looking.join()
+
+
+def test_a_new_run_may_find_its_command(tmp_path):
+    for name in sorted(RESERVED - {"run.lock"}):
+        (tmp_path / name).write_text("x")
+    with ResultFolder.create(tmp_path, description(STORY), now=NOW):
+        pass
+    assert (tmp_path / "command.log").read_text() == "x"

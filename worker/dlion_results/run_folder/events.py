@@ -3,6 +3,7 @@
 `folder` writes the file.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,52 @@ def read_events(
         raise DataError(
             f"{path}: cannot be read ({error.strerror}). Name a folder that `dlion run` made"
         ) from error
+
+
+class EventFollower:
+    """Reads a growing `events.jsonl` piece by piece. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: os.stat_result | None = None
+        self._offset = 0
+
+    def read_new(self, take: Callable[[ProgressRecord], None], restart: Callable[[], None]) -> None:
+        """Pass each record since the last call to `take`, in order.
+
+        If the file was replaced or cut, call `restart` and begin again. A last line without newline
+        is left for the next call, lines that are no records are skipped, and a missing file has no
+        records. Raises DataError if the file cannot be read.
+        """
+        try:
+            with self._path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                if self._file is not None and (
+                    not os.path.samestat(self._file, status) or status.st_size < self._offset
+                ):
+                    restart()
+                    self._offset = 0
+                self._file = status
+                stream.seek(self._offset)
+                for record in self._records(stream.readline):
+                    take(record)
+        except FileNotFoundError:
+            if self._file is not None:
+                restart()
+            self._file, self._offset = None, 0
+        except OSError as error:
+            raise DataError(f"{self._path}: cannot be read ({error.strerror})") from error
+
+    def _records(self, readline: Callable[[int], bytes]) -> Iterator[ProgressRecord]:
+        while line := readline(MAX_LINE_BYTES):
+            length, is_whole = len(line), line.endswith(b"\n")
+            while not is_whole and (rest := readline(MAX_LINE_BYTES)):
+                length, is_whole, line = length + len(rest), rest.endswith(b"\n"), b""
+            if not is_whole:
+                return
+            self._offset += length
+            if (record := _record(line, 0, None)) is not None:
+                yield record
 
 
 def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ record. `events` reads it again; `tally` and `summary` compute the figures.
     environment.yaml   requested and measured values of the environment
     events.jsonl       every record of every worker, a line each
     run.lock           held by the run that uses the folder
+    command.json       the process of the run, and command.log its output, if a client started it
     summary.json       the figures, once the run has ended
     tensorboard/       scalars per worker
     models/<site>/     the trained model (`model.keras`) and its description (`model.json`)
@@ -38,14 +39,13 @@ from dlion_results.run_folder.environment import EnvironmentReport, environment_
 from dlion_results.run_folder.events import MAX_LINE_BYTES, read_events
 from dlion_results.run_folder.layout import (
     CHECKPOINTS,
-    COMPARISON_MARKER,
     ENVIRONMENT,
     EVENTS,
     JOB,
     SUMMARY,
     TENSORBOARD,
 )
-from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
+from dlion_results.run_folder.lock import LOCK, RESERVED, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
 from dlion_results.run_folder.resume_checks import check_resumable
 from dlion_results.run_folder.storage import (
@@ -268,8 +268,7 @@ def _check(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         message, advice = "is a file, but results need a folder", "Name another"
     elif path.exists() and not (
-        all(entry.name in {LOCK, COMPARISON_MARKER} for entry in path.iterdir())
-        and is_lock(path / LOCK)
+        all(entry.name in RESERVED for entry in path.iterdir()) and is_lock(path / LOCK)
     ):
         message = "is not empty, and nothing in it may be overwritten"
         advice = _occupied_advice(path)

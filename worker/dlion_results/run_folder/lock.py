@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from dlion_api.errors import Problem, SpecError, UnavailableError
+from dlion_results.run_folder.layout import COMMAND, COMMAND_LOG, COMPARISON_MARKER
 from dlion_results.run_folder.storage import storage_error, writing
 
 LOCK = "run.lock"
+RESERVED: Final = frozenset({LOCK, COMPARISON_MARKER, COMMAND, COMMAND_LOG})
+"""Files that may be in the folder of a new run."""
 
 _HOLDER: Final = re.compile(rb"(?:[0-9]{1,19}\n?|\0{1,20})?")
 """Also matches what a power failure may leave."""
@@ -76,28 +79,39 @@ class FolderLock:
 def is_held(folder: Path) -> bool:
     """Whether a run uses the folder now. A missing, foreign or unreadable lock is not held."""
     try:
+        return lock_holder(folder) is not None
+    except OSError:  # also a file system without locks
+        return False
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The process that uses the folder; None if there is none, 0 if it is unknown.
+
+    Raises: OSError if the lock cannot be read.
+    """
+    try:
         descriptor = os.open(
             folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         )
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}:
+            return None
+        raise
     try:
         if _holder(descriptor) is None:
-            return False
+            return None
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
+        return int(_holder(descriptor) or 0)
     finally:
         os.close(descriptor)  # releases a shared lock at once
-    return False
+    return None
 
 
 def _lock(descriptor: int) -> None:
     """Take the exclusive lock. Raises: BlockingIOError while another process holds it.
 
-    Tries again for a moment, because `is_held` takes a shared lock to look.
+    Tries again for a moment, because `lock_holder` takes a shared lock to look.
     """
     for _ in range(_ATTEMPTS - 1):
         try:

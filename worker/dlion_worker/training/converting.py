@@ -1,18 +1,33 @@
-"""Converts a saved model to TensorFlow's SavedModel or TensorFlow Lite.
+"""Loads a saved model, or converts it to TensorFlow's SavedModel or TensorFlow Lite.
 
-`dlion fetch` calls it on the user's machine. Keras loads the `.keras` file in safe mode and runs no
-code from it, so a model with custom layers cannot be converted here.
+`dlion fetch` and the Python client call it on the user's machine. Keras loads the `.keras` file in
+safe mode and runs no code from it, so a model with custom layers cannot be converted here.
 """
 
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from dlion_api.errors import ProgramError
+from dlion_api.errors import DataError, ProgramError
 from dlion_worker.training.framework import keras, tf
 
 Form = Literal["savedmodel", "tflite"]
+
+
+def load_keras_file(path: Path) -> Any:
+    """The `keras.Model` of a `.keras` file, without an optimizer.
+
+    Raises: DataError if it cannot be read.
+    """
+    try:
+        return keras.models.load_model(path, compile=False)
+    except Exception as error:  # Keras raises any type
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(
+            f"{path}: cannot be loaded: {reason}. If the model has layers of your own, first "
+            "import the program that registers them"
+        ) from error
 
 
 def convert(keras_file: Path, form: Form) -> Path:
