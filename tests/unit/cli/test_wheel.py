@@ -21,7 +21,7 @@ def test_the_wheel_has_what_the_packages_have(tmp_path: Path) -> None:
     expected = {
         str(path.relative_to(ROOT / folder))
         for folder in FOLDERS
-        for path in (ROOT / folder).glob("dlion_*/**/*")
+        for path in (ROOT / folder).glob("dlion*/**/*")
         if (path.is_file() and path.suffix in DATA) or path.name == "py.typed"
     }
     assert names == expected

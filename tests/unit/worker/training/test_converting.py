@@ -1,4 +1,4 @@
-"""A saved model's other forms answer as the model does.
+"""A saved model, and its other forms, answer as the model does.
 
 Proves: SavedModel and TensorFlow Lite give the same logits as the `.keras` file; an older one is
 replaced; a model that holds code is not run but refused, as is a file that is no model, and what
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dlion_api.errors import ProgramError
-from dlion_worker.training.converting import convert
+from dlion_api.errors import DataError, ProgramError
+from dlion_worker.training.converting import convert, load_keras_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = tmp_path_factory.mktemp("model") / "model.keras"
     model.save(path)
     return path, np.asarray(model(INPUT_B))
+
+
+def test_a_loaded_model_answers_alike(saved: tuple[Path, Any]) -> None:
+    path, expected = saved
+    np.testing.assert_allclose(load_keras_file(path)(INPUT_B), expected, rtol=1e-6)
+
+
+def test_a_file_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    code = keras.layers.Lambda(lambda x: x + 1, output_shape=(8,))
+    keras.Sequential([keras.Input((8,)), code]).save(path)
+    for content in (None, b"nonsense", b""):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(DataError, match=r"model\.keras: cannot be loaded.*import the program"):
+            load_keras_file(path)
+    with pytest.raises(DataError, match="cannot be loaded"):
+        load_keras_file(tmp_path / "none.keras")
 
 
 def test_a_saved_model_answers_alike(saved: tuple[Path, Any]) -> None:

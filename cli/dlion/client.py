@@ -1,0 +1,211 @@
+"""The client: starts jobs and follows them, the same way for each back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from dlion.errors import JobEndedError, JobTimeoutError
+from dlion.job import JobSnapshot
+from dlion_api.errors import Problem, SpecError
+from dlion_api.status import State
+
+if TYPE_CHECKING:
+    from dlion.kubernetes_backend import KubernetesBackend
+    from dlion.local_backend import LocalBackend
+    from dlion.manifests import Assignments, ManifestInput, ManifestLike
+
+_BACKENDS: Final = ("local", "simulated", "kubernetes")
+
+
+class Client:
+    """Trains jobs with one back end, and follows those that are there.
+
+    `local` and `simulated` run `dlion` in child processes; their jobs are the result folders in
+    `root`, also those of other processes. `kubernetes` uses DLionJobs of one namespace. Methods may
+    be called from several threads.
+    """
+
+    def __init__(
+        self,
+        backend: Literal["local", "simulated", "kubernetes"] = "local",
+        *,
+        root: str | Path = "runs",
+        context: str | None = None,
+        namespace: str | None = None,
+        kubeconfig: str | None = None,
+    ) -> None:
+        """Choose the back end. Starts nothing and sends no request.
+
+        `root` is for `local` and `simulated`; `context`, `namespace` and `kubeconfig` choose a
+        cluster as kubectl does. Raises: SpecError for arguments of another back end; DataError if
+        no cluster is configured.
+        """
+        cluster = {"context": context, "namespace": namespace, "kubeconfig": kubeconfig}
+        given = [name for name, value in cluster.items() if value is not None]
+        if backend not in _BACKENDS:
+            problem = Problem("backend", "is not known", str(backend), ", ".join(_BACKENDS))
+            raise SpecError([problem], source="Client")
+        if backend != "kubernetes" and given:
+            problem = Problem(given[0], f"is for backend kubernetes, not {backend}")
+            raise SpecError([problem], source="Client")
+        self._backend: LocalBackend | KubernetesBackend
+        # Each is imported when it is used: `import dlion` is quick.
+        if backend == "kubernetes":
+            from dlion.kubernetes_backend import KubernetesBackend
+
+            self._backend = KubernetesBackend(
+                kubeconfig=kubeconfig, context=context, namespace=namespace
+            )
+        else:
+            from dlion.local_backend import LocalBackend
+
+            self._backend = LocalBackend(backend, Path(root))
+
+    def train(
+        self,
+        manifest: ManifestLike,
+        *,
+        environment: str | Path | None = None,
+        set: Assignments | None = None,  # noqa: A002 - the name of the command's option
+        data_root: str | Path = ".",
+        detach: bool = False,
+    ) -> JobSnapshot:
+        """Start a job and return at once.
+
+        `manifest` is a path, a mapping or YAML text, `set` has fields to change, by path:
+        `{"trainer.stop.maxSeconds": 20}`. `environment` names cores and links of a local or
+        simulated run, `data_root` is the folder of relative paths of data. A local run ends with
+        this Python process unless it is detached.
+
+        Raises: SpecError with every problem of the manifest, DataError and ProgramError for missing
+        files, all before anything starts; and on Kubernetes as `dlion submit`.
+        """
+        from dlion.manifests import read_manifest
+
+        return self._train(
+            read_manifest(manifest),
+            set,
+            environment=environment,
+            data_root=data_root,
+            detach=detach,
+        )
+
+    def _train(
+        self,
+        manifest: ManifestInput,
+        assignments: Assignments | None = None,
+        *,
+        environment: str | Path | None,
+        data_root: str | Path,
+        detach: bool,
+    ) -> JobSnapshot:
+        from dlion.manifests import assignments_of
+
+        return self._backend.train(
+            manifest,
+            assignments_of(assignments),
+            environment=None if environment is None else str(environment),
+            data_root=Path(data_root),
+            detach=detach,
+        )
+
+    def get_job(self, name: str) -> JobSnapshot:
+        """The job as it is now. Raises: AbsentError if there is none of that name."""
+        return self._backend.get(name)
+
+    def list_jobs(self) -> list[JobSnapshot]:
+        """All jobs, without their curves: below the root oldest first, of a namespace by name."""
+        return self._backend.list()
+
+    def wait_for_job_status(
+        self,
+        name: str,
+        status: Collection[str] = (State.SUCCEEDED,),
+        *,
+        timeout_s: float | None = 600,
+        callback: Callable[[JobSnapshot], object] | None = None,
+    ) -> JobSnapshot:
+        """Wait until the job is in one of these states, and return it.
+
+        `callback` gets the job each time it was read. `timeout_s` None: no limit. Ctrl-C ends the
+        wait and leaves the job running.
+
+        Raises: JobEndedError if the job ends in another state; JobTimeoutError after the time;
+        AbsentError if the job is gone.
+        """
+        wanted = {status} if isinstance(status, str) else set(status)
+        known = [str(state) for state in State]
+        if not wanted or not wanted <= set(known):
+            problem = Problem(
+                "status", "has an unknown state", str(sorted(wanted)), ", ".join(known)
+            )
+            raise SpecError([problem], source="wait_for_job_status")
+
+        def is_over(job: JobSnapshot) -> bool:
+            if callback is not None:
+                callback(job)
+            return job.state in wanted or job.has_ended
+
+        job = self._backend.wait(name, is_over, timeout_s)
+        text = " or ".join(sorted(wanted))
+        if job.state in wanted:
+            return job
+        if job.has_ended:
+            raise JobEndedError(job, text)
+        raise JobTimeoutError(job, text, timeout_s or 0.0)
+
+    def get_job_logs(
+        self, name: str, *, worker: int | None = 0, follow: bool = False
+    ) -> Iterator[str]:
+        """Lines of the log of the worker with that rank, without line ends.
+
+        A simulation is one process with one log, which a local run has, too: `worker=None`. With
+        `follow` new lines come until the run has ended. Raises: AbsentError or SpecError if there
+        is no such job or worker.
+        """
+        return self._backend.logs(name, worker, follow)
+
+    def get_job_metrics(self, name: str) -> Any:
+        """A `pandas.DataFrame` with a row per step and per evaluation of each worker, by time.
+
+        Columns: `time_s` since the run began, `iteration`, `worker` (rank), `site`, `loss`,
+        `batch_size` and `learning_rate` of steps, `accuracy` and `evaluation_loss` of evaluations,
+        `samples` of this worker so far. NaN where a row has no such value. On Kubernetes the site's
+        keeper has the records. Raises: UnavailableError without pandas, or without a keeper.
+        """
+        from dlion.metrics import metrics_frame
+
+        return metrics_frame(*self._backend.records(name))
+
+    def delete_job(self, name: str) -> None:
+        """End the job and remove what it has left.
+
+        Of a local or simulated job this is its result folder, within twenty seconds. On Kubernetes
+        it returns when the deletion has begun. Raises: AbsentError if there is no such job;
+        UnavailableError if a process cannot be ended.
+        """
+        self._backend.delete(name)
+
+    def plot(self, name: str, *, timeout_s: float | None = None) -> JobSnapshot:
+        """Show the job until it ends: in a notebook its table and curve, else a line.
+
+        Returns the ended job. Raises: JobTimeoutError, AbsentError.
+        """
+        from dlion.live_display import live_display
+
+        with live_display() as show:
+            return self.wait_for_job_status(
+                name, {State.SUCCEEDED, State.FAILED}, timeout_s=timeout_s, callback=show
+            )
+
+    def close(self) -> None:
+        """Close the connections to a cluster. Runs go on."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

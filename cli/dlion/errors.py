@@ -1,0 +1,58 @@
+"""The errors that this package raises: all are `DLionError`s, with the exit code of `dlion`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlion_api.errors import (
+    AbsentError,
+    DataError,
+    DeniedError,
+    DivergedError,
+    DLionError,
+    ProgramError,
+    SpecError,
+    UnavailableError,
+)
+from dlion_api.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from dlion.job import JobSnapshot
+
+__all__ = [
+    "AbsentError",
+    "DLionError",
+    "DataError",
+    "DeniedError",
+    "DivergedError",
+    "JobEndedError",
+    "JobTimeoutError",
+    "ProgramError",
+    "SpecError",
+    "UnavailableError",
+]
+
+
+class JobEndedError(DLionError):
+    """A job has ended in another state than the wanted ones; `job` is its last snapshot."""
+
+    def __init__(self, job: JobSnapshot, wanted: str) -> None:
+        why = f": {job.message}" if job.message else ""
+        super().__init__(
+            f"job {job.name} has ended as {job.state} ({job.reason}), not as {wanted}{why}. "
+            f"get_job_logs({job.name!r}) has what its workers printed"
+        )
+        self.job = job
+
+
+class JobTimeoutError(DLionError, TimeoutError):
+    """A job was in none of the wanted states in time; it goes on. A retry may help."""
+
+    exit_code = ExitCode.DEADLINE
+
+    def __init__(self, job: JobSnapshot, wanted: str, timeout_s: float) -> None:
+        super().__init__(
+            f"job {job.name} is {job.state}, and was not {wanted} within {timeout_s:g} s. It goes "
+            f"on: wait again, or delete_job({job.name!r})"
+        )
+        self.job = job

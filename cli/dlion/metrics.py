@@ -1,0 +1,46 @@
+"""A run's records as a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.errors import UnavailableError
+from dlion_api.protocol.progress import EvaluationRecord, ProgressRecord, StepRecord
+from dlion_cli.terminal.failures import install_advice
+
+if TYPE_CHECKING:
+    from dlion_api.spec import Job
+
+COLUMNS: Final = (
+    "time_s", "iteration", "worker", "site", "loss", "batch_size", "learning_rate", "accuracy",
+    "evaluation_loss", "samples",
+)  # fmt: skip
+_NAN: Final = float("nan")
+
+
+def metrics_frame(job: Job | None, records: Iterable[ProgressRecord]) -> Any:
+    """A `pandas.DataFrame` of the steps and evaluations, by time, with the columns `COLUMNS`.
+
+    Raises: UnavailableError if pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UnavailableError(
+            f"metrics need pandas, which is missing ({error}). {install_advice('notebook')}"
+        ) from None
+    sites = {worker.rank: str(worker.site) for worker in (() if job is None else job.workers())}
+    rows: list[tuple[Any, ...]] = []
+    for record in records:
+        site = sites.get(record.rank, "")
+        about = (record.time_s, record.iteration, int(record.rank), site)
+        if isinstance(record, StepRecord):
+            step = (record.loss, record.local_batch_size, record.learning_rate)
+            rows.append((*about, *step, _NAN, _NAN, record.samples))
+        elif isinstance(record, EvaluationRecord):
+            rows.append((*about, _NAN, _NAN, _NAN, record.accuracy, record.loss, record.samples))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    kinds = dict.fromkeys(("iteration", "worker", "samples"), "int64")
+    kinds |= {name: "float64" for name in COLUMNS if name not in (*kinds, "site")}
+    return frame.astype(kinds).sort_values("time_s", kind="stable", ignore_index=True)

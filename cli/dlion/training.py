@@ -1,0 +1,103 @@
+"""Training in the foreground in one call, and the model that it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dlion.client import Client
+from dlion.job import JobSnapshot
+from dlion_api.errors import DataError, UnavailableError
+from dlion_api.status import State
+
+if TYPE_CHECKING:
+    from dlion.manifests import ManifestLike, Sites
+
+
+def train(
+    program_or_manifest: ManifestLike,
+    *,
+    sites: Sites | None = None,
+    workers: int | None = None,
+    policy: str | None = None,
+    environment: str | Path | None = None,
+    backend: Literal["local", "simulated"] = "local",
+    root: str | Path = "runs",
+    data_root: str | Path = ".",
+    **fields: Any,
+) -> JobSnapshot:
+    """Train here, with live progress, and return the ended job.
+
+    `program_or_manifest` is a built-in program (`digits`), a file (`program.py`), a module, or a
+    manifest as for `Client.train`. `sites` is their number, their names, or workers by name;
+    `workers` the number of each site. Other keywords are fields of `spec` or `spec.trainer`, which
+    are merged into the manifest: `stop={"maxSeconds": 60}`. Ctrl-C ends the run; its folder stays.
+
+    Raises: JobEndedError with the reason if the run fails; and as `Client.train`.
+
+        job = dlion.train("digits", sites=["plant-a", "plant-b"], stop={"maxSeconds": 60})
+        model = dlion.load_model(job)
+    """
+    from dlion import manifests
+    from dlion.live_display import live_display
+
+    changes = dict(fields)
+    if policy is not None:
+        changes["exchange"] = {**changes.get("exchange", {}), "policy": policy}
+    if manifests.is_program(program_or_manifest):
+        document = manifests.program_manifest(str(program_or_manifest), sites, workers)
+        given = manifests.read_manifest(manifests.with_fields(document, changes))
+    else:
+        given = manifests.read_manifest(program_or_manifest)
+        if sites is not None:
+            changes["sites"] = manifests.site_list(sites, workers)
+        given = manifests.changed(given, changes, workers=None if sites is not None else workers)
+    client = Client(backend, root=root)
+    job = client._train(given, environment=environment, data_root=data_root, detach=False)  # noqa: SLF001 - of this package
+    try:
+        with live_display() as show:
+            return client.wait_for_job_status(
+                job.name, {State.SUCCEEDED}, timeout_s=None, callback=show
+            )
+    except KeyboardInterrupt:
+        client._backend.end(job.name)  # noqa: SLF001
+        raise
+
+
+def load_model(job: JobSnapshot | str | Path, *, site: str | None = None) -> Any:
+    """The saved Keras model of an ended job, or of a result folder or `.keras` file.
+
+    `site` chooses the model of a site; by default the most accurate one. A model with layers of
+    your own needs the import of the program that registers them. Imports TensorFlow.
+
+    Raises: UnavailableError if there is no model yet, or for a job of a cluster; DataError if the
+    model cannot be read.
+    """
+    path = job.result_folder if isinstance(job, JobSnapshot) else Path(job)
+    if path is None:
+        name = job.name if isinstance(job, JobSnapshot) else ""
+        raise UnavailableError(
+            f"the model of {name} is in its cluster: `dlion fetch {name} --out model`, then "
+            "load_model('model/model.keras')"
+        )
+    from dlion_worker.training.converting import load_keras_file
+
+    return load_keras_file(_model_file(path, site))
+
+
+def _model_file(path: Path, site: str | None) -> Path:
+    if path.suffix == ".keras":
+        return path
+    from dlion_results.run_folder.models import read_models
+
+    models = [model for model in read_models(path) if site in (None, model.site)]
+    if not models:
+        which = "" if site is None else f" of site {site}"
+        raise UnavailableError(
+            f"{path}: has no model{which}. A run saves it when it ends: wait for Succeeded"
+        )
+    best = max(models, key=lambda model: (model.accuracy == model.accuracy, model.accuracy))
+    file = path / best.path
+    if not file.is_file():
+        raise DataError(f"{file}: the model is missing, though its description is there")
+    return file

@@ -1,0 +1,186 @@
+"""Facts: `dlion.Client` trains a job on this machine and in virtual time, and reports its states,
+figures, logs, records and model; another process sees the same jobs; deleting a job in training
+ends every process and removes its folder alone; `dlion.train` returns the ended job, raises its
+failure with the reason, and Ctrl-C ends its run in order; the cells of examples/notebook.ipynb run
+one after another.
+
+Left out: what is read from damaged folders, and how processes end with their interpreter
+(tests/unit/cli), clusters (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlion
+from local_run import LONG_S, blobs, job_document
+from process_starter import RUN_MARK
+
+pytestmark = [pytest.mark.patient, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """In the environment of every process that the test starts."""
+    made = uuid.uuid4().hex
+    monkeypatch.setenv(RUN_MARK, made)
+    return made
+
+
+def left_behind(mark: str) -> list[int]:
+    """Other processes with the mark; some need a moment to go."""
+    deadline_s = time.monotonic() + 10
+    while found := [*_marked(mark)]:
+        if time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.05)
+    return []
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"{RUN_MARK}={mark}".encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_job_is_trained_and_read_also_by_another_process(tmp_path: Path, mark: str) -> None:
+    document = job_document(
+        {"plant-a": 1, "plant-b": 1},
+        trainer={"program": blobs(tmp_path, nap_s=0.0), "stop": {"maxSteps": 10_000}},
+    )
+    client = dlion.Client("local", root=tmp_path / "runs")
+    began_s = time.monotonic()
+    job = client.train(document, set={"trainer.stop.maxSteps": 20})
+    assert time.monotonic() - began_s < 5, "it returns at once"
+    assert (job.state, job.backend) == ("Pending", "local")
+    assert [worker.site for worker in job.workers] == ["plant-a", "plant-b"]
+    states: list[str] = []
+    ended = client.wait_for_job_status(
+        job.name, timeout_s=LONG_S, callback=lambda job: states.append(job.state)
+    )
+    assert states[0] == "Pending"
+    assert states[-1] == "Succeeded"
+    assert set(states) <= {"Pending", "Waiting", "Training", "Succeeded"}
+    assert (ended.reason, ended.progress) == ("Completed", 1.0)
+    assert {worker.state for worker in ended.workers} == {"finished"}
+    assert ended.result_folder == tmp_path / "runs" / job.name
+    frame = client.get_job_metrics(job.name)
+    assert frame[frame["loss"].notna()].groupby("worker")["iteration"].max().tolist() == [20, 20]
+    lines = [*client.get_job_logs(job.name, worker=1)]
+    assert any('"supervisor": "started"' in line for line in lines)
+    assert [*client.get_job_logs(job.name, worker=1, follow=True)] == lines
+    code = f"""
+import dlion
+for job in dlion.Client(root={str(tmp_path / "runs")!r}).list_jobs():
+    print(job.name, job.backend, job.state, job.accuracy)
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == [job.name, "local", "Succeeded", str(ended.accuracy)]
+    assert not left_behind(mark)
+    client.delete_job(job.name)
+    assert client.list_jobs() == []
+    assert not (tmp_path / "runs" / job.name).exists()
+
+
+def test_deleting_a_job_in_training_leaves_nothing(tmp_path: Path, mark: str) -> None:
+    document = job_document(2, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    client = dlion.Client("local", root=tmp_path / "runs")
+    job = client.train(document)
+    follower = client.get_job_logs(job.name, worker=0, follow=True)
+    assert "supervisor" in next(follower), "it waits for the log"
+    training = client.wait_for_job_status(job.name, {"Training"}, timeout_s=LONG_S)
+    assert training.progress is None or training.progress < 0.5
+    client.delete_job(job.name)
+    assert not left_behind(mark)
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["mine"]
+    assert sum(1 for _ in follower) < 1000, "it ends"
+
+
+def test_a_failing_job_is_raised_with_its_reason(tmp_path: Path, mark: str) -> None:
+    program = blobs(
+        tmp_path, more="\n\ndef load_data(*_):\n    raise RuntimeError('no such blobs')"
+    )
+    with pytest.raises(
+        dlion.JobEndedError, match=r"Failed \((Program|Data)Failed\).*no such blobs"
+    ):
+        dlion.train(
+            job_document({"plant-a": 3, "plant-b": 1}, trainer={"program": program}),
+            environment="quickstart",
+            backend="simulated",
+            root=tmp_path / "runs",
+        )
+    assert not left_behind(mark)
+
+
+def test_ctrl_c_ends_the_run_of_the_foreground(tmp_path: Path, mark: str) -> None:
+    document = job_document(1, trainer={"program": blobs(tmp_path), "stop": {"maxSteps": 10_000}})
+    code = f"""
+import dlion
+dlion.train({document!r}, root={str(tmp_path / "runs")!r})
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    client = dlion.Client(root=tmp_path / "runs")
+    deadline_s = time.monotonic() + LONG_S
+    while not any(job.state == "Training" for job in client.list_jobs()):
+        assert time.monotonic() < deadline_s
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode not in (0, None)
+    assert "KeyboardInterrupt" in told
+    assert ": Training" in told, "its progress was shown"
+    assert not left_behind(mark)
+    (job,) = client.list_jobs()
+    assert (job.state, job.reason) == ("Failed", "Interrupted")
+
+
+def cells(**parameters: Any) -> list[str]:
+    """The notebook's code, with these parameters after the cell of that tag."""
+    document = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    found = []
+    for cell in document["cells"]:
+        if cell["cell_type"] == "code":
+            found.append("".join(cell["source"]))
+            if "parameters" in cell["metadata"].get("tags", ()):
+                found += [f"{name} = {value!r}" for name, value in parameters.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "seconds"), [("simulated", 40), pytest.param("local", 8, marks=pytest.mark.slow)]
+)
+def test_the_notebook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, backend: str, seconds: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    seen: dict[str, Any] = {"__name__": "__main__"}
+    for cell in cells(backend=backend, seconds=seconds):
+        exec(compile(cell, "notebook", "exec"), seen)
+    assert seen["together"].state == seen["alone"].state == "Succeeded"
+    assert seen["together"].accuracy > seen["alone"].accuracy
+    assert {each.backend for each in seen["client"].list_jobs()} == {backend}
+    assert "\n".join(seen["client"].get_job_logs(seen["alone"].name, worker=None))
+    assert (tmp_path / "digits.keras").stat().st_size > 10_000
+    assert not left_behind(mark)

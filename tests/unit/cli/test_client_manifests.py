@@ -1,0 +1,256 @@
+"""Proves: a manifest reaches a job alike as a path, a mapping and as text; fields set by path or by
+keyword are those that the manifest's own reader sees; every problem is raised before a folder or a
+process is made, with the errors of `dlion validate`; programs, sites and workers make manifests;
+and `import dlion` is quick and imports no large package.
+
+Leaves out: what is started (test_client_processes.py, tests/local/test_python_client.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dlion
+from dlion import errors, manifests
+from dlion_api.spec import load_job
+from dlion_cli.inputs.manifests import apply_set
+from manifest_table import smallest
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("tensorflow", "keras", "grpc", "kubernetes", "pandas", "numpy", "numba", "matplotlib")
+
+
+def test_importing_is_quick_and_imports_nothing_large() -> None:
+    code = f"""
+import sys, time
+began_s = time.process_time()
+import dlion
+took_s = time.process_time() - began_s  # others share the cores
+print(took_s, sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    took: list[float] = []
+    for _ in range(3):
+        answer = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        took_s, _, heavy = answer.strip().partition(" ")
+        assert heavy == "[]"
+        took.append(float(took_s))
+    assert min(took) < 0.3, took
+
+
+def test_a_cluster_is_chosen_without_tensorflow(tmp_path: Path) -> None:
+    code = """
+import sys, dlion
+try:
+    dlion.Client("kubernetes", kubeconfig="none")
+except dlion.DLionError as error:
+    print(error, sorted({"tensorflow", "grpc"} & set(sys.modules)))
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "none" in told.stdout
+    assert told.stdout.rstrip().endswith("[]")
+
+
+def test_the_three_forms_of_a_manifest_are_one(tmp_path: Path) -> None:
+    document = smallest()
+    document["spec"]["runId"] = "1e3"  # a text that YAML without quotes takes for a number
+    file = tmp_path / "job.yaml"
+    file.write_text(text := yaml.safe_dump(document) + "# end\n")
+    file.write_text(text := text.replace("runId: 1e3", "runId: '1e3'"))
+    forms: list[Any] = [str(file), file, document, text]
+    read = [manifests.read_manifest(form) for form in forms]
+    for each in read:
+        assert load_job(each.document.value) == load_job(document)
+    assert [each.file for each in read] == [file, file, Path("-"), Path("-")]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ("", "cannot be read"),
+        ("none.yaml", "none.yaml: cannot be read"),
+        (Path("/"), "cannot be read"),
+        ("-", "standard input"),
+        ("a: [\n", "is not YAML"),
+        ("\n", "is empty"),
+        ("a: 1\n---\nb: 2\n", "several documents"),
+        ({"a": object()}, "cannot be a manifest"),
+        ({"a": float("nan")}, "apiVersion|is missing|required"),
+        ({1: 2}, "apiVersion|unknown|missing"),
+        ({"a": "\ud800"}, "apiVersion|unknown|missing"),
+        ("x" * 5_000_000 + "\n", "too large"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, manifest: Any, message: str) -> None:
+    client = dlion.Client(root=tmp_path / "runs")
+    with pytest.raises((errors.SpecError, errors.DataError), match=message):
+        client.train(manifest)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("backend", ["local", "simulated"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer.stop": {"maxSeconds": -1}}, "maxSeconds"),
+        ({"trainer.stop.maxSeconds": 5, "suspend": True}, "is suspended"),
+        ({"exchange.policy": "unheard-of"}, "exchange.policy"),
+        ({"trainer.program": {"file": "none.py"}}, "no such file"),
+        ({"trainer.stop": object()}, "cannot be set"),
+        (["trainer"], "has no ="),
+    ],
+)
+def test_a_wrong_field_is_raised_before_anything_starts(
+    tmp_path: Path, backend: Any, changes: Any, message: str
+) -> None:
+    client = dlion.Client(backend, root=tmp_path / "runs")
+    with pytest.raises(errors.SpecError, match=message):
+        client.train(smallest(), set=changes, environment="quickstart")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_problems_come_with_their_lines(tmp_path: Path) -> None:
+    text = yaml.safe_dump(smallest()).replace("kind: DLionJob", "kind: Job") + "extra: 1\n"
+    with pytest.raises(errors.SpecError) as caught:
+        dlion.Client(root=tmp_path).train(text)
+    problems = {problem.path: problem.line for problem in caught.value.problems}
+    assert set(problems) == {"kind", "extra"}
+    assert problems["extra"] == len(text.splitlines())
+
+
+def test_missing_data_and_a_wrong_program_are_raised_before_anything_starts(tmp_path: Path) -> None:
+    client = dlion.Client(root=tmp_path / "runs")
+    missing = {"trainer.dataset": {"path": "none.npz", "format": "npz"}}
+    with pytest.raises(errors.DataError, match=r"none\.npz"):
+        client.train(smallest(), set=missing, data_root=tmp_path)
+    (tmp_path / "program.py").write_text("def build_model(:\n")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(smallest()))
+    with pytest.raises(errors.SpecError, match="is not Python"):
+        client.train(tmp_path / "job.yaml", set={"trainer.program": {"file": "program.py"}})
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"), [("unheard-of", "no environment"), ("none.yaml", "cannot be read")]
+)
+def test_a_wrong_environment_is_raised(tmp_path: Path, environment: str, message: str) -> None:
+    for backend in ("local", "simulated"):
+        with pytest.raises(errors.SpecError, match=message):
+            dlion.Client(backend, root=tmp_path).train(smallest(), environment=environment)
+    with pytest.raises(errors.SpecError, match="is needed in virtual time"):
+        dlion.Client("simulated", root=tmp_path).train(smallest())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_simulation_without_an_end_is_refused(tmp_path: Path) -> None:
+    stop = {"trainer.stop": {"targetAccuracy": 0.9}}
+    with pytest.raises(errors.SpecError, match="always reached"):
+        dlion.Client("simulated", root=tmp_path).train(
+            smallest(), environment="quickstart", set=stop
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "docker"}, "allowed: local, simulated, kubernetes"),
+        ({"backend": "local", "namespace": "ml"}, "namespace: is for backend kubernetes"),
+        ({"backend": "simulated", "kubeconfig": "x"}, "kubeconfig: is for backend kubernetes"),
+    ],
+)
+def test_arguments_of_another_back_end_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(errors.SpecError, match=message):
+        dlion.Client(**arguments)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        20,
+        1e-05,
+        0.1,
+        True,
+        "2",
+        "1e3",
+        "yes",
+        "null",
+        "",
+        "a: b # c",
+        "ä\n\t\"'",
+        [1, "2"],
+        {"a": 1},
+    ],
+)
+def test_a_value_that_is_set_arrives_as_it_was(value: Any) -> None:
+    (assignment,) = manifests.assignments_of({"trainer.seed": value})
+    assert apply_set({}, [assignment]) == {"spec": {"trainer": {"seed": value}}}
+
+
+def test_none_removes_a_field_and_texts_are_those_of_the_command() -> None:
+    assert apply_set({"spec": {"a": 1}}, manifests.assignments_of({"a": None})) == {"spec": {}}
+    assert manifests.assignments_of("a=1") == ["a=1"]
+    assert manifests.assignments_of(["a=1", "b=2"]) == ["a=1", "b=2"]
+    assert manifests.assignments_of(None) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "field"),
+    [
+        ("digits", {"builtin": "digits"}),
+        ("my_package.model", {"module": "my_package.model"}),
+        ("some/Program_2.py", {"file": str(Path("some/Program_2.py").resolve())}),
+    ],
+)
+def test_a_program_makes_a_manifest(program: str, field: dict[str, str]) -> None:
+    assert manifests.is_program(program)
+    made = manifests.program_manifest(program, {"plant-a": 2, "plant-b": 1}, None)
+    made = manifests.with_fields(
+        made, {"stop": {"max_seconds": 0}, "min_sites": 1, "exchange": {"policy": "full"}}
+    )
+    made["spec"]["trainer"]["stop"] = {"maxSeconds": 5}
+    made["spec"]["trainer"].setdefault("dataset", {"name": "digits"})
+    job = load_job(made)
+    assert made["spec"]["trainer"]["program"] == field
+    assert [(each.site, each.index) for each in job.workers()] == [
+        ("plant-a", 0), ("plant-a", 1), ("plant-b", 0),
+    ]  # fmt: skip
+    assert job.spec.min_sites == 1
+    assert job.spec.exchange.policy == "full"
+
+
+def test_sites_are_a_number_names_or_workers_by_name() -> None:
+    def workers(sites: Any, count: int | None) -> dict[str, int]:
+        found = manifests.site_list(sites, count)
+        return {site["name"]: site["groups"][0]["workers"] for site in found}
+
+    assert workers(2, None) == {"site-1": 1, "site-2": 1}
+    assert workers(["a", "b"], 3) == {"a": 3, "b": 3}
+    assert workers("a", None) == {"a": 1}
+    assert workers({"a": 2, "b": 1}, 9) == {"a": 2, "b": 1}
+
+
+def test_fields_change_a_manifest_and_keep_the_rest() -> None:
+    given = manifests.read_manifest(ROOT / "examples" / "digits.yaml")
+    made = manifests.changed(given, {"stop": {"maxSteps": 5}}, workers=2)
+    before, after = given.document.value, made.document.value
+    assert after["spec"]["trainer"]["stop"] == {"maxSeconds": 60, "maxSteps": 5}
+    assert [site["groups"][0]["workers"] for site in after["spec"]["sites"]] == [2, 2]
+    assert before["spec"]["trainer"]["stop"] == {"maxSeconds": 60}, "the given one stays"
+    assert after["spec"]["exchange"] == before["spec"]["exchange"]
+    assert made.file == given.file
+    assert manifests.changed(given, {}, workers=None) is given
+
+
+def test_a_program_without_an_end_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(errors.SpecError, match=r"manifest: .*\n  spec\.trainer\.stop: is missing"):
+        dlion.train("digits", sites=2, root=tmp_path)
+    with pytest.raises(errors.SpecError, match=r"spec\.unheardOf"):
+        dlion.train("digits", stop={"maxSteps": 1}, unheard_of=1, root=tmp_path)
+    assert not list(tmp_path.iterdir())

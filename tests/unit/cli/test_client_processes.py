@@ -1,0 +1,251 @@
+"""Proves: a command of the client gets its manifest and leaves its output and its process beside
+the results; a command that fails at once makes a failed job with its message and can be deleted; a
+process that heeds no signal is killed with its group within a bound, one that was started with the
+interpreter ends with it, however it ends, and a detached one goes on; a process id that was used
+again is not taken for the run's.
+
+Leaves out: training (tests/local/test_python_client.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dlion
+from dlion import run_processes
+from dlion.run_processes import (
+    RunCommand,
+    end_process,
+    exit_code,
+    process_start,
+    read_command,
+    start_command,
+)
+from dlion_api.exit_codes import ExitCode
+
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    time.sleep(600)
+print("ready", flush=True)
+time.sleep(600)
+"""
+SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+def wait_for(holds, what: str, within_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.02)
+
+
+def started(code: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, process_group=0
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def group_members(group: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
+    """The manifest reaches its standard input, and its message the job."""
+    folder = tmp_path / "job-1"
+    folder.mkdir()
+    text = json.dumps({"kind": "none"})
+    start_command("local", ["validate", "-"], folder, text, tmp_path, detach=False)
+    client = dlion.Client(root=tmp_path)
+    command = read_command(folder)
+    assert command is not None
+    assert (command.backend, command.arguments) == ("local", ("validate", "-"))
+    assert client.get_job("job-1").state in ("Pending", "Failed")
+    wait_for(lambda: exit_code(folder) is not None, "the command ends")
+    assert exit_code(folder) == ExitCode.SPEC
+    job = client.get_job("job-1")
+    assert (job.state, job.reason, job.workers) == ("Failed", "Failed", ())
+    assert "apiVersion" in job.message
+    assert "apiVersion" in "\n".join(client.get_job_logs("job-1", worker=None, follow=True))
+    other = dlion.Client(root=tmp_path).list_jobs()
+    assert [(each.name, each.state) for each in other] == [("job-1", "Failed")]
+    client.delete_job("job-1")
+    assert not folder.exists()
+
+
+def test_a_process_that_heeds_no_signal_is_killed_with_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [(signal.SIGINT, 0.3), (signal.SIGTERM, 0.3), (signal.SIGKILL, 5.0)]
+    monkeypatch.setattr(run_processes, "_STEPS", steps)
+    process = started(STUBBORN)
+    assert len(group_members(process.pid)) == 2
+    began_s = time.monotonic()
+    end_process(tmp_path, process.pid, process_start(process.pid) or 0)
+    assert 0.6 <= time.monotonic() - began_s < 10
+    wait_for(lambda: not group_members(process.pid), "its child is gone")
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+
+
+def test_a_process_of_another_group_is_ended_alone(tmp_path: Path) -> None:
+    """As a run in a terminal is: others of its group are none of the client's business."""
+    first = started(SLEEPER)
+    second = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, process_group=first.pid
+    )
+    assert second.stdout.readline() == b"ready\n"
+    end_process(tmp_path, second.pid, process_start(second.pid) or 0)
+    assert second.wait() in (-signal.SIGINT, 1)
+    assert first.poll() is None
+    first.kill()
+    first.wait()
+    first.stdout.close()
+    second.stdout.close()
+
+
+def test_an_id_that_was_used_again_is_not_the_run(tmp_path: Path) -> None:
+    process = started(SLEEPER)
+    start = process_start(process.pid)
+    assert start is not None
+    assert RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
+    assert not RunCommand("local", process.pid, start - 1, "", ()).is_alive(tmp_path)
+    end_process(tmp_path, process.pid, start - 1)  # of a process that has ended: nothing to do
+    assert process.poll() is None or process.returncode is None
+    process.kill()
+    wait_for(lambda: process_start(process.pid) is None, "a zombie has ended")
+    assert not RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_process_that_a_file_names_is_not_ended_unless_it_uses_the_folder(tmp_path: Path) -> None:
+    process = started(SLEEPER)
+    (folder := tmp_path / "job").mkdir()
+    about = {
+        "backend": "local", "pid": process.pid, "started_ticks": process_start(process.pid),
+        "created": "", "arguments": [],
+    }  # fmt: skip
+    (folder / "command.json").write_text(json.dumps(about))
+    client = dlion.Client(root=tmp_path)
+    assert client.get_job("job").state == "Pending"
+    client.delete_job("job")
+    assert not folder.exists()
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{", "null", '{"backend": "local", "pid": "1"}', "[" * 100_000,
+        '{"backend":"local","pid":-1,"started_ticks":1,"created":"","arguments":[]}',
+        '{"backend":"local","pid":0,"started_ticks":1,"created":"","arguments":[]}',
+        '{"backend":"local","pid":1e99,"started_ticks":1,"created":"","arguments":[]}',
+        '{"backend":"local","pid":1,"started_ticks":1,"created":"","arguments":null}',
+    ],
+)  # fmt: skip
+def test_a_damaged_command_file_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "command.json").write_text(content)
+    assert read_command(tmp_path) is None
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from dlion.run_processes import read_command, start_command
+folder = Path(sys.argv[1])
+# A command that reads its manifest and then works on: a watch of standard input's end would not.
+start_command("local", ["--help"], folder, "", folder.parent, detach=sys.argv[2] == "detach")
+print("started", flush=True)
+{then}
+"""
+
+
+IN_A_FORK = """
+is_parent = os.fork()
+print(read_command(folder).is_alive(folder), flush=True)
+is_parent or sys.exit()
+os.wait()
+print(read_command(folder).is_alive(folder))
+"""
+
+
+@pytest.fixture
+def sleeping_command(tmp_path: Path) -> Iterator[Path]:
+    """A `dlion_cli` for children that sleeps instead of training, in a folder for PYTHONPATH."""
+    package = tmp_path / "path" / "dlion_cli"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import time; time.sleep(600)")
+    yield package.parent
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"DLION_TEST_SLEEPER={tmp_path}".encode() in words:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "then", "goes_on"),
+    [
+        ("bound", "", False),
+        ("bound", "raise SystemExit(3)", False),
+        ("bound", "os.kill(os.getpid(), 9)", False),
+        ("bound", IN_A_FORK, False),
+        ("detach", "", True),
+        ("detach", "os.kill(os.getpid(), 9)", True),
+    ],
+)
+def test_a_command_ends_with_its_interpreter_unless_it_is_detached(
+    tmp_path: Path, sleeping_command: Path, how: str, then: str, goes_on: bool
+) -> None:
+    (folder := tmp_path / "runs" / "job").mkdir(parents=True)
+    environment = os.environ | {"DLION_TEST_SLEEPER": str(tmp_path)}
+    # The parent needs the real package, its child the sleeping one.
+    code = PARENT.format(then=then).replace(
+        "folder = Path", f"os.environ['PYTHONPATH'] = {str(sleeping_command)!r}\nfolder = Path"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", code, str(folder), how],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "started" in parent.stdout, parent.stderr
+    assert "Traceback" not in parent.stderr
+    assert "False" not in parent.stdout, "a fork sees the command, and its exit ends nothing"
+    command = read_command(folder)
+    assert command is not None
+    if goes_on:
+        assert command.is_alive(folder)
+        assert dlion.Client(root=folder.parent).get_job("job").state == "Pending"
+        dlion.Client(root=folder.parent).delete_job("job")
+        assert not folder.exists()
+    wait_for(lambda: not command.is_alive(folder), "the command has ended")

@@ -1,0 +1,377 @@
+"""Proves: what the Python client reads from a result folder: each end of a run, a run in progress,
+one that never began, damaged, huge and hostile files; that other folders are neither listed nor
+deleted; and that a folder's records are read once. Figures are held against the summary, which
+other code computes.
+
+Leaves out: processes (test_client_processes.py), and whole runs (tests/local).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import dlion
+from dlion.errors import AbsentError, SpecError, UnavailableError
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.reasons import EventReason
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.run_folder.lock import FolderLock
+from dlion_results.summary.judgement import EndReason
+from dlion_results.summary.summary import Ending
+from synthetic_run import Story, description, records
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+STORY = Story(workers=4, seconds=30, killed=None)
+NAME = "a-run"
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> dlion.Client:
+    return dlion.Client("local", root=tmp_path)
+
+
+def make(root: Path, ending: Ending | None, name: str = NAME, *, until_s: float = 99) -> Path:
+    """A run of that story, until that time, with that end."""
+    with ResultFolder.create(root / name, description(STORY), now=NOW) as folder:
+        for record in records(STORY):
+            if record.time_s <= until_s:
+                folder.append(record)
+        if ending is not None:
+            folder.finish(ending)
+    return root / name
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose lock this process holds, as a run's does."""
+    path = make(tmp_path, None, until_s=15)
+    lock = FolderLock(path)
+    yield path
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "reason", "message"),
+    [
+        (Ending("maxSeconds 30 reached"), "Succeeded", "Completed", "maxSeconds 30 reached"),
+        (Ending("stopped by a signal", reason=EndReason.STOPPED), "Succeeded", "Stopped", "signal"),
+        (Ending("interrupted", "", False, reason=EndReason.INTERRUPTED), "Failed", "Interrupted",
+         "interrupted"),
+        (Ending("an error", "it broke", False, reason=EndReason.PROGRAM_FAILED), "Failed",
+         "ProgramFailed", "it broke"),
+        (Ending("maxSeconds 30 reached", "lacks one", False, reason=EndReason.PARTIAL,
+                missing=(2,)), "Failed", "Partial", "lacks one"),
+    ],
+)  # fmt: skip
+def test_each_end_is_read_from_the_summary(
+    tmp_path: Path, client: dlion.Client, ending: Ending, state: str, reason: str, message: str
+) -> None:
+    summary = json.loads((make(tmp_path, ending) / "summary.json").read_text())
+    job = client.get_job(NAME)
+    assert (job.state, job.reason) == (state, reason)
+    assert message in job.message
+    assert job.accuracy == summary["accuracy"]["mean"]
+    losses = [worker["last_loss"] for worker in summary["workers"]]
+    assert job.loss == pytest.approx(sum(losses) / 4)
+    assert job.eta_s is None
+    assert job.has_ended
+    assert (job.progress == 1.0) is (reason == "Completed")
+    assert job.created == NOW
+    assert job.result_folder == tmp_path / NAME
+    assert [worker.rank for worker in job.workers] == [0, 1, 2, 3]
+    if reason == "Partial":
+        assert job.workers[2].state == "lost"
+    (listed,) = client.list_jobs()
+    assert listed == replace(job, curve=(), progress=listed.progress)
+    assert job.curve[0][0] < job.curve[-1][0]
+    assert all(0 <= accuracy <= 1 for _, accuracy in job.curve)
+
+
+def test_a_run_in_progress_is_read_again_and_each_record_once(
+    running: Path, client: dlion.Client
+) -> None:
+    job = client.get_job(NAME)
+    assert (job.state, job.reason, job.has_ended) == ("Training", "Training", False)
+    assert job.progress is not None
+    assert 0.3 < job.progress < 0.6
+    assert job.eta_s == pytest.approx(15, abs=3)
+    assert {worker.state for worker in job.workers} == {"training"}
+    events = running / "events.jsonl"
+    before = events.read_bytes()
+    new = EventRecord(15.5, Rank(1), 9, EventReason.WORKER_LOST, "its stream broke", True)
+    # What was read must not be read again: it is overwritten, and its length stays.
+    with events.open("r+b") as file:
+        file.write(b" " * (len(before) - 1) + b"\n")
+    from dlion_api.protocol.records import record_to_json
+
+    line = record_to_json(new).encode() + b"\n"
+    with events.open("ab") as file:
+        file.write(line[:20])
+    assert client.get_job(NAME).state == "Training", "half a line is not read"
+    with events.open("ab") as file:
+        file.write(line[20:])
+    job = client.get_job(NAME)
+    assert (job.state, job.reason) == ("Degraded", "PeersLost")
+    assert job.message == f"lost: {job.workers[1].name}"
+    assert job.workers[1].state == "lost"
+    events.write_bytes(b"")
+    assert client.get_job(NAME).state == "Pending", "a file that was cut begins anew"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state", "reason"),
+    [
+        ([], "Pending", "WorkersStarting"),
+        ([EventReason.WORKER_READY], "Waiting", "WaitingForPeers"),
+        ([EventReason.WORKER_READY, EventReason.TRAINING_STARTED], "Training", "Training"),
+        ([EventReason.TRAINING_STARTED, EventReason.QUORUM_LOST], "Waiting", "BelowQuorum"),
+        ([EventReason.TRAINING_STARTED, EventReason.QUORUM_LOST, EventReason.QUORUM_BACK],
+         "Training", "Training"),
+    ],
+)  # fmt: skip
+def test_the_state_before_and_without_steps(
+    tmp_path: Path, client: dlion.Client, reasons: list[str], state: str, reason: str
+) -> None:
+    with ResultFolder.create(tmp_path / NAME, description(STORY), now=NOW) as folder:
+        for number, each in enumerate(reasons):
+            folder.append(EventRecord(float(number), Rank(0), 0, each, ""))
+        job = client.get_job(NAME)
+    assert (job.state, job.reason) == (state, reason)
+    assert job.accuracy is None
+    assert job.loss is None
+
+
+def test_a_resumed_run_is_not_ended_by_its_earlier_summary(
+    tmp_path: Path, client: dlion.Client
+) -> None:
+    path = make(tmp_path, Ending("interrupted", "", False), until_s=15)
+    assert client.get_job(NAME).state == "Failed"
+    lock = FolderLock(path)
+    assert client.get_job(NAME).state == "Training"
+    lock.release()
+    assert client.get_job(NAME).state == "Failed"
+
+
+def test_a_killed_run_has_failed_and_says_what_to_do(tmp_path: Path, client: dlion.Client) -> None:
+    make(tmp_path, None, until_s=15)
+    job = client.get_job(NAME)
+    assert (job.state, job.reason) == ("Failed", "Killed")
+    assert "dlion report" in job.message
+    assert job.accuracy is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"ending": 3}', b"[" * 100_000, b'{"ending": null}'],
+)
+def test_an_unreadable_summary_is_damage(
+    tmp_path: Path, client: dlion.Client, content: bytes
+) -> None:
+    (make(tmp_path, Ending("x")) / "summary.json").write_bytes(content)
+    job = client.get_job(NAME)
+    assert (job.state, job.reason) == ("Failed", "Damaged")
+    assert [each.reason for each in client.list_jobs()] == ["Damaged"]
+
+
+def test_wrong_types_in_a_summary_are_left_out(tmp_path: Path, client: dlion.Client) -> None:
+    ending = {"succeeded": True, "reason": 3, "message": [], "missing": ["x", -1], "started_at": 9}
+    strange = {"ending": ending, "accuracy": {"mean": "high"}, "workers": [1, {"last_loss": {}}]}
+    path = make(tmp_path, Ending("x"))
+    (path / "summary.json").write_text(json.dumps(strange))
+    job = client.get_job(NAME)
+    assert (job.state, job.reason) == ("Succeeded", "Completed")
+    assert job.accuracy is not None, "from the records"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"a: [", b"\xff", b"kind: DLionJob", b"x" * 2_000_000,
+        b"a: &a [x,x,x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c]\n",
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_does_not_hide_the_result(
+    tmp_path: Path, client: dlion.Client, content: bytes
+) -> None:
+    (make(tmp_path, Ending("x")) / "job.yaml").write_bytes(content)
+    job = client.get_job(NAME)
+    assert (job.state, job.workers, job.curve) == ("Succeeded", (), ())
+    assert job.accuracy is not None
+    assert [each.name for each in client.list_jobs()] == [NAME]
+
+
+def test_damaged_records_are_skipped(tmp_path: Path, client: dlion.Client) -> None:
+    path = make(tmp_path, None, until_s=15)
+    whole = client.get_job(NAME)
+    events = path / "events.jsonl"
+    bad = b'nonsense\n{"kind":"step"}\n' + b"x" * 5_000_000 + b"\n"
+    events.write_bytes(bad + events.read_bytes() + b'{"kind":')
+    again = dlion.Client(root=tmp_path).get_job(NAME)
+    assert (again.accuracy, again.loss, again.curve) == (whole.accuracy, whole.loss, whole.curve)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "summary.json", "job.yaml", "command.json"])
+def test_a_pipe_in_place_of_a_file_does_not_block(
+    tmp_path: Path, client: dlion.Client, name: str
+) -> None:
+    path = make(tmp_path, Ending("x"))
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    if name == "job.yaml":
+        assert client.list_jobs() == []
+    else:
+        assert client.get_job(NAME).name == NAME
+
+
+def test_other_folders_are_not_jobs_and_stay(tmp_path: Path, client: dlion.Client) -> None:
+    run = make(tmp_path / "elsewhere", Ending("x"))
+    foreign = {
+        "empty": lambda path: path.mkdir(),
+        "manifest-only": lambda path: (path.mkdir(), (path / "job.yaml").write_text("kind: x")),
+        "foreign-lock": lambda path: (
+            path.mkdir(), (path / "job.yaml").write_text(""), (path / "run.lock").write_text("mine")
+        ),
+        "link": lambda path: path.symlink_to(run),
+        "file": lambda path: path.write_text("precious"),
+        "foreign-command": lambda path: (
+            path.mkdir(), (path / "command.json").write_text('{"pid": 1, "backend": "local"}')
+        ),
+    }  # fmt: skip
+    for name, make_it in foreign.items():
+        make_it(tmp_path / name)
+    assert client.list_jobs() == []
+    for name in foreign:
+        for method in (client.get_job, client.delete_job, client.get_job_logs):
+            with pytest.raises(AbsentError, match="list_jobs"):
+                method(name)
+        assert (tmp_path / name).exists()
+    assert (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../elsewhere/a-run", "/etc", "a\0b"])
+def test_a_path_is_no_name(tmp_path: Path, name: str) -> None:
+    run = make(tmp_path / "elsewhere", Ending("x"))
+    client = dlion.Client(root=tmp_path / "root")
+    for method in (client.get_job, client.delete_job):
+        with pytest.raises(SpecError, match="no job's name"):
+            method(name)
+    assert run.exists()
+
+
+def test_a_finished_job_is_deleted_with_its_folder_alone(
+    tmp_path: Path, client: dlion.Client
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "precious").write_text("")
+    path = make(tmp_path, Ending("x"))
+    other = make(tmp_path, Ending("x"), "another")
+    (path / "state").mkdir()
+    (path / "state" / "link").symlink_to(victim)
+    client.delete_job(NAME)
+    assert not path.exists()
+    assert other.exists()
+    assert (victim / "precious").exists()
+    with pytest.raises(AbsentError):
+        client.get_job(NAME)
+
+
+def test_a_folder_in_use_elsewhere_is_not_deleted(running: Path, client: dlion.Client) -> None:
+    """The lock names this process; another number is one of another machine."""
+    (running / "run.lock").write_text("1\n")
+    with pytest.raises(UnavailableError, match="not on this machine"):
+        client.delete_job(NAME)
+    assert (running / "summary.json").parent.exists()
+
+
+def test_a_root_that_is_not_there_has_no_jobs(tmp_path: Path) -> None:
+    assert dlion.Client(root=tmp_path / "none").list_jobs() == []
+
+
+def test_logs_are_read_by_rank(tmp_path: Path, client: dlion.Client) -> None:
+    path = make(tmp_path, Ending("x"))
+    (path / "state").mkdir()  # as `dlion run` makes, and a simulation does not
+    (path / "logs").mkdir()
+    (path / "logs" / "worker-1.log").write_bytes(b"one\r\ntw\xffo\n\nlast")
+    assert [*client.get_job_logs(NAME, worker=1)] == ["one", "tw�o", "", "last"]
+    assert [*client.get_job_logs(NAME, worker=1, follow=True)][-1] == "last"
+    assert [*client.get_job_logs(NAME, worker=0)] == []
+    for rank in (4, -1):
+        with pytest.raises(SpecError, match="0 to 3"):
+            client.get_job_logs(NAME, worker=rank)
+    with pytest.raises(UnavailableError, match="terminal"):
+        client.get_job_logs(NAME, worker=None)
+
+
+def test_metrics_are_the_records(tmp_path: Path, client: dlion.Client) -> None:
+    summary = json.loads((make(tmp_path, Ending("x")) / "summary.json").read_text())
+    frame = client.get_job_metrics(NAME)
+    steps = frame[frame["loss"].notna()]
+    assert len(steps) == summary["steps"]
+    assert steps["batch_size"].sum() == summary["samples"]
+    assert frame["time_s"].is_monotonic_increasing
+    last = frame[frame["accuracy"].notna()].groupby("worker")["accuracy"].last()
+    finals = [worker["accuracy"]["final"] for worker in summary["workers"]]
+    assert list(last) == pytest.approx(finals)
+    assert set(frame["site"]) == {"plant-a"}
+    assert [*map(str, frame.dtypes)].count("int64") == 3
+
+
+def test_a_run_without_records_has_an_empty_frame(tmp_path: Path, client: dlion.Client) -> None:
+    make(tmp_path, None, until_s=0)
+    frame = client.get_job_metrics(NAME)
+    assert len(frame) == 0
+    assert "accuracy" in frame
+
+
+def test_waiting_ends_with_another_end_or_with_the_time(
+    tmp_path: Path, client: dlion.Client
+) -> None:
+    make(tmp_path, Ending("x", "it broke", False, reason=EndReason.DIVERGED))
+    with pytest.raises(dlion.JobEndedError, match=r"Failed \(Diverged\).*it broke") as caught:
+        client.wait_for_job_status(NAME)
+    assert caught.value.job.reason == "Diverged"
+    assert client.wait_for_job_status(NAME, "Failed").state == "Failed"
+    with pytest.raises(SpecError, match=r"Finished.*allowed: Pending"):
+        client.wait_for_job_status(NAME, {"Finished"})
+    with pytest.raises(AbsentError):
+        client.wait_for_job_status("none")
+
+
+def test_waiting_for_a_running_job_times_out(running: Path, client: dlion.Client) -> None:
+    seen: list[str] = []
+    with pytest.raises(dlion.JobTimeoutError, match=r"is Training.*within 0\.3 s"):
+        client.wait_for_job_status(NAME, timeout_s=0.3, callback=lambda job: seen.append(job.state))
+    assert len(seen) >= 2
+    with pytest.raises(TimeoutError):
+        client.wait_for_job_status(NAME, {"Failed"}, timeout_s=0)
+    assert client.wait_for_job_status(NAME, {"Training"}, timeout_s=0).state == "Training"
+
+
+def test_no_model_says_when_there_is_one(tmp_path: Path, client: dlion.Client) -> None:
+    make(tmp_path, Ending("x"))
+    with pytest.raises(UnavailableError, match="has no model"):
+        dlion.load_model(client.get_job(NAME))
+    of_a_cluster = dlion.Job(name="digits", backend="kubernetes", state="Succeeded")
+    with pytest.raises(UnavailableError, match="dlion fetch digits"):
+        dlion.load_model(of_a_cluster)
+
+
+def test_the_form_for_notebooks_escapes_and_is_small(tmp_path: Path, client: dlion.Client) -> None:
+    make(tmp_path, Ending("<script>alert(1)</script>" * 1000))
+    page = client.get_job(NAME)._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<polyline") == 1
+    assert len(page) < 20_000
+    bare = dlion.Job(name="<b>", backend="local", state="Pending")
+    assert "<svg" not in bare._repr_html_()
+    assert "<b><b>" not in bare._repr_html_()
