@@ -29,7 +29,7 @@ from dlion_cli.views.keeper_files import find_keeper, packed_files
 from dlion_cli.views.log_lines import LogSource, follow_lines, read_lines
 from dlion_cli.views.log_sources import LogSelector, log_source, worker_pods
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.folder import EVENTS
+from dlion_results.run_folder.layout import EVENTS
 
 if TYPE_CHECKING:
     from dlion_api.spec import Job

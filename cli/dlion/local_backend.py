@@ -30,8 +30,9 @@ from dlion_cli.inputs.program_files import program_problems
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_run, prepare_simulation
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.folder import EVENTS, default_folder
-from dlion_results.run_folder.lock import COMMAND_LOG, lock_holder
+from dlion_results.run_folder.folder import default_folder
+from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS
+from dlion_results.run_folder.lock import lock_holder
 
 if TYPE_CHECKING:
     from dlion_api.spec import Job

@@ -22,10 +22,11 @@ from dlion_cli.comparison.child_processes import final_message
 from dlion_cli.inputs.manifests import read_document
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_operator.served_runs.progress import RunProgress
-from dlion_results.report.stored_files import finite_number, read_summary, stored_ending
+from dlion_results.report.stored_files import read_summary, stored_ending
 from dlion_results.run_folder.events import EventFollower
-from dlion_results.run_folder.folder import EVENTS, JOB, SUMMARY
-from dlion_results.run_folder.lock import COMMAND_LOG, LOCK, is_lock, lock_holder
+from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.lock import LOCK, is_lock, lock_holder
+from dlion_results.run_folder.stored_values import number_of
 from dlion_results.summary.curves import Curve, mean_over_replicas
 from dlion_results.summary.judgement import EndReason
 
@@ -256,13 +257,13 @@ def _ended(summary: Mapping[str, Any], is_completed: bool) -> dict[str, Any]:
     if reason == EndReason.COMPLETED:
         about["progress"] = 1.0
     accuracy = summary.get("accuracy")
-    if isinstance(accuracy, Mapping) and (mean := finite_number(accuracy.get("mean"))) is not None:
+    if isinstance(accuracy, Mapping) and (mean := number_of(accuracy.get("mean"))) is not None:
         about["accuracy"] = mean
     workers = summary.get("workers")
     losses = [
         loss
         for each in (workers if isinstance(workers, list) else ())
-        if isinstance(each, Mapping) and (loss := finite_number(each.get("last_loss"))) is not None
+        if isinstance(each, Mapping) and (loss := number_of(each.get("last_loss"))) is not None
     ]
     if losses:
         about["loss"] = sum(losses) / len(losses)
