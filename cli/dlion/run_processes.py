@@ -177,7 +177,8 @@ def end_process(folder: Path, pid: int, started_ticks: int) -> None:
     Returns once it has ended, within twenty seconds. Raises: UnavailableError if it has not, or
     belongs to another user.
     """
-    leads = _leads_group(pid)
+    # Another process that has the number now is not the run.
+    leads = _leads_group(pid) and process_start(pid) in (started_ticks, None)
     for number, within_s in _STEPS:
         if _is_gone(folder, pid, started_ticks):
             break

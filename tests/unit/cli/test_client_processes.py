@@ -134,7 +134,8 @@ def test_an_id_that_was_used_again_is_not_the_run(tmp_path: Path) -> None:
     assert RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
     assert not RunCommand("local", process.pid, start - 1, "", ()).is_alive(tmp_path)
     end_process(tmp_path, process.pid, start - 1)  # of a process that has ended: nothing to do
-    assert process.poll() is None or process.returncode is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
     process.kill()
     wait_for(lambda: process_start(process.pid) is None, "a zombie has ended")
     assert not RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
