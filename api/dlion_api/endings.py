@@ -117,6 +117,12 @@ def describe_exit(code: int, lines: Sequence[str]) -> str:
     return f"{describe_exit_code(code)}{often}{hint}{last}"
 
 
+def cause_of_exit(code: int, lines: Sequence[str]) -> int:
+    """Return the exit code that explains the end: for RESTARTS that of the trainer's last end."""
+    given_up = _given_up(lines) if code == ExitCode.RESTARTS else None
+    return code if given_up is None else given_up[0]
+
+
 def _given_up(lines: Sequence[str]) -> tuple[int, int] | None:
     """Exit code and restarts of a trainer on which the supervisor gave up, or None."""
     for line in reversed(lines):
@@ -124,7 +130,7 @@ def _given_up(lines: Sequence[str]) -> tuple[int, int] | None:
             record = json.loads(line)
             if record["supervisor"] == "giving up":
                 return int(record["code"]), int(record["restarts"])
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             continue
     return None
 

@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
 _JSON: Final = "application/json"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 """Channels of the exec WebSocket (v4.channel.k8s.io and v5)."""

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dlion_api import cluster_names
 from dlion_api.errors import DeniedError, UnavailableError
-from dlion_api.names import GROUP, KIND, VERSION
-from dlion_cli.cluster.client import APPLY, MERGE, READ_TIMEOUT_S, ClusterClient, api_path
+from dlion_api.names import GROUP, KIND, VERSION, JobKey
+from dlion_cli.cluster.client import (
+    APPLY,
+    JSON_PATCH,
+    MERGE,
+    READ_TIMEOUT_S,
+    ClusterClient,
+    api_path,
+)
+from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.inputs.program_files import PackedProgram
 
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"
 PLURAL: Final = "dlionjobs"
 _API: Final = ("apis", GROUP, VERSION)
+_EVENTS_PER_PAGE: Final = 500
+_MAX_EVENT_PAGES: Final = 20
+"""Of a namespace with more events the rest is left out."""
+
+
+class RelatedEvents(NamedTuple):
+    """Events, oldest first, and the version of the list for a watch."""
+
+    items: list[Document]
+    version: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,16 @@ class JobClient:
             "PATCH", self._path(name), query=query, body=body, content_type=MERGE
         ).document
 
+    def scale(self, name: str, changes: Sequence[Mapping[str, Any]], *, dry_run: bool) -> Document:
+        """Apply the operations of a JSON patch and return the stored job.
+
+        Raises: SpecError if a rule or a `test` operation refuses it.
+        """
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        return self.cluster.request(
+            "PATCH", self._path(name), query=query, body=list(changes), content_type=JSON_PATCH
+        ).document
+
     def delete(self, name: str, *, uid: str) -> None:
         """Delete the job after its children (foreground); do not wait."""
         body = {
@@ -107,14 +135,20 @@ class JobClient:
 
         Raises: as `ClusterClient.stream_lines`.
         """
+        selected = {"fieldSelector": f"metadata.name={name}"}
+        return self._watch(self._path(), selected, version, within_s)
+
+    def _watch(
+        self, path: str, selected: Mapping[str, str], version: str, within_s: int
+    ) -> Iterator[Document]:
         query = {
+            **selected,
             "watch": "true",
-            "fieldSelector": f"metadata.name={name}",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(within_s),
         }
-        for line in self.cluster.stream_lines(self._path(), query, silence_s=within_s + 15.0):
+        for line in self.cluster.stream_lines(path, query, silence_s=within_s + 15.0):
             try:
                 event = json.loads(line)
             except ValueError:
@@ -131,9 +165,33 @@ class JobClient:
             return []
         return sorted(answer.get("items") or [], key=event_time)
 
-    def pods(self, name: str, labels: Mapping[str, str]) -> list[Document]:
+    def related_events(self, name: str, run_ids: Collection[str]) -> RelatedEvents:
+        """Events about a job and about the objects of these runs.
+
+        Reads all events of the namespace by pages, since selectors cannot name several objects.
+        Raises: as `ClusterClient.request`, also where events may not be read.
+        """
+        path, start, version = self.cluster.core_path("events"), "", ""
+        found: list[Document] = []
+        for _ in range(_MAX_EVENT_PAGES):
+            query = {"limit": str(_EVENTS_PER_PAGE)} | ({"continue": start} if start else {})
+            answer = self.cluster.get(path, query)
+            found += [each for each in mappings_in(answer.get("items"))
+                      if is_about(each, self.cluster.namespace, name, run_ids)]  # fmt: skip
+            metadata = mapping_of(answer.get("metadata"))
+            version = str(metadata.get("resourceVersion") or "")
+            start = str(metadata.get("continue") or "")
+            if not start:
+                break
+        return RelatedEvents(sorted(found, key=event_time), version)
+
+    def watch_events(self, version: str, *, within_s: int) -> Iterator[Document]:
+        """Watch events of all the namespace's events after that version. Raises: as `watch`."""
+        return self._watch(self.cluster.core_path("events"), {}, version, within_s)
+
+    def pods(self, name: str, labels: Mapping[str, str] | None = None) -> list[Document]:
         """Pods of a job with these labels, oldest first."""
-        selector = {cluster_names.JOB_LABEL: name, **labels}
+        selector = {cluster_names.JOB_LABEL: name, **(labels or {})}
         text = ",".join(f"{key}={value}" for key, value in selector.items())
         answer = self.cluster.get(self.cluster.core_path("pods"), {"labelSelector": text})
         return sorted(
@@ -156,6 +214,27 @@ def event_time(event: Document) -> str:
         (event.get("metadata") or {}).get("creationTimestamp"),
     )
     return str(next(filter(None, times), ""))
+
+
+def is_about(event: Document, namespace: str, name: str, run_ids: Collection[str]) -> bool:
+    """Whether an event is about that job, or an object of one of these runs, by its name.
+
+    >>> run = cluster_names.run_name(JobKey("ml", "digits", "1"))
+    >>> pod = {"kind": "Pod", "name": "digits-small" + run.removeprefix("digits") + "-0-x2x7k"}
+    >>> is_about({"involvedObject": pod}, "ml", "digits", ["1"])
+    True
+    >>> is_about({"involvedObject": pod}, "ml", "digits", ["2"])
+    False
+    """
+    about = mapping_of(event.get("involvedObject"))
+    kind, object_name = about.get("kind"), str(about.get("name"))
+    if kind == KIND:
+        return object_name == name
+    if object_name == cluster_names.keeper_claim_name(JobKey(namespace, name, "")):
+        return True
+    hashes = {cluster_names.run_hash(JobKey(namespace, name, run)) for run in run_ids}
+    parts = object_name.removeprefix(f"{name}-").split("-")
+    return object_name.startswith(f"{name}-") and not hashes.isdisjoint(parts)
 
 
 def normalize_numbers(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Findings about one job: what is wrong, on which object, and what to do. Pure functions."""
