@@ -4,6 +4,7 @@ So `dlion --help`, `validate`, `explain` and `init` need neither TensorFlow nor 
 """
 
 import atexit
+import difflib
 import importlib
 import os
 import sys
@@ -17,29 +18,44 @@ import click
 from dlion_api.errors import ProgramError
 from dlion_cli.terminal.failures import exit_code_of, message_of
 
-COMMANDS: Final = {  # module below dlion_cli.commands, function, summary
-    "run": ("local.run:run", "Train a job on this machine."),
-    "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
-    "compare": ("local.compare:compare", "Compare policies in simulated runs."),
-    "replay": ("local.replay:replay", "Simulate a recorded run again, with other settings."),
-    "ls": ("local.ls:list_results", "List result folders."),
-    "calibrate": ("local.calibrate:calibrate", "Measure the cost of a step on this machine."),
-    "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
-    "get": ("cluster.get:get", "Display the jobs of a cluster."),
-    "watch": ("cluster.watch:watch", "Watch a job of a cluster until it ends."),
-    "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
-    "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
-    "suspend": ("cluster.suspend_resume:suspend", "Stop a job's workers and keep the job."),
-    "resume": ("cluster.suspend_resume:resume", "Restart the workers of a suspended job."),
-    "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
-    "trust": ("cluster.trust:trust", "Print and verify sites' public certificates."),
-    "preflight": ("cluster.preflight:preflight", "Check several sites before a run."),
-    "doctor": ("cluster.doctor:doctor", "Check this machine and the cluster for faults."),
-    "report": ("local.report:report", "Create an HTML report of result folders."),
-    "validate": ("local.validate:validate", "Validate manifests and environments."),
-    "explain": ("local.explain:explain", "Describe the fields of the manifest."),
-    "render": ("local.render:render", "Print the objects an operator makes of a job."),
-    "init": ("local.init:init", "Create a manifest and a program template."),
+SECTIONS: Final = {  # by section: module below dlion_cli.commands, function, summary
+    "Run here": {
+        "run": ("local.run:run", "Train a job on this machine."),
+        "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
+        "compare": ("local.compare:compare", "Compare policies in simulated runs."),
+        "replay": ("local.replay:replay", "Simulate a recorded run again, with other settings."),
+        "ls": ("local.ls:list_results", "List result folders."),
+        "calibrate": ("local.calibrate:calibrate", "Measure the cost of a step on this machine."),
+        "report": ("local.report:report", "Create an HTML report of result folders."),
+    },
+    "Clusters": {
+        "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
+        "get": ("cluster.get:get", "Display the jobs of a cluster."),
+        "describe": ("cluster.describe:describe", "Show what is wrong with a job, and all of it."),
+        "watch": ("cluster.watch:watch", "Watch a job of a cluster until it ends."),
+        "wait": ("cluster.wait:wait", "Wait for a condition, the end or deletion of jobs."),
+        "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
+        "events": ("cluster.events:events", "List events of a job and its pods."),
+        "top": ("cluster.top:top", "Show the load of a job's workers and links."),
+        "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
+        "scale": ("cluster.scale:scale", "Change the number of workers of a group."),
+        "suspend": ("cluster.suspend_resume:suspend", "Stop a job's workers and keep the job."),
+        "resume": ("cluster.suspend_resume:resume", "Restart the workers of a suspended job."),
+        "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
+        "trust": ("cluster.trust:trust", "Print and verify sites' public certificates."),
+        "preflight": ("cluster.preflight:preflight", "Check several sites before a run."),
+        "doctor": ("cluster.doctor:doctor", "Check this machine and the cluster for faults."),
+    },
+    "Manifests and shell": {
+        "init": ("local.init:init", "Create a manifest and a program template."),
+        "validate": ("local.validate:validate", "Validate manifests and environments."),
+        "explain": ("local.explain:explain", "Describe the fields of the manifest."),
+        "render": ("local.render:render", "Print the objects an operator makes of a job."),
+        "completion": ("local.completion:completion", "Print a script for shell completion."),
+    },
+}
+COMMANDS: Final = {
+    name: command for section in SECTIONS.values() for name, command in section.items()
 }
 
 
@@ -66,8 +82,22 @@ class LazyGroup(click.Group):
         ctx: click.Context,  # noqa: ARG002 - click's signature
         formatter: click.HelpFormatter,
     ) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                # Padded, so that the summaries of all sections stand below each other.
+                formatter.write_dl([(n.ljust(width), text) for n, (_, text) in commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command. Raises: UsageError that names a similar command."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name.lower(), COMMANDS, 1)
+            hint = f'did you mean "{close[0]}"?' if close else "dlion --help lists all"
+            ctx.fail(f'no such command "{name}"; {hint}')
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,7 +4,9 @@ Proves, on an API server without nodes, with the test in the operator's place (i
 through its own path): a manifest is created, unchanged, configured, and its program goes with it; a
 refused change says what was changed and what to do; nothing is sent of a file that is wrong;
 columns and documents are those of kubectl; watch ends with the outcome's exit code, also where its
-connection broke or the job went; suspend, resume and delete do it once. A cluster without the
+connection broke or the job went; wait ends with a condition of the current manifest; describe and
+events show what is wrong, also where pods may not be read; scale changes one number, unless another
+client was faster; suspend, resume and delete do it once. A cluster without the
 definition, a user without rights, a token that is not known, a server that is not there: each has
 its words and its exit code.
 
@@ -34,10 +36,14 @@ import yaml
 import manifest_schema
 from api_server import Jobs, jobs_of
 from chart import CHART, Helm, entry, helm_program
+from dlion_api.errors import SpecError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import SiteName
 from dlion_api.spec import load_job
 from dlion_cli.__main__ import main
+from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.commands.cluster.scale import find_group
 from dlion_operator.pki.authority import CertificateAuthority
 from manifest_table import changed, smallest
 
@@ -603,6 +609,117 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
+# ---- describe, events, wait, scale ---------------------------------------------------------------
+
+
+def test_describe_begins_with_what_is_wrong(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    degraded = status(
+        "Degraded", condition("Ready", "True", "PeersLost", "2 of 3 workers train here"),
+        condition("Degraded", "True", "PeersLost", "2 of 3 workers train here"),
+    )  # fmt: skip
+    write_status(jobs, name, degraded)
+    kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers"))
+    assert shell.dlion("describe", name) == 0
+    lines = shell.said.splitlines()
+    assert lines[0] == "PROBLEMS"
+    assert lines[1].split()[:2] == ["warning", f"dlionjob/{name}:"]
+    assert "2 of 3 workers train here" in lines[1]
+    assert "has no pods at this site" in shell.said
+    assert "WorkersCreated" in shell.said
+    assert shell.dlion("events", name, "-o", "json") == 0
+    assert [each["reason"] for each in json.loads(shell.said)] == ["WorkersCreated"]
+    assert shell.dlion("events", name, "--types", "Warning") == 0
+    assert "no such events" in shell.complained
+
+
+def test_events_are_watched_until_ctrl_c(
+    shell: Shell, kubectl: Kubectl, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    kubectl.apply(event(kubectl.namespace, name, "WorkersCreated", "3 workers"))
+    command = [sys.executable, "-m", "dlion_cli", "events", name, "-w", "-n", shell.namespace]
+    with subprocess.Popen(
+        [*command, "--kubeconfig", str(shell.kubeconfig)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        assert "LAST SEEN" in watching.stdout.readline()
+        assert "WorkersCreated" in watching.stdout.readline()
+        kubectl.apply(event(kubectl.namespace, f"{name}-other", "Unrelated", "of another job"))
+        kubectl.apply(event(kubectl.namespace, name, "Training", "all train"))
+        assert "all train" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        rest, errors = watching.communicate()
+    assert (watching.returncode, rest, errors) == (ExitCode.INTERRUPTED, "", "")
+
+
+def test_wait_ends_with_the_condition_of_the_current_manifest(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    assert shell.dlion("wait", name, "--for=training", "--timeout", "30") == 0
+    assert shell.said == f"dlionjob.dlion.dev/{name} condition met\n"
+    assert shell.dlion("wait", name, "--for=condition=Ready", "--timeout", "30") == 0
+    assert shell.dlion("submit", shell.file(manifest(name, maxRestarts=3))) == 0
+    # The condition is of the manifest before.
+    assert shell.dlion("wait", name, "--for=condition=Ready", "--timeout", "2") == ExitCode.DEADLINE
+    operator = in_background(lambda: write_status(jobs, name, SUCCEEDED))
+    assert shell.dlion("wait", name, "--timeout", "30") == 0
+    operator.join()
+    operator = in_background(lambda: jobs.delete(name))
+    assert shell.dlion("wait", name, "--for=delete", "--timeout", "30") == 0
+    operator.join()
+    assert shell.dlion("wait", name, "--for=delete") == 0
+    assert shell.dlion("wait", name) == ExitCode.UNAVAILABLE
+
+
+def test_scale_changes_one_number_while_workers_train(shell: Shell, jobs: Jobs, name: str) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    write_status(jobs, name, TRAINING)
+    before = jobs.get(name)["spec"]
+    site = before["sites"][0]
+    group = site["groups"][0]
+    command = ["scale", name, "--site", site["name"], "--group", group["name"], "--workers"]
+    wanted = str(group["workers"] + 2)
+    assert shell.dlion(*command, wanted) == 0
+    assert f"{site['name']}/{group['name']} {group['workers']} → {wanted}" in shell.said
+    after = jobs.get(name)["spec"]
+    assert after["sites"][0]["groups"][0]["workers"] == group["workers"] + 2
+    after["sites"][0]["groups"][0]["workers"] = group["workers"]
+    assert after == before
+    assert shell.dlion(*command, wanted) == 0
+    assert "unchanged" in shell.said
+    assert shell.dlion("submit", shell.file(manifest(name))) == ExitCode.DENIED
+    assert "workers" in shell.complained
+    edited = manifest(name)
+    edited["spec"]["sites"][0]["groups"][0]["workers"] = group["workers"] + 2
+    assert shell.dlion("submit", shell.file(edited)) == 0
+
+
+def test_scale_of_a_number_that_was_changed_meanwhile_is_refused(
+    shell: Shell, jobs: Jobs, name: str
+) -> None:
+    assert shell.dlion("submit", shell.file(manifest(name))) == 0
+    stored = jobs.get(name)
+    site = stored["spec"]["sites"][0]
+    place = find_group(stored, site["name"], site["groups"][0]["name"])
+    client = connect(kubeconfig=str(shell.kubeconfig), namespace=shell.namespace)
+    with contextlib.closing(client):
+        stale = replace(place, workers=7)
+        for dry_run in (True, False):
+            with pytest.raises(SpecError):
+                JobClient(client).scale(name, stale.patch(9), dry_run=dry_run)
+        elsewhere = replace(place, site="plant-x")
+        with pytest.raises(SpecError):
+            JobClient(client).scale(name, elsewhere.patch(9), dry_run=False)
+        JobClient(client).scale(name, place.patch(9), dry_run=True)
+    assert jobs.get(name)["spec"] == stored["spec"]
+
+
 # ---- suspend, resume, delete ---------------------------------------------------------------------
 
 
@@ -688,6 +805,11 @@ def test_a_right_that_is_missing_is_named(as_reader: Shell, jobs: Jobs, name: st
     assert "may not delete" in as_reader.complained
     assert as_reader.dlion("get", "-A") == ExitCode.DENIED
     assert "clusterrole" in as_reader.complained
+    assert as_reader.dlion("describe", name) == 0
+    assert "without pods: user " in as_reader.said
+    assert "without events: user " in as_reader.said
+    assert as_reader.dlion("events", name) == ExitCode.DENIED
+    assert as_reader.dlion("top", name) == ExitCode.DENIED
     assert as_reader.dlion("logs", name) == ExitCode.DENIED
     assert "may not list pods" in as_reader.complained
 

@@ -1,10 +1,12 @@
-"""`dlion logs` and `dlion fetch` with real pods, made by the test as the operator labels them.
+"""`dlion logs`, `fetch`, `describe` and `top` with real pods, made and labelled as by the operator.
 
 Proves: lines of all workers come with their workers' names, of one group or worker where that is
 asked for, the last so many of each; -f goes on over a container that is started again and a worker
 that comes late, shows no line twice, and ends with the run; a container that has not started is
 told. A tar stream comes through exec whole, in many pieces, and is checked; what the command in the
-pod says is told, and a container without it; a broken fetch leaves what was there.
+pod says is told, and a container without it; a broken fetch leaves what was there. Scheduler,
+kubelet and Job controller word their refusals so that describe finds each cause; top reads metrics
+of a pod through the API server's proxy.
 
 Leaves out: the keeper itself. A shell script stands where Python would, which sends what the real
 `pack` has written; the project's own image and its keeper are tested as a whole elsewhere.
@@ -29,6 +31,7 @@ from api_server import jobs_of
 from dlion_api import cluster_names as names
 from dlion_api.errors import UnavailableError
 from dlion_api.exit_codes import ExitCode
+from dlion_api.names import JobKey
 from dlion_cli.__main__ import main
 from dlion_worker.artifact_server.pack import pack
 from manifest_table import changed, smallest
@@ -291,3 +294,111 @@ def test_a_keeper_without_python_is_told(
     wait_for_phase(job, "Running", made)
     assert dlion(job, "fetch", JOB, "--out", str(tmp_path / "out")) == ExitCode.DATA
     assert "python" in capsys.readouterr().err
+
+
+# ---- describe and top ----------------------------------------------------------------------------
+
+
+def named(pod: dict[str, Any]) -> dict[str, Any]:
+    """That pod with a name as its Job would give, by which its events are found."""
+    group = pod["metadata"]["labels"][names.GROUP_LABEL]
+    made = names.group_job_name(JobKey("", JOB, "1"), group)
+    pod["metadata"]["name"] = f"{made}-0-{uuid.uuid4().hex[:5]}"
+    return pod
+
+
+def problems(kubectl: Kubectl, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """What describe finds, by reason."""
+    capsys.readouterr()
+    assert dlion(kubectl, "describe", JOB, "-o", "json") == 0
+    return {each["reason"]: each for each in json.loads(capsys.readouterr().out)["problems"]}
+
+
+def test_describe_finds_why_pods_do_not_run(
+    job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each cause in the words of this Kubernetes."""
+    nowhere, greedy, unset, unmounted = (
+        named(worker(busybox, group, 0, "true")) for group in ("labels", "cpu", "map", "secret")
+    )
+    nowhere["spec"]["nodeSelector"] = {"no": "such"}
+    greedy["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "5000"}}
+    unset["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "no-such-map"}}]
+    unmounted["spec"]["volumes"] = [{"name": "v", "secret": {"secretName": "no-such-secret"}}]
+    unmounted["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
+    job.apply(
+        nowhere, greedy, unset, unmounted,
+        named(worker("dlion.test/none:0", "image", 0, "true")),
+        worker(busybox, "raises", 0, "echo no such layer; exit 67"),
+    )  # fmt: skip
+    wanted = {
+        "NodeSelectorMismatch": nowhere, "InsufficientResources": greedy,
+        "ConfigMapMissing": unset, "SecretMissing": unmounted,
+    }  # fmt: skip
+    deadline_s = time.monotonic() + 90
+    while not {*wanted, "CrashLoopBackOff"} <= (found := problems(job, capsys)).keys():
+        assert time.monotonic() < deadline_s, sorted(found)
+        time.sleep(1)
+    for reason, made in wanted.items():
+        assert found[reason]["object"] == f"pod/{made['metadata']['name']}"
+        assert found[reason]["severity"] == "error"
+    assert "67 (PROGRAM)" in found["CrashLoopBackOff"]["message"]
+    assert found["CrashLoopBackOff"]["command"].startswith(f"dlion logs {JOB} --group raises")
+    images = {reason for reason in found if reason.startswith(("Image", "Registry", "ErrImage"))}
+    assert images, found
+
+
+def test_describe_finds_why_no_pod_is_made(
+    job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quota, by the Job controller's event."""
+    made = worker(busybox, "small", 0, "true")
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
+        "spec": {"hard": {"pods": "0"}},
+    }  # fmt: skip
+    parent = {
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": names.group_job_name(JobKey("", JOB, "1"), "small")},
+        "spec": {
+            "template": {
+                "metadata": {"labels": made["metadata"]["labels"]},
+                "spec": {**made["spec"], "restartPolicy": "Never"},
+            }
+        },
+    }  # fmt: skip
+    job.apply(quota)
+    job.wait("--for=jsonpath={.status.hard.pods}=0", "resourcequota/none")
+    job.apply(parent)
+    deadline_s = time.monotonic() + 60
+    while "QuotaExceeded" not in (found := problems(job, capsys)):
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.5)
+    assert found["QuotaExceeded"]["object"] == f"job/{parent['metadata']['name']}"
+    assert "kubectl describe resourcequota none" in found["QuotaExceeded"]["command"]
+    assert dlion(job, "events", JOB, "--types", "Warning") == 0
+    assert "exceeded quota: none" in capsys.readouterr().out
+
+
+def test_top_reads_metrics_of_a_pod(
+    job: Kubectl, busybox: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell script counts steps, where a sidecar would."""
+    script = """mkdir /www; cd /www; n=0
+while :; do n=$((n+10)); echo "dlion_steps_total $n
+dlion_capacity_samples_per_second 813
+dlion_link_budget_bytes{peer_site=\\"plant-b\\"} 2000" > new; mv new metrics; sleep 0.5; done &
+exec httpd -f -p 9440 -h /www"""
+    made = worker(busybox, "small", 0, script)
+    job.apply(made, worker("dlion.test/none:0", "large", 0, "true"))
+    wait_for_phase(job, "Running", made)
+    deadline_s = time.monotonic() + 30
+    while dlion(job, "top", JOB, "-o", "json") != 0:
+        assert time.monotonic() < deadline_s, capsys.readouterr().err
+        capsys.readouterr()
+    found = json.loads(capsys.readouterr().out)
+    large, small = found["workers"]
+    assert small["samplesPerSecond"] == 813
+    assert 5 < small["stepsPerSecond"] < 40
+    assert "does not run" in large["problem"]
+    assert found["sites"][0]["budgetBytesPerIteration"] == 2000

@@ -18,11 +18,13 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
 Answer = tuple[int, str]
 """A code and a body."""
+PATCHES = "PATCH"
+"""What every patch gets the answer of."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class ServedTls:
 
 
 class Server:
-    """What one answers, by the last part of the path; a watch gets what `watch` is."""
+    """What one answers, by the last part of the path; a watch gets what `watch` is.
+
+    An answer may be a function, which gives one for each request.
+    """
 
     def __init__(
         self,
-        answers: Mapping[str, Answer],
+        answers: Mapping[str, Answer | Callable[[], Answer]],
         *,
         ahead_s: float = 0.0,
         denied: Collection[str] = (),
@@ -56,6 +61,8 @@ class Server:
         self._answers = answers
         self.asked: list[str] = []
         """The paths of all requests."""
+        self.patches: list[tuple[str, str, str]] = []
+        """The address, content type and body of each patch."""
         self.ahead_s = ahead_s
         self.denied, self.silent, self.tls, self.user = denied, silent, tls, user
         self.ended = threading.Event()
@@ -68,7 +75,16 @@ class Server:
         kind = "watch" if "watch" in parse_qs(path.query) else last
         if kind in self.silent:
             self.ended.wait()
-        return self._answers.get(kind, (503, "{}"))
+        return self._answer(kind)
+
+    def patched(self, address: str, content_type: str, body: str) -> Answer:
+        """What a patch gets."""
+        self.patches.append((address, content_type, body))
+        return self._answer(PATCHES)
+
+    def _answer(self, kind: str) -> Answer:
+        answer = self._answers.get(kind, (503, "{}"))
+        return answer if isinstance(answer, tuple) else answer()
 
     def review(self, body: bytes) -> Answer:
         """What a review of the user's own rights says."""
@@ -107,15 +123,18 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._say(told.answer(self.path))
+            self._send(*told.answer(self.path))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             answer = told.answer(self.path)
-            self._say(told.review(body) if answer[0] == 503 else answer)
+            self._send(*(told.review(body) if answer[0] == 503 else answer))
 
-        def _say(self, answer: Answer) -> None:
-            code, text = answer
+        def do_PATCH(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            self._send(*told.patched(self.path, self.headers["Content-Type"], body))
+
+        def _send(self, code: int, text: str) -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()

@@ -1,4 +1,4 @@
-"""Options of all cluster commands, and shell completion of job names."""
+"""Options of all cluster commands, and shell completion of what clusters and kubeconfigs name."""
 
 import contextlib
 import functools
@@ -9,9 +9,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from dlion_api.errors import DLionError
-from dlion_cli.cluster.client import connect
+from dlion_cli.cluster.client import api_path, connect
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.cluster.documents import mapping_of, mappings_in
+from dlion_cli.cluster.kubeconfig import context_list
 
 _COMPLETE_WITHIN_S: Final = 3.0
 
@@ -41,9 +43,12 @@ def connecting_options(
 
     @click.option(
         "-n", "--namespace", metavar="NAME", default=namespace,
-        help=f"Namespace. Default: {usual}.",
+        help=f"Namespace. Default: {usual}.", shell_complete=complete_namespaces,
     )  # fmt: skip
-    @click.option("--context", metavar="NAME", help="Context. Default: the current context.")
+    @click.option(
+        "--context", metavar="NAME", help="Context. Default: the current context.",
+        shell_complete=complete_contexts,
+    )  # fmt: skip
     @click.option(
         "--kubeconfig",
         metavar="FILE",
@@ -75,6 +80,7 @@ def contexts_option(joined: Callable[..., Any]) -> Callable[..., Any]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
             "--contexts", metavar="A,B,…", callback=context_names,
+            shell_complete=complete_contexts,
             help="Query several contexts at once and combine the results.",
         )  # fmt: skip
         @functools.wraps(command)
@@ -121,14 +127,49 @@ def complete_names(
     ctx: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[str | CompletionItem]:
     """Job names with this prefix; none if the cluster does not respond soon."""
-    parent = {} if ctx.parent is None else ctx.parent.params
-    given = {**parent, **{name: value for name, value in ctx.params.items() if value is not None}}
     try:
-        jobs = _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
-        items = jobs.list_jobs(timeout_s=_COMPLETE_WITHIN_S)["items"]
+        items = _completing(ctx).list_jobs(timeout_s=_COMPLETE_WITHIN_S)["items"]
     except DLionError:
         return []
     return [name for item in items if (name := str(item["metadata"]["name"])).startswith(begun)]
+
+
+def complete_namespaces(
+    ctx: click.Context, _parameter: click.Parameter, begun: str
+) -> list[str | CompletionItem]:
+    """Namespaces with this prefix; none if the cluster does not list them soon."""
+    try:
+        path = api_path("api", "v1", "namespaces")
+        answer = _completing(ctx).cluster.get(path, timeout_s=_COMPLETE_WITHIN_S)
+    except DLionError:
+        return []
+    found = (mapping_of(each.get("metadata")) for each in mappings_in(answer.get("items")))
+    return [name for each in found if (name := str(each.get("name", ""))).startswith(begun)]
+
+
+def complete_contexts(
+    ctx: click.Context, _parameter: click.Parameter, begun: str
+) -> list[str | CompletionItem]:
+    """Contexts of the kubeconfig; of a list with commas the last one. Sends no request."""
+    try:
+        names = context_list(_given(ctx).get("kubeconfig"))
+    except DLionError:
+        return []
+    before, comma, last = begun.rpartition(",")
+    taken = set(before.split(","))
+    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
+
+
+def _completing(ctx: click.Context) -> JobClient:
+    """The cluster of the command line so far. Raises: as `connect`."""
+    given = _given(ctx)
+    return _connected(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
+
+
+def _given(ctx: click.Context) -> dict[str, Any]:
+    """Options before and after the command."""
+    parent = {} if ctx.parent is None else ctx.parent.params
+    return {**parent, **{name: value for name, value in ctx.params.items() if value is not None}}
 
 
 def _connected(kubeconfig: str | None, context: str | None, namespace: str | None) -> JobClient:

@@ -52,6 +52,13 @@ def is_configured(environment: Mapping[str, str] = os.environ) -> bool:
     return in_pod or any(path.is_file() for path in _paths(None, environment))
 
 
+def context_list(kubeconfig: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The names of all contexts. Raises: DataError for an invalid file."""
+    existing = [path for path in _paths(kubeconfig, environment) if path.is_file()]
+    entries = _contexts([_read(path) for path in existing])
+    return list(dict.fromkeys(str(entry.get("name")) for entry in entries))
+
+
 def pod_namespace() -> str:
     """The namespace of the pod in which this process runs."""
     try:
@@ -77,13 +84,17 @@ def _read(path: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _namespace(documents: Sequence[Mapping[str, Any]], name: str, files: str) -> str:
-    contexts = [
+def _contexts(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
         entry
         for document in documents
         for entry in document.get("contexts") or ()
         if isinstance(entry, dict) and isinstance(entry.get("context"), dict)
     ]
+
+
+def _namespace(documents: Sequence[Mapping[str, Any]], name: str, files: str) -> str:
+    contexts = _contexts(documents)
     for entry in contexts:
         if entry.get("name") == name:
             return str(entry["context"].get("namespace") or DEFAULT_NAMESPACE)

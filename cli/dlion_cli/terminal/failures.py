@@ -8,7 +8,7 @@ from dlion_api.errors import DLionError
 from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
 from dlion_results.run_folder.storage import StorageError
 
-_CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "urllib3", "websocket"})
+_CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "prometheus_client", "urllib3", "websocket"})
 """Packages of the extra `cluster`; all others belong to `worker`."""
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import click
 
+from dlion_cli.terminal.completion import complete_assignments
+
 
 class FiniteFloatRange(click.FloatRange):
     """A finite number within bounds; click's own range accepts `nan`."""
@@ -36,6 +38,7 @@ def assignments(where: str) -> Callable[..., Any]:
     """The option `--set`; `where` names the documents in which it sets a field."""
     return click.option(
         "--set", "assignments", multiple=True, metavar="PATH=VALUE",
+        shell_complete=complete_assignments,
         help=f"Set a field of {where}. An empty value removes the field. Repeatable.",
     )  # fmt: skip
 

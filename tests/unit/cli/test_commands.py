@@ -114,7 +114,7 @@ def test_the_process_ends_by_its_exit_code_without_taking_the_interpreter_down()
 
 EXTRAS = (
     "cryptography", "grpc", "jinja2", "keras", "kubernetes", "markupsafe", "matplotlib", "networkx",
-    "numba", "numpy", "sklearn", "tensorflow", "urllib3", "websocket",
+    "numba", "numpy", "prometheus_client", "sklearn", "tensorflow", "urllib3", "websocket",
 )  # fmt: skip
 WORKER_EXTRA = ("jinja2", "keras", "matplotlib", "networkx", "numba", "numpy", "tensorflow")
 WITHOUT = """
@@ -141,6 +141,7 @@ sys.exit(main(sys.argv[1:]))
         (["calibrate", DIGITS], "worker"),
         (["report", "nowhere"], "worker"),
         (["get"], "cluster"),
+        (["top", "digits"], "cluster"),
     ],
 )
 def test_without_its_extra_a_command_says_what_to_install(
@@ -161,6 +162,8 @@ def test_without_its_extra_a_command_says_what_to_install(
     [
         (["validate", DIGITS], EXTRAS),
         (["explain", "spec.exchange.parameters"], EXTRAS),
+        (["completion", "bash"], EXTRAS),
+        (["describe", "--help"], EXTRAS),
         (["submit", "--help"], WORKER_EXTRA),
         (["trust", "--help"], WORKER_EXTRA),
     ],

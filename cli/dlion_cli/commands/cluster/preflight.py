@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job
-from dlion_cli.cluster.cluster_options import context_names
+from dlion_cli.cluster.cluster_options import complete_contexts, context_names
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.commands.cluster.trust import MIN_VALID_DAYS, OPERATOR_NAMESPACE
@@ -37,6 +37,7 @@ _STYLES: Final = {
 )
 @click.option(
     "--contexts", "--context", "contexts", metavar="A,B,…", callback=context_names,
+    shell_complete=complete_contexts,
     help="Also query the clusters of these contexts.",
 )  # fmt: skip
 @click.option(

@@ -34,6 +34,7 @@ from dlion_cli.comparison.comparison_runner import ComparisonRunner
 from dlion_cli.comparison.comparison_table import against_table, comparison_table
 from dlion_cli.inputs.manifests import STDIN, read_document
 from dlion_cli.terminal import options
+from dlion_cli.terminal.completion import complete_environments, complete_policies
 from dlion_cli.terminal.interruption import interruptible
 from dlion_results.comparison import VariantRow, relative_result
 from dlion_simulator.calibration.calibration import read_costs
@@ -83,7 +84,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--policies", type=_CommaSeparatedList(str, may_be_empty=True), default="adaptive,full",
-    show_default=True, metavar="A,B,…",
+    show_default=True, metavar="A,B,…", shell_complete=complete_policies,
     help=f"Exchange policies to compare. '{IDEAL}' is one machine with all the cores and no "
     "network. May be empty if there are variants.",
 )  # fmt: skip
@@ -93,6 +94,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
 )  # fmt: skip
 @click.option(
     "--environment", "-e", "environments", multiple=True, required=True, metavar="NAME|FILE",
+    shell_complete=complete_environments,
     help="Environment of the runs. Repeatable.",
 )  # fmt: skip
 @options.assignments("the manifest, for all columns")

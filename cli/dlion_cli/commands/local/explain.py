@@ -11,6 +11,7 @@ from dlion_api.errors import DLionError, SpecError
 from dlion_api.names import API_VERSION, KIND
 from dlion_api.spec import Job
 from dlion_api.status import Status
+from dlion_cli.terminal.completion import complete_fields, complete_policies
 from dlion_core.policies import catalogue
 
 ROOTS = ("apiVersion", "kind", "metadata", "spec")
@@ -19,9 +20,12 @@ POLICY, PARAMETERS = "spec.exchange.policy", "spec.exchange.parameters"
 
 
 @click.command()
-@click.argument("field", default="", metavar="[FIELD]")
+@click.argument("field", default="", metavar="[FIELD]", shell_complete=complete_fields)
 @click.option("--recursive", is_flag=True, help="Show all fields below FIELD, as a tree.")
-@click.option("--policy", metavar="NAME", help="Describe the parameters of this exchange policy.")
+@click.option(
+    "--policy", metavar="NAME", help="Describe the parameters of this exchange policy.",
+    shell_complete=complete_policies,
+)  # fmt: skip
 def explain(field: str, recursive: bool, policy: str | None) -> None:
     """Describe FIELD of the manifest, for example `dlion explain spec.trainer.stop`.
 

@@ -19,6 +19,7 @@ from dlion_cli.inputs.runnable import prepare_run
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.local_runs.local_training import LocalTraining, RunResult
 from dlion_cli.terminal import options
+from dlion_cli.terminal.completion import complete_environments
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.run_ending import finish_failed_run, write_report_in_time
@@ -65,7 +66,7 @@ MIN_CERTIFICATE_LIFE_S = 10
 @click.command(short_help="Train a job on this machine.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--environment", "-e", metavar="NAME|FILE",
+    "--environment", "-e", metavar="NAME|FILE", shell_complete=complete_environments,
     help="Cores and links of each worker: the name of a published environment, or a file. "
     "Without it, workers use the machine without limits.",
 )  # fmt: skip

@@ -25,6 +25,7 @@ from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_simulation
 from dlion_cli.inputs.unreached import warn_unreached
 from dlion_cli.terminal import options
+from dlion_cli.terminal.completion import complete_environments
 from dlion_cli.terminal.interruption import interruptible
 from dlion_cli.terminal.table import print_result
 from dlion_cli.views.live_view import LiveView
@@ -83,6 +84,7 @@ Show = Callable[[SimulationRequest, FinishedSimulation], None]
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--environment", "-e", metavar="NAME|FILE", required=True,
+    shell_complete=complete_environments,
     help="Cores and links of each worker: the name of a published environment, or a file.",
 )  # fmt: skip
 @options.assignments("the manifest, e.g. trainer.optimizer.learningRate=0.1")

@@ -1,0 +1,66 @@
+"""Reads the metrics of workers' sidecars (docs/metrics.md) through the API server's pod proxy."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from dlion_api import cluster_names
+from dlion_api.errors import AbsentError, DataError, UnavailableError
+from dlion_cli.cluster.client import ClusterClient
+
+MAX_METRICS_BYTES: Final = 1 << 20
+MAX_PEER_SITES: Final = 256
+PREFIX: Final = "dlion_"
+_LINK_METRICS: Final = ("link_budget_bytes", "link_bandwidth_bytes_per_second")
+
+
+@dataclass(frozen=True)
+class WorkerMetrics:
+    """One response of a sidecar. Names are without `dlion_`; values are finite."""
+
+    time_s: float
+    """Monotonic time at which it was requested."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    by_site: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics of links, by the site that they lead to."""
+
+
+def read_metrics(cluster: ClusterClient, pod: str, within_s: float) -> WorkerMetrics:
+    """The present metrics of that pod's sidecar.
+
+    Raises: DeniedError without the right to `pods/proxy`; UnavailableError if the sidecar does not
+    answer; DataError for an invalid response.
+    """
+    target = f"{pod}:{cluster_names.METRICS_PORT}"
+    path = cluster.core_path("pods", target, "proxy", "metrics")
+    at_s = time.monotonic()
+    try:
+        text = cluster.read_text(path, most_bytes=MAX_METRICS_BYTES, within_s=within_s)
+    except AbsentError:  # of the pod, or of what listens there
+        raise UnavailableError("its sidecar serves no /metrics, or the pod is gone") from None
+    return parse_metrics(text, at_s)
+
+
+def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
+    """The sidecar's own metrics in Prometheus' text format. Raises: DataError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[str, float] = {}
+    by_site: dict[str, dict[str, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removeprefix(PREFIX)
+                if name == sample.name or not math.isfinite(sample.value):
+                    continue
+                if name not in _LINK_METRICS:
+                    values[name] = sample.value
+                elif len(by_site) < MAX_PEER_SITES:
+                    site = sample.labels.get("peer_site", "")
+                    by_site.setdefault(site, {})[name] = sample.value
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # The parser has no error class of its own for malformed input.
+        raise DataError(f"its metrics are not in Prometheus' format: {str(error)[:100]}") from None
+    return WorkerMetrics(time_s, values, by_site)

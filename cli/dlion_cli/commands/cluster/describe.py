@@ -1,0 +1,172 @@
+"""`dlion describe`: everything about one job, with what is wrong and what to do."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dlion_api.errors import DeniedError, UnavailableError
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, name_argument
+from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.cluster.documents import without_managed_fields
+from dlion_cli.commands.cluster.get import output_console
+from dlion_cli.findings.find_problems import find_problems, why_not_running
+from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
+from dlion_cli.terminal import options
+from dlion_cli.terminal.failures import message_of
+from dlion_cli.views.event_table import events_table
+from dlion_cli.views.job_status import JobStatus
+from dlion_cli.views.job_tables import one_job
+from dlion_cli.views.pod_status import pods_of_run, pods_table
+
+MAX_EVENTS: Final = 20
+_STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What a cluster has about one job. Pods and events are None if they may not be read."""
+
+    job: Document
+    pods: list[Document] | None
+    events: list[Document] | None
+    notes: list[str]
+    """Why something is missing."""
+    now: datetime
+
+    @property
+    def problems(self) -> list[JobProblem]:
+        """What is wrong, worst first."""
+        return find_problems(self.job, self.pods, self.events, self.now)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `-o json`."""
+        return {
+            "job": self.job,
+            "pods": self.pods,
+            "events": self.events,
+            "problems": [each.as_json() for each in self.problems],
+            "notes": self.notes,
+        }
+
+
+def describe_from_contexts(contexts: Contexts, name: str, output: str) -> int:
+    """`describe` in several contexts: one section, or one item of a list, for each."""
+    results = contexts.query(lambda jobs: read_facts(jobs, name))
+    if output == "json":
+        items = [
+            {"context": context, "error": str(contexts.errors.get(context) or "") or None}
+            | (results[context].as_json() if context in results else {})
+            for context in contexts.names
+        ]
+        click.echo(json.dumps(items, indent=2, ensure_ascii=False))
+        return contexts.report_errors()
+    console = output_console()
+    for place, (context, facts) in enumerate(results.items()):
+        if place:
+            console.print()
+        console.print(Text(f"CONTEXT {context}", style="bold reverse"))
+        for part in describe_parts(facts):
+            console.print(part)
+    return contexts.report_errors()
+
+
+@click.command()
+@name_argument()
+@options.output
+@contexts_option(describe_from_contexts)
+@cluster_options
+def describe(jobs: JobClient, name: str, output: str) -> None:
+    """Describe job NAME: problems and what to do, sites, conditions, pods and events.
+
+    The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
+    a command that helps. Then follow what `dlion get NAME` shows, the pods of this site with the
+    reason why one does not run, and the newest events of the job and its objects.
+
+    -o json prints {job, pods, events, problems, notes}. Pods and events are null if you may not
+    read them.
+
+    \b
+    dlion describe cifar10
+    dlion describe cifar10 --contexts plant-a,plant-b,plant-c
+    dlion describe cifar10 -o json | jq -r '.problems[] | .message, .command'
+    """
+    facts = read_facts(jobs, name)
+    if output == "json":
+        click.echo(json.dumps(facts.as_json(), indent=2, ensure_ascii=False))
+        return
+    console = output_console()
+    for part in describe_parts(facts):
+        console.print(part)
+
+
+def read_facts(jobs: JobClient, name: str) -> JobFacts:
+    """The job, its run's pods and their events. Raises: as `JobClient.get`."""
+    job = without_managed_fields(jobs.get(name))
+    run_id = JobStatus(job).run_id
+    notes: list[str] = []
+    pods = _optional("pods", lambda: jobs.pods(name), notes)
+    events = _optional("events", lambda: jobs.related_events(name, {run_id}).items, notes)
+    if pods is not None:
+        pods = [dict(pod.document) for pod in pods_of_run(pods, run_id)]
+    return JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC))
+
+
+def _optional(
+    what: str, query: Callable[[], list[Document]], notes: list[str]
+) -> list[Document] | None:
+    """The documents; None and a note if they may not be read."""
+    try:
+        return query()
+    except (DeniedError, UnavailableError) as error:
+        notes.append(f"without {what}: {message_of(error)}")
+        return None
+
+
+def _clean(documents: list[Document] | None) -> list[Document] | None:
+    return None if documents is None else [without_managed_fields(each) for each in documents]
+
+
+def describe_parts(facts: JobFacts) -> list[RenderableType]:
+    """The sections, from problems to events."""
+    job = JobStatus(facts.job)
+    parts: list[RenderableType] = [Text("PROBLEMS", style="bold"), *_problems(facts), Text("")]
+    parts += one_job(job, [], facts.now)
+    if facts.pods:
+        pods = pods_of_run(facts.pods, job.run_id)
+        scope = JobScope(job.name, job.namespace, facts.now)
+        why = why_not_running(pods, facts.events, scope)
+        parts += [pods_table(job, pods, why, facts.now), Text("")]
+    elif facts.pods is not None:
+        parts += [Text(f"Run {job.run_id} has no pods at this site."), Text("")]
+    if facts.events:
+        hidden = len(facts.events) - MAX_EVENTS
+        more = f" (`dlion events {job.name}` shows {hidden} more)" if hidden > 0 else ""
+        parts.append(Text(f"EVENTS{more}", style="bold"))
+        parts.append(events_table(facts.events[-MAX_EVENTS:], facts.now))
+    return parts
+
+
+def _problems(facts: JobFacts) -> Sequence[RenderableType]:
+    notes = [Text(note, style="yellow") for note in facts.notes]
+    problems = facts.problems
+    if not problems:
+        return [*notes, Text("none found", style="dim" if notes else "green")]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for each in problems:
+        cell = Text(f"{each.object}: ", style="bold")
+        cell.append(each.message, style="not bold")
+        cell.append(f"\n→ {each.advice}", style="not bold")
+        if each.command:
+            cell.append(f"\n  {each.command}", style="not bold cyan")
+        grid.add_row(Text(each.severity, style=_STYLES[each.severity]), cell)
+    return [*notes, grid]

@@ -1,0 +1,168 @@
+"""Rows of `dlion top`: the load of each worker and of the links to each site, from metrics."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dlion_cli.cluster.worker_metrics import WorkerMetrics
+from dlion_cli.terminal.formatting import UNKNOWN, format_bytes, format_percent, format_rate
+from dlion_cli.terminal.table import plain_table
+from dlion_cli.views.job_status import text
+
+_BYTES_PER_MBIT = 125_000.0
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """One worker. None: unknown. Its fields are those of `-o json`, in snake case."""
+
+    pod: str
+    worker: str
+    rank: int | None
+    samples_per_second: float | None = None
+    """Capacity: what it computes."""
+    batch_samples: float | None = None
+    share_fraction: float | None = None
+    """Of the global batch."""
+    steps_per_second: float | None = None
+    iteration_seconds: float | None = None
+    """Without waiting for peers."""
+    quota_cores: float | None = None
+    cpu_cores: float | None = None
+    throttled_fraction: float | None = None
+    """Share of the time that the quota held the trainer."""
+    cpu_pressure_fraction: float | None = None
+    memory_pressure_fraction: float | None = None
+    temperature_celsius: float | None = None
+    problem: str = ""
+    """Why figures are missing."""
+
+
+@dataclass(frozen=True)
+class SiteLoad:
+    """The links from this site's workers to one site, summed."""
+
+    site: str
+    budget_bytes_per_iteration: float | None
+    bandwidth_bytes_per_second: float | None
+
+
+@dataclass(frozen=True)
+class JobLoad:
+    """All workers of one site, and the sites that they exchange with."""
+
+    workers: list[WorkerLoad]
+    sites: list[SiteLoad]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `-o json`, with the manifest's style of names."""
+        return {
+            "workers": [_camel(asdict(each)) for each in self.workers],
+            "sites": [_camel(asdict(each)) for each in self.sites],
+        }
+
+
+def worker_load(
+    pod: str, worker: str, rank: int | None, before: WorkerMetrics | None, now: WorkerMetrics
+) -> WorkerLoad:
+    """The load of one worker; rates are since `before`, unless its counters were reset since."""
+    values = now.values
+    batch, all_batches = values.get("local_batch_samples"), values.get("global_batch_samples")
+    quota = values.get("trainer_quota_cores", values.get("node_quota_cores"))
+    return WorkerLoad(
+        pod,
+        worker,
+        rank,
+        samples_per_second=values.get("capacity_samples_per_second"),
+        batch_samples=batch,
+        share_fraction=batch / all_batches if batch is not None and all_batches else None,
+        steps_per_second=_rate("steps_total", before, now),
+        iteration_seconds=values.get("iteration_own_seconds") or None,  # 0 before the first
+        quota_cores=quota,
+        cpu_cores=_rate("trainer_cpu_seconds_total", before, now),
+        throttled_fraction=_rate("trainer_throttled_seconds_total", before, now),
+        cpu_pressure_fraction=values.get("node_cpu_pressure_ratio"),
+        memory_pressure_fraction=values.get("node_memory_pressure_ratio"),
+        temperature_celsius=values.get("node_temperature_celsius"),
+        problem="" if values.get("trainer_connected_count", 1) else "its trainer is away",
+    )
+
+
+def _rate(name: str, before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
+    if before is None or name not in before.values or name not in now.values:
+        return None
+    grown, span_s = now.values[name] - before.values[name], now.time_s - before.time_s
+    return grown / span_s if grown >= 0 and span_s > 0 else None
+
+
+def site_loads(metrics: Sequence[WorkerMetrics]) -> list[SiteLoad]:
+    """The links to each site, summed over these workers."""
+    names = sorted({site for each in metrics for site in each.by_site})
+    return [
+        SiteLoad(
+            text(site),
+            _sum(metrics, site, "link_budget_bytes"),
+            _sum(metrics, site, "link_bandwidth_bytes_per_second"),
+        )
+        for site in names
+    ]
+
+
+def _sum(metrics: Sequence[WorkerMetrics], site: str, name: str) -> float | None:
+    found = [each.by_site[site][name] for each in metrics if name in each.by_site.get(site, {})]
+    return sum(found) if found else None
+
+
+def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
+    """A table of workers and one of sites; several contexts have a column with their names."""
+    first = ("CONTEXT",) if any(loads) else ()
+    workers = plain_table(
+        *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "CPU",
+        "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "TEMP", folded="NOTE",
+    )  # fmt: skip
+    sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S")
+    for context, load in loads.items():
+        before = (context,) if first else ()
+        for worker in load.workers:
+            workers.add_row(*map(Text, (*before, *_worker_cells(worker))))
+        for site in load.sites:
+            rate = site.bandwidth_bytes_per_second
+            mbit = None if rate is None else rate / _BYTES_PER_MBIT
+            budget = format_bytes(site.budget_bytes_per_iteration)
+            sites.add_row(*map(Text, (*before, site.site, budget, format_rate(mbit))))
+    return [workers, sites] if sites.row_count else [workers]
+
+
+def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
+    return (
+        load.worker,
+        text(load.rank),
+        format_rate(load.samples_per_second),
+        _format(load.batch_samples, "{:.0f}"),
+        format_percent(load.share_fraction),
+        format_rate(load.steps_per_second),
+        _format(load.iteration_seconds, "{:.3g} s"),
+        _format(load.cpu_cores, "{:.2f}"),
+        _format(load.quota_cores, "{:.3g}"),
+        format_percent(load.throttled_fraction),
+        format_percent(load.cpu_pressure_fraction),
+        format_percent(load.memory_pressure_fraction),
+        _format(load.temperature_celsius, "{:.0f} °C"),
+        load.problem,
+    )
+
+
+def _format(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
+
+
+def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Names as in a manifest: `batchSamples`."""
+    named = {}
+    for name, value in fields.items():
+        first, *others = name.split("_")
+        named[first + "".join(part.title() for part in others)] = value
+    return named

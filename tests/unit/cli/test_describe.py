@@ -1,0 +1,383 @@
+"""`dlion describe`, `events` and `wait`, from servers that say what they are told.
+
+Proves: describe shows problems first, then what `get NAME` shows, pods and events, of one context
+or several; without rights to pods or events it shows the rest and says what is missing; JSON has
+all of it. Events are of the job, its pods, Jobs, keeper and claim, over several pages, and of no
+other job; they can be watched without a repetition. wait takes kubectl's conditions and the words
+of its own, with their exit codes, and refuses what no job has.
+
+Leaves out: what is wrong in which case (test_pod_findings.py, test_job_findings.py).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_api.cluster_names import group_job_name, keeper_claim_name, keeper_name
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import JobKey
+from dlion_cli.__main__ import main
+from manifest_table import changed, smallest
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from told_servers import Answer
+
+KEY = JobKey("ml", "digits", "1")
+JOB_NAME = group_job_name(KEY, "small")
+NONE: Answer = (200, '{"items": []}')
+MAY_NOT: Answer = (
+    403,
+    json.dumps({"message": 'User "jane" cannot list resource "pods" in API group "" in the '
+                           'namespace "ml"'}),
+)  # fmt: skip
+NOT_THERE: Answer = (404, json.dumps({"details": {"kind": "dlionjobs", "name": "digits"}}))
+
+
+def ago(seconds: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+
+def condition(type_: str, reason: str, status: str = "True", **more: Any) -> dict[str, Any]:
+    return {"type": type_, "status": status, "reason": reason, "message": "", **more}
+
+
+def job(*conditions: dict[str, Any], version: int = 1, generation: int = 1, **status: Any
+        ) -> dict[str, Any]:  # fmt: skip
+    made = changed(smallest(), {"spec.runId": "1"})
+    made["metadata"] = {
+        "name": "digits", "namespace": "ml", "uid": "u", "resourceVersion": str(version),
+        "generation": generation, "creationTimestamp": ago(900), "managedFields": [{}],
+    }  # fmt: skip
+    given = {"observedGeneration": 1, "runId": "1", "state": "Training", "conditions":
+             list(conditions), **status}  # fmt: skip
+    return made | {"status": given}
+
+
+def pod(index: int, **status: Any) -> dict[str, Any]:
+    labels = {
+        "dlion.dev/run-id": "1", "dlion.dev/group": "small", "dlion.dev/site": "plant-a",
+        "app.kubernetes.io/component": "worker",
+        "batch.kubernetes.io/job-completion-index": f"{index}",
+    }  # fmt: skip
+    metadata = {"name": f"{JOB_NAME}-{index}-x2x7k", "creationTimestamp": ago(600),
+                "labels": labels, "managedFields": [{}]}  # fmt: skip
+    return {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
+
+
+def event(kind: str, name: str, reason: str, *, type_: str = "Normal", seconds: float = 60,
+          version: int = 1, count: int = 1) -> dict[str, Any]:  # fmt: skip
+    return {
+        "metadata": {"uid": f"{name}{reason}", "resourceVersion": f"{version}"},
+        "involvedObject": {"kind": kind, "name": name}, "reason": reason, "type": type_,
+        "message": f"m-{reason}", "lastTimestamp": ago(seconds), "count": count,
+    }  # fmt: skip
+
+
+def listed(*items: dict[str, Any], **metadata: str) -> Answer:
+    return 200, json.dumps({"items": items, "metadata": {"resourceVersion": "7", **metadata}})
+
+
+CRASHED = pod(
+    0, phase="Running", containerStatuses=[{
+        "name": "trainer", "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 67, "message": "ValueError: no"}},
+    }],
+)  # fmt: skip
+RUNNING = pod(1, phase="Running")
+TRAINS = condition("Ready", "Training")
+OTHERS = [
+    event("Pod", "other-small-aaaaaa-0-x", "Unrelated"),
+    event("DLionJob", "digits-2", "Unrelated"),
+    event("Job", group_job_name(JobKey("ml", "digits", "2"), "small"), "Unrelated"),
+    event("Node", "n1", "Unrelated"),
+]
+OURS = [
+    event("DLionJob", "digits", "WorkersCreated", seconds=500),
+    event("Job", JOB_NAME, "SuccessfulCreate", seconds=400),
+    event("Pod", f"{JOB_NAME}-0-x2x7k", "BackOff", type_="Warning", seconds=300, count=4),
+    event("ReplicaSet", f"{keeper_name(KEY)}-6d4f", "SuccessfulCreate", seconds=200),
+    event("PersistentVolumeClaim", keeper_claim_name(KEY), "Provisioning", seconds=100),
+]
+
+
+def server(document: dict[str, Any], **more: Any) -> Server:
+    answers = {"digits": (200, json.dumps(document)), "pods": listed(RUNNING, CRASHED),
+               "events": listed(*OTHERS, *reversed(OURS))}  # fmt: skip
+    return Server(answers | more)
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A file with a context for each server that is given."""
+    with ExitStack() as stack:
+        yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
+
+
+def test_describe_shows_problems_first_then_everything(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(job(TRAINS)))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "PROBLEMS"
+    assert lines[1].startswith(f"error  pod/{JOB_NAME}-0-x2x7k: container trainer ended 3 times")
+    assert "67 (PROGRAM): ValueError: no" in lines[1]
+    assert lines[3].strip() == "dlion logs digits --group small --worker 0 -n ml"
+    order = [out.index(word) for word in ("PROBLEMS", "STATE", "CONDITION", "POD  ", "LAST SEEN")]
+    assert order == sorted(order)
+    (first,) = [line.split() for line in lines if line.startswith(f"{JOB_NAME}-0")]
+    assert first[1:6] == ["small-0", "0", "n1", "CrashLoopBackOff", "3"]
+    (second,) = [line.split() for line in lines if line.startswith(f"{JOB_NAME}-1")]
+    # Rank 1 is the first worker of the other group.
+    assert second[1:7] == ["small-1", "2", "n1", "Running", "0", "10m"]
+    assert "Unrelated" not in out
+
+
+def test_describe_of_several_contexts(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = server(job(TRAINS), pods=listed(RUNNING))
+    file = kubeconfig(a=quiet, b=Server({"digits": NOT_THERE}), c=server(job(TRAINS)))
+    command = ["describe", "digits", "--contexts", "a,b,c", "--kubeconfig", file]
+    assert main(command) == ExitCode.UNAVAILABLE
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("CONTEXT")] == [
+        "CONTEXT a", "CONTEXT c",
+    ]  # fmt: skip
+    assert said.out.count("none found") == 1
+    assert "context b: there is no DLionJob 'digits'" in said.err
+    assert main([*command, "-o", "json"]) == ExitCode.UNAVAILABLE
+    first, second, third = json.loads(capsys.readouterr().out)
+    assert (first["context"], first["error"], first["problems"]) == ("a", None, [])
+    assert "no DLionJob" in second["error"]
+    assert third["problems"][0]["reason"] == "CrashLoopBackOff"
+
+
+def test_describe_as_json(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(job(TRAINS)))
+    assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"job", "pods", "events", "problems", "notes"}
+    assert [each["reason"] for each in told["events"]] == [each["reason"] for each in OURS]
+    (problem,) = told["problems"]
+    assert problem == {
+        "severity": "error", "reason": "CrashLoopBackOff", "object": f"pod/{JOB_NAME}-0-x2x7k",
+        "message": "container trainer ended 3 times with 67 (PROGRAM): ValueError: no",
+        "advice": "The program raised an error or broke its protocol: see the traceback",
+        "command": "dlion logs digits --group small --worker 0 -n ml",
+    }  # fmt: skip
+    assert not any("managedFields" in each["metadata"] for each in [told["job"], *told["pods"]])
+
+
+@pytest.mark.parametrize("what", ["pods", "events"])
+def test_without_a_right_describe_shows_the_rest(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    file = kubeconfig(a=server(job(TRAINS), **{what: MAY_NOT}))
+    command = ["describe", "digits", "--kubeconfig", file]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert f"without {what}: user 'jane' may not list pods in namespace ml (403)" in out
+    assert "STATE" in out
+    assert ("LAST SEEN" in out) == (what == "pods")
+    assert main([*command, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told[what] is None
+    assert len(told["notes"]) == 1
+
+
+def test_describe_of_a_job_that_nobody_runs(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = job(observedGeneration=-1, state="")
+    file = kubeconfig(a=server(new, pods=NONE, events=NONE))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].startswith("error  dlionjob/digits: no operator has observed")
+    assert "Run 1 has no pods at this site." in out
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+def test_events_of_the_job_and_of_its_objects(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(job()))
+    command = ["events", "digits", "--kubeconfig", file]
+    assert main(command) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["LAST", "SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]
+    assert [row.split()[2] for row in rows] == [each["reason"] for each in OURS]
+    assert rows[2].split()[1:] == [
+        "Warning", "BackOff", f"pod/{JOB_NAME}-0-x2x7k", "m-BackOff", "(x4)"
+    ]  # fmt: skip
+    assert main([*command, "--types", "warning"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main([*command, "--types", "Normal,Warning", "-o", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(OURS)
+    assert main([*command, "--types", "Bad"]) == ExitCode.USAGE
+    assert "'bad': allowed: Normal, Warning" in capsys.readouterr().err
+
+
+def test_events_come_in_pages(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = iter([listed(*OTHERS, **{"continue": "p2"}), listed(OURS[0], **{"continue": "p3"}),
+                  listed(OURS[1])])  # fmt: skip
+    file = kubeconfig(a=server(job(), events=lambda: next(pages)))
+    assert main(["events", "digits", "--kubeconfig", file]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_no_events_and_no_right_to_them(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(job(), events=NONE), b=server(job(), events=MAY_NOT))
+    assert main(["events", "digits", "--kubeconfig", file]) == 0
+    assert "no such events of digits" in capsys.readouterr().err
+    assert main(["events", "digits", "--context", "b", "--kubeconfig", file]) == ExitCode.DENIED
+
+
+def test_watched_events_come_once_each_until_ctrl_c(kubeconfig: Callable[..., str]) -> None:
+    changes = [
+        {"type": "ADDED", "object": OTHERS[0]},
+        {"type": "MODIFIED", "object": OURS[0]},
+        {"type": "BOOKMARK", "object": {}},
+        {"type": "ADDED", "object": event("Pod", f"{JOB_NAME}-0-x2x7k", "Pulled")},
+        {"type": "MODIFIED", "object": OURS[2] | {"metadata": {"uid": "w"}}},
+        {"type": "ERROR", "object": {"code": 410}},
+    ]  # fmt: skip
+    text = "".join(json.dumps(each) + "\n" for each in changes)
+    file = kubeconfig(a=server(job(), events=listed(*OURS), watch=(200, text)))
+    command = [sys.executable, "-m", "dlion_cli", "events", "digits", "-w", "--kubeconfig", file]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # What a shell starts in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(1 + len(OURS) + 2)]
+        watching.send_signal(signal.SIGINT)
+        rest, errors = watching.communicate()
+    assert watching.returncode == ExitCode.INTERRUPTED
+    reasons = [line.split()[2] for line in lines[1:]]
+    assert reasons == [*(each["reason"] for each in OURS), "Pulled", "BackOff"]
+    assert not rest
+    assert not errors
+
+
+# ---- wait ----------------------------------------------------------------------------------------
+
+
+def watched(*documents: dict[str, Any], deleted: bool = False) -> Answer:
+    kind = "DELETED" if deleted else "MODIFIED"
+    return 200, "".join(json.dumps({"type": kind, "object": each}) + "\n" for each in documents)
+
+
+DONE = job(condition("Succeeded", "Completed"), version=2)
+FAILED = job(condition("Failed", "ProgramFailed"), version=2)
+MET = "dlionjob.dlion.dev/digits condition met\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "before", "after", "code", "said"),
+    [
+        ("ended", job(), DONE, 0, "digits has succeeded"),
+        ("ended", job(), FAILED, 67, ""),
+        ("succeeded", job(), DONE, 0, "digits has succeeded"),
+        ("succeeded", job(), FAILED, 67, ""),
+        ("training", job(), job(TRAINS, version=2), 0, MET),
+        ("training", job(TRAINS), FAILED, 0, MET),
+        ("training", job(condition("Ready", "Suspended")), FAILED, 67, ""),
+        ("training", job(TRAINS, generation=2), DONE, 0, MET),
+        ("condition=Degraded", job(), job(condition("Degraded", "PeersLost"), version=2), 0, MET),
+        ("condition=degraded=false", job(condition("Degraded", "x", "False")), DONE, 0, MET),
+        ("condition=Ready=Unknown", job(condition("Ready", "x", "Unknown")), DONE, 0, MET),
+        ("condition=Ready", job(condition("Ready", "x", observedGeneration=1), generation=2),
+         job(condition("Ready", "x", observedGeneration=2), generation=2, version=2), 0, MET),
+    ],
+)  # fmt: skip
+def test_wait_ends_as_required(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    code: int,
+    said: str,
+) -> None:
+    file = kubeconfig(a=server(before, watch=watched(after)))
+    words = ["wait", "digits", "--for", target, "--timeout", "20", "--kubeconfig", file]
+    assert main(words) == code
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_wait_is_for_the_end_by_default(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(FAILED))
+    assert main(["wait", "digits", "--kubeconfig", file]) == ExitCode.PROGRAM
+    assert "digits has failed (ProgramFailed)" in capsys.readouterr().err
+
+
+def test_wait_for_deletion(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = Server({"digits": NOT_THERE})
+    going = server(job(), watch=watched(job(), deleted=True))
+    file = kubeconfig(a=gone, b=going)
+    for context in ("a", "b"):
+        where = ["--context", context, "--kubeconfig", file]
+        assert main(["wait", "digits", "--for=delete", *where]) == 0
+        assert capsys.readouterr().out == MET
+        assert main(["wait", "digits", "--for=training", *where]) == ExitCode.UNAVAILABLE
+    assert "'digits' was deleted while waiting" in capsys.readouterr().err
+
+
+def test_wait_gives_up_in_time_for_all_names(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = server(job(), watch=(200, ""), other=(200, json.dumps(DONE)))
+    file = kubeconfig(a=told)
+    words = ["wait", "digits", "other", "--timeout", "0.3", "--kubeconfig", file]
+    assert main(words) == ExitCode.DEADLINE
+    said = capsys.readouterr()
+    assert "digits: ended was not reached within 0.3 s. `dlion describe digits`" in said.err
+    assert "other has succeeded" in said.out  # the other is looked at nonetheless
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "condition=Readi",
+            "'Readi' is no condition of a job. Did you mean Ready? Allowed: Ready, ",
+        ),
+        ("condition=", "Allowed: Ready, Reconciling, Stalled, Suspended, PeersConnected"),
+        ("condition=Ready=Yes", "status 'Yes': allowed: True, False, Unknown"),
+        ("jsonpath={.x}", "allowed: training, succeeded, ended, delete, condition=TYPE[=STATUS]"),
+        ("", "allowed: training"),
+    ],
+)
+def test_wait_refuses_what_no_job_has(
+    target: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["wait", "digits", f"--for={target}"]) == ExitCode.USAGE
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,242 @@
+"""`dlion top`: rows from the metrics that real sidecars serve, through a told API server.
+
+Proves: figures of the sidecar's own metrics appear in their columns, rates are differences of two
+readings and none is shown after a restart; links are summed by site; a worker that does not answer
+has a row with the reason, and hides no other; without the right to pods/proxy the message names it;
+what is no Prometheus text, too long or hostile is an error of that worker; several contexts have a
+column, a watch prints each reading. The oracle of the format is the sidecar's own exporter.
+
+Leaves out: a real pod proxy (tests/cluster/test_cli_pods.py).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dlion_api.errors import DataError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import JobKey, Rank, SiteName
+from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
+from dlion_cli.__main__ import main
+from dlion_cli.cluster.worker_metrics import MAX_METRICS_BYTES, WorkerMetrics, parse_metrics
+from dlion_cli.views.worker_load import worker_load
+from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
+from dlion_worker.sidecar.node_facts import NodeFacts
+from manifest_table import changed, smallest
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from told_servers import Answer
+
+MAY_NOT: Answer = (
+    403,
+    json.dumps({"message": 'pods "w-0:9440" is forbidden: User "jane" cannot get resource '
+                           '"pods/proxy" in API group "" in the namespace "ml"'}),
+)  # fmt: skip
+DOCUMENT = changed(smallest(), {"spec.runId": "1", "metadata.name": "digits"})
+JOB: Answer = (200, json.dumps(DOCUMENT | {"status": {"state": "Training", "runId": "1"}}))
+
+
+def exported(*, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0) -> str:
+    """What a sidecar of plant-a serves, whose peers 1 and 2 are at plant-a and 3 at plant-b."""
+    reading = MetricsReading(
+        capacity=Capacity(Rank(0), 813.25, 10.0, CapacitySource.RATE, 3),
+        directive=Directive(
+            version=3, local_batch_size=48, global_batch_size=192,
+            budget_bytes={Rank(1): 1000, Rank(2): 500, Rank(3): 2_000_000},
+            bandwidth_bytes_per_s={Rank(3): 1.25e6},
+        ),
+        allowance=CpuAllowance(quota_cores=1.5, cpu_s=cpu_s, throttled_s=throttled_s),
+        steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, refused=0, refusals={},
+        renewals=0,
+        node=NodeFacts(
+            cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, temperature_celsius=61.7
+        ),
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(
+        SidecarMetrics(
+            job=JobKey("ml", "digits", "1"), site=SiteName("plant-a"),
+            site_of=lambda rank: SiteName("plant-b" if rank == 3 else "plant-a"),
+            read=lambda: reading,
+        )
+    )  # fmt: skip
+    return generate_latest(registry).decode()
+
+
+def pod(index: int, phase: str = "Running", run: str = "1") -> dict[str, Any]:
+    labels = {
+        "dlion.dev/run-id": run, "dlion.dev/group": "small", "dlion.dev/site": "plant-a",
+        "app.kubernetes.io/component": "worker",
+        "batch.kubernetes.io/job-completion-index": f"{index}",
+    }  # fmt: skip
+    made = {"name": f"w-{index}", "creationTimestamp": "2026-01-31T12:00:00Z", "labels": labels}
+    return {"metadata": made, "spec": {}, "status": {"phase": phase}}
+
+
+def server(*pods: dict[str, Any], metrics: Any = None) -> Server:
+    count = iter(range(10**6))
+
+    def growing() -> Answer:
+        place = next(count)
+        return 200, exported(steps=place * 20, cpu_s=place * 2.0, throttled_s=place * 0.2)
+
+    listed = (200, json.dumps({"items": pods or [pod(0)]}))
+    return Server({"digits": JOB, "pods": listed, "metrics": metrics or growing})
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """A file with a context for each server that is given."""
+    with ExitStack() as stack:
+        yield lambda **servers: stack.enter_context(served(tmp_path / "kubeconfig", servers))
+
+
+def test_a_worker_has_the_figures_of_its_sidecar(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = server()
+    file = kubeconfig(a=told)
+    assert main(["top", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (worker,) = found["workers"]
+    rates = {name: worker.pop(name) for name in ("stepsPerSecond", "cpuCores", "throttledFraction")}
+    assert worker == {
+        "pod": "w-0", "worker": "small-0", "rank": 0, "samplesPerSecond": 813.25,
+        "batchSamples": 48.0, "shareFraction": 0.25, "iterationSeconds": 0.125, "quotaCores": 1.5,
+        "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "temperatureCelsius": 61.7,
+        "problem": "",
+    }  # fmt: skip
+    assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
+    assert rates["cpuCores"] / rates["throttledFraction"] == pytest.approx(10)
+    assert 5 < rates["stepsPerSecond"] <= 10  # 20 steps in 2 s or a little more
+    assert found["sites"] == [
+        {"site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None},
+        {"site": "plant-b", "budgetBytesPerIteration": 2e6, "bandwidthBytesPerSecond": 1.25e6},
+    ]  # fmt: skip
+    assert "/api/v1/namespaces/ml/pods/w-0%3A9440/proxy/metrics" in told.asked
+
+
+def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = kubeconfig(a=server(pod(0), pod(1, "Pending"), pod(2, run="0"), pod(3, "Failed")))
+    assert main(["top", "digits", "--kubeconfig", file]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:4] == ["WORKER", "RANK", "SAMPLES/S", "BATCH"]
+    assert lines[1][:6] == ["small-0", "0", "813", "48", "25.0", "%"]
+    assert lines[1][-2:] == ["62", "°C"]
+    assert lines[2][:3] == ["small-1", "2", "—"]
+    assert lines[2][-6:] == ["Pending:", "the", "pod", "does", "not", "run"]
+    assert lines[4] == ["LINKS", "TO", "BUDGET/ITERATION", "MBIT/S"]
+    assert lines[6] == ["plant-b", "2", "MB", "10"]
+
+
+def test_several_contexts_have_a_column_and_one_may_fail(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(), b=server(metrics=MAY_NOT))
+    command = ["top", "digits", "--contexts", "a,b", "--kubeconfig", file]
+    assert main(command) == ExitCode.DENIED
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1].split()[:2] == ["a", "small-0"]
+    assert "context b: user 'jane' may not get pods/proxy" in said.err
+    assert main([*command, "-o", "json"]) == ExitCode.DENIED
+    (only,) = json.loads(capsys.readouterr().out)
+    assert only["context"] == "a"
+
+
+def test_a_missing_right_is_named(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(metrics=MAY_NOT))
+    assert main(["top", "digits", "--kubeconfig", file]) == ExitCode.DENIED
+    said = capsys.readouterr().err
+    assert "kubectl create role NAME --verb=get --resource=pods/proxy -n ml" in said
+
+
+@pytest.mark.parametrize(
+    ("pods", "metrics", "words"),
+    [
+        ([pod(0)], (503, json.dumps({"message": "error trying to reach service: refused"})),
+         "error trying to reach service"),
+        ([pod(0)], (404, "404 page not found"), "serves no /metrics"),
+        ([pod(0)], (418, "{}"), "no worker's sidecar answers"),
+        ([pod(0)], (200, "<html>"), "not in Prometheus' format"),
+        ([pod(0)], (200, "#" * (MAX_METRICS_BYTES + 1)), "did not end within"),
+        ([pod(0, "Pending")], None, "the pod does not run"),
+        ([pod(0, run="2")], None, "run 1 of digits has no workers at this site; its state: Train"),
+    ],
+)  # fmt: skip
+def test_no_answer_at_all_is_an_error(
+    kubeconfig: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    pods: list[dict[str, Any]],
+    metrics: Any,
+    words: str,
+) -> None:
+    file = kubeconfig(a=server(*pods, metrics=metrics))
+    assert main(["top", "digits", "--kubeconfig", file]) == ExitCode.UNAVAILABLE
+    assert words in capsys.readouterr().err
+
+
+def test_a_watch_prints_each_reading_until_ctrl_c(kubeconfig: Callable[..., str]) -> None:
+    command = [sys.executable, "-m", "dlion_cli", "top", "digits", "--watch", "-o", "json"]
+    with subprocess.Popen(
+        [*command, "--kubeconfig", kubeconfig(a=server())],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # What a shell starts in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:  # fmt: skip
+        assert watching.stdout is not None
+        readings = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        _, errors = watching.communicate()
+    assert watching.returncode == ExitCode.INTERRUPTED
+    assert all(each["workers"][0]["stepsPerSecond"] > 0 for each in readings)
+    assert not errors
+
+
+def test_counters_that_were_reset_have_no_rate() -> None:
+    before = WorkerMetrics(10.0, {"steps_total": 100})
+    for now, rate in (
+        (WorkerMetrics(12.0, {"steps_total": 110}), 5.0),
+        (WorkerMetrics(12.0, {"steps_total": 3}), None),
+        (WorkerMetrics(10.0, {"steps_total": 110}), None),
+        (WorkerMetrics(12.0, {}), None),
+    ):
+        assert worker_load("p", "w", 0, before, now).steps_per_second == rate
+    assert worker_load("p", "w", 0, None, before).steps_per_second is None
+
+
+def test_a_worker_without_its_trainer_says_so() -> None:
+    alone = WorkerMetrics(0.0, {"trainer_connected_count": 0.0, "global_batch_samples": 0.0,
+                                "local_batch_samples": 5.0})  # fmt: skip
+    load = worker_load("p", "w", None, None, alone)
+    assert (load.problem, load.share_fraction) == ("its trainer is away", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dlion_steps_total", 'dlion_steps_total{a="', "dlion_steps_total x", "{}{}{} 1 2 3 4",
+     'dlion_x{peer_site="a" 1', "\x00\x01", "# TYPE dlion_x bogus\ndlion_x 1 1 1 1"],
+)  # fmt: skip
+def test_what_is_no_prometheus_text_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="not in Prometheus' format"):
+        parse_metrics(text, 0.0)
+
+
+def test_numbers_that_are_none_are_left_out() -> None:
+    many = "".join(f'dlion_link_budget_bytes{{peer_site="s{n}"}} 1\n' for n in range(1000))
+    found = parse_metrics(f"dlion_a NaN\ndlion_b +Inf\ndlion_c 3\nother 4\n{many}", 0.0)
+    assert found.values == {"c": 3.0}
+    assert len(found.by_site) == 256
