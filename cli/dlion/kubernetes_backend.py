@@ -23,11 +23,11 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.cluster.submission import submit_manifest, valid_manifest
 from dlion_cli.inputs.unpacking import unpack
+from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files
+from dlion_cli.pod_streams.log_lines import LogSource, follow_lines, read_lines
+from dlion_cli.pod_streams.log_sources import LogSelector, log_source, worker_pods
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-from dlion_cli.views.keeper_files import find_keeper, packed_files
-from dlion_cli.views.log_lines import LogSource, follow_lines, read_lines
-from dlion_cli.views.log_sources import LogSelector, log_source, worker_pods
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS
 

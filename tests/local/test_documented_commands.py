@@ -27,7 +27,8 @@ BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```$", re.MULTILINE | re.DOT
 HERE_DOCUMENT = re.compile(r"<<'(\w+)'\n.*?^\1$", re.MULTILINE | re.DOTALL)
 LEFT_OUT = re.compile(
     r"make (setup|test|quickstart)\b|\. \.venv/bin/activate|helm |kubectl "
-    r"|dlion (submit|get|describe|events|top|wait|scale|watch|logs|fetch|suspend|resume|delete|trust|preflight)\b"
+    r"|dlion (submit|get|describe|events|top|wait|scale|watch|logs|fetch)\b"
+    r"|dlion (suspend|resume|delete|trust|preflight)\b"
 )
 
 

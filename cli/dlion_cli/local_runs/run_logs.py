@@ -20,8 +20,8 @@ from typing import Final
 from dlion_api.errors import DataError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.spec import Job
+from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource
 from dlion_cli.terminal.formatting import printable
-from dlion_cli.views.log_lines import LogLine, LogPrinter, LogSource
 from dlion_results.run_folder.description import find_worker, read_job
 from dlion_results.run_folder.layout import EVENTS, LOGS
 from dlion_results.run_folder.lock import is_held

@@ -1,1 +1,1 @@
-"""What a user sees of jobs, workers, links and logs, once or continuously."""
+"""What a user sees of jobs, workers and links, once or continuously."""

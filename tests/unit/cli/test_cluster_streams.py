@@ -27,8 +27,8 @@ import yaml
 from dlion_api.errors import AbsentError, DataError, DLionError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient, connect
 from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.pod_streams.log_lines import LogSource, follow_lines
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
-from dlion_cli.views.log_lines import LogSource, follow_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

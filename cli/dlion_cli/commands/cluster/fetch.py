@@ -14,9 +14,9 @@ from dlion_api.errors import UnavailableError
 from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.inputs.unpacking import unpack
+from dlion_cli.pod_streams.keeper_files import find_keeper, packed_files, site_of
 from dlion_cli.terminal.failures import install_advice
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.keeper_files import find_keeper, packed_files, site_of
 
 
 @click.command()

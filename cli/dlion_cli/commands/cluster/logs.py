@@ -20,9 +20,9 @@ from dlion_cli.cluster.cluster_jobs import JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.local_runs.run_logs import WorkerLogs, print_logs
+from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
+from dlion_cli.pod_streams.log_sources import LogSelector, log_source, log_sources, worker_pods
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
-from dlion_cli.views.log_sources import LogSelector, log_source, log_sources, worker_pods
 from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0

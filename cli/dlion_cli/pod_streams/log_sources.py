@@ -7,9 +7,9 @@ import click
 from dlion_api import cluster_names
 from dlion_api.errors import UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.pod_streams.log_lines import LogSource
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
-from dlion_cli.views.log_lines import LogSource
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Streams from the pods of a job: lines of logs, and files of the keeper."""
