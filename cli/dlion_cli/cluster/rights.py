@@ -38,7 +38,9 @@ def _jobs(verbs: str) -> tuple[AccessRight, ...]:
 COMMAND_RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "get, watch": _jobs("get list watch"),
     "submit": (*_jobs("list patch create"), *_rights("patch create", "configmaps")),
-    "suspend, resume": _jobs("get patch"),
+    "wait": _jobs("get watch"),
+    "top": (*_jobs("get"), *_rights("list", "pods"), *_rights("get", "pods/proxy")),
+    "suspend, resume, scale": _jobs("get patch"),
     "delete": _jobs("get delete watch"),
     "logs": (*_jobs("get"), *_rights("list", "pods"), *_rights("get", "pods/log")),
     "fetch": (*_jobs("get"), *_rights("list", "pods"), *_rights("get create", "pods/exec")),
