@@ -19,13 +19,7 @@ from dlion_cli.terminal.formatting import (
     format_rate,
     printable,
 )
-
-MIN_NAMED_WAIT = 0.1
-"""Share of the time from which on the output names the worker that others waited for most."""
-STANDS_OUT = 1.5
-"""Times its equal part of all waiting, from which on a worker is named."""
-HARDLY = 0.15
-"""Waiting over computing time of a worker that holds others up by its own steps."""
+from dlion_results.summary.time_use import time_sentences
 
 
 def plain_table(*titles: str, folded: str = "") -> Table:
@@ -127,33 +121,6 @@ def _worker_cells(worker: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _time_lines(summary: Mapping[str, Any]) -> list[str]:
-    """How the workers spent their time, and which of them the others waited for."""
-    if (use := summary["time_use"]) is None:
-        return []
-    computed, waited = use["compute_fraction"], use["wait_fraction"]
-    other = format_percent(max(0.0, 1 - computed - waited))
-    text = f"Time: computing {format_percent(computed)}, waiting {format_percent(waited)}"
-    lines = [f"{text}, exchange and the rest {other}"]
-    workers = {each["rank"]: each for each in summary["workers"]}
-    first = use["waited_for"][0] if use["waited_for"] and waited >= MIN_NAMED_WAIT else None
-    if first is not None and first["fraction"] > STANDS_OUT / len(workers):
-        share = format_percent(first["fraction"])
-        lines.append(f"{share} of the waiting was for {_cause(workers, first['rank'])}")
-    return lines
-
-
-def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:
-    """Why the others waited for that worker, as far as its own times show."""
-    if (worker := workers.get(rank)) is None:
-        return f"worker {rank}"
-    waited, computed = worker["waited_s"], worker["compute_s"]
-    name = printable(worker["name"])
-    if waited < HARDLY * computed:
-        return f"{name}, which hardly waited itself: its steps take the longest"
-    return f"{name}, which waited itself, too: its messages arrive late"
-
-
 def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None) -> list[str]:
     lines = []
     target = summary["target"]
@@ -171,7 +138,7 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
         lines.append(
             f"Drift between replicas: {drift['last']:.3f} at the end, {drift['max']:.3f} at most"
         )
-    lines += _time_lines(summary)
+    lines += map(printable, time_sentences(summary))
     if summary["events"]["warnings"]:
         lines.append(f"Warnings: {summary['events']['warnings']} (in events.jsonl)")
     lines += [f"Model ({model['model']}): {folder / model['path']}" for model in summary["models"]]
