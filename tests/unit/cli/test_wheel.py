@@ -10,7 +10,9 @@ from pathlib import Path
 from built_wheel import ROOT, build_wheel
 
 FOLDERS = ("api", "operator", "worker", "cli")
-DATA = (".py", ".pyi", ".html", ".yaml", ".json", ".tmpl", ".typed")
+DATA = (
+    ".py", ".pyi", ".html", ".css", ".js", ".txt", ".yaml", ".json", ".tmpl", ".typed",
+)  # fmt: skip
 
 
 def test_the_wheel_has_what_the_packages_have(tmp_path: Path) -> None:

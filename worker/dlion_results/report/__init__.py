@@ -1,7 +1,9 @@
 """`report.html`: a self-contained page that shows one or several runs.
 
-`runs` loads result folders. `drawing` converts Matplotlib figures to inline SVG in the page's
-colours. `progress_charts` and `resource_charts` draw, `page` renders `page.html`, and `picture`
-combines the first charts into one SVG file. Neither output loads scripts, fonts or styles from
-elsewhere.
+`runs` loads result folders. `headline` and `tiles` say what came out; `curve_charts` and
+`link_charts` compute what `static/page.js` draws in the browser, with Observable Plot. `page`
+renders the templates. `palette` owns the colours.
+
+The pictures (`picture`, `comparison_picture`) are SVG files by Matplotlib: `drawing` has their
+style, `progress_charts` and `resource_charts` their charts. No output loads anything else.
 """

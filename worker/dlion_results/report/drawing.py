@@ -1,6 +1,6 @@
-"""Converts Matplotlib figures to inline SVG with the page's fonts and colours.
+"""Converts Matplotlib figures to SVG for the pictures, in the colours of the page.
 
-Defines the style of all charts: sizes, colours, and the number of points per line.
+Defines the style of their charts.
 """
 
 import io
@@ -17,17 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dlion_results.summary.curves import Points
-
-PALETTE = (
-    "#3d85f7", "#e8710a", "#14a06f", "#d9466f", "#9a6cf0",
-    "#b38600", "#12a5bd", "#c45ab3", "#78942b", "#a1705a",
-)  # fmt: skip
-"""Distinguishable on white and near-black, and by lightness for most colour-blind readers."""
+from dlion_results.report.palette import LIGHT
 
 # Placeholder colours for Matplotlib; in the SVG the page's CSS variables replace them.
 INK, FAINT, GRID, PAPER = "#010203", "#020304", "#030405", "#040506"
-_PAGE_COLOURS = {INK: "ink", FAINT: "faint", GRID: "grid", PAPER: "paper"}
+_PAGE_COLOURS = {
+    INK: "ink", FAINT: "faint", GRID: "grid", PAPER: "paper",
+    **{value: f"c{place}" for place, value in enumerate(LIGHT)},
+}  # fmt: skip
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
@@ -60,10 +57,6 @@ _STYLE: dict[str, Any] = {
     "savefig.facecolor": "none",
 }
 
-POINTS_PER_CHART = 2400
-MIN_POINTS = 24
-
-
 _COORDINATES = re.compile(r'\s(?:d|x|y|transform)="[^"]*"')
 _LONG_NUMBER = re.compile(r"(\d+\.\d{2})\d+")
 
@@ -80,8 +73,8 @@ class Chart:
 
 def colour(index: int, count: int) -> str:
     """The colour of worker or run `index` of `count`."""
-    if count <= len(PALETTE):
-        return PALETTE[index]
+    if count <= len(LIGHT):
+        return LIGHT[index]
     red, green, blue, _ = mpl.colormaps["turbo"](0.08 + 0.84 * index / (count - 1))
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
@@ -92,6 +85,12 @@ def styled(salt: str) -> Iterator[None]:
     style: Any = {**_STYLE, "svg.hashsalt": salt}  # its declared type lists every possible key
     with mpl.rc_context(style):
         yield
+
+
+def page_colour(value: str) -> str:
+    """The CSS of that colour, which follows light and dark where it is one of the page's."""
+    own = _PAGE_COLOURS.get(value)
+    return f"var(--{own})" if own else value
 
 
 def chart(
@@ -131,26 +130,7 @@ def _shortened(svg: str) -> str:
     return re.sub(r"\s*\n\s*", " ", svg)
 
 
-def subsampled(points: Points, line_count: int) -> Points:
-    """Subsample so that all lines of a chart stay within its points; ends are kept."""
-    most = max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count))
-    if len(points) <= most:
-        return points
-    kept = np.unique(np.linspace(0, len(points) - 1, most).round().astype(int))
-    rows: Points = points[kept]
-    return rows
-
-
-def smoothed(points: Points, line_count: int, *, bins: int = 120) -> Points:
-    """Means over equal parts of the curve, for values that vary from step to step."""
-    most = min(bins, max(MIN_POINTS, POINTS_PER_CHART // max(1, line_count)))
-    if len(points) <= most:
-        return points
-    means: Points = np.array([part.mean(axis=0) for part in np.array_split(points, most)])
-    return means
-
-
-def time_axis(axes: Axes, seconds: float) -> None:
+def time_axis(axes: Axes, seconds: float, since: str = "the start") -> None:
     """Label the horizontal axis in seconds, minutes or hours."""
     unit, length_s = next((unit, s) for unit, s, most in TIME_UNITS if seconds <= most)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / length_s:g}"))
@@ -159,7 +139,7 @@ def time_axis(axes: Axes, seconds: float) -> None:
         ticks = _round_step(seconds / length_s / 6) * length_s
         axes.xaxis.set_major_locator(mpl.ticker.MultipleLocator(ticks))
     axes.set_xlim(0, seconds or 1)
-    axes.set_xlabel(f"time since the start [{unit}]")
+    axes.set_xlabel(f"time since {since} [{unit}]")
 
 
 TIME_UNITS: Sequence[tuple[str, float, float]] = (

@@ -1,28 +1,53 @@
-"""Renders the report page: its sections, tables and texts.
+"""Renders the report page: one file with its figures, texts, styles and scripts.
 
-The template escapes all values except our own SVG.
+The templates escape all values. A content security policy in the page names the hashes of its
+scripts and allows no request, so a browser runs nothing else and fetches nothing.
 """
 
+import base64
+import hashlib
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from dlion_api.names import Rank
-from dlion_results.report import progress_charts, resource_charts
-from dlion_results.report.drawing import Chart, colour
+from dlion_results.report import curve_charts, formats, link_charts
+from dlion_results.report.curve_charts import PageChart
+from dlion_results.report.headline import differences, ending_words, headline
+from dlion_results.report.palette import (
+    DARK,
+    DARK_PAPER,
+    LIGHT,
+    LIGHT_PAPER,
+    coloured_groups,
+    css_colours,
+    row_groups,
+)
 from dlion_results.report.runs import LoadedRun, load_runs
+from dlion_results.report.tiles import shares, tiles
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
+from dlion_results.summary.time_use import time_sentences
 
-PICTURE_BYTES = 2_000_000
-"""Total size of all charts: the page stays below three megabytes."""
-_MAX_EVENTS = 80
-_MAX_ROWS = 200
-_FAR_OFF = 0.1
+PAGE_BYTES: Final = 1_900_000
+"""Size from which on further runs have no section of their own: the page stays below 2 MB."""
+SCRIPTS: Final = ("d3.min.js", "plot.umd.min.js", "page.js")
+_UNIT: Final = re.compile(r"(\d) (%|s\b|min\b|h\b)")
+"""A number and its unit, between which a headline has no line break."""
+_MAX_EVENTS: Final = 80
+_MAX_MESSAGE: Final = 600
+_MAX_ROWS: Final = 200
+_MAX_DIFFERENCES: Final = 12
+_MAX_WAITED_FOR: Final = 8
+_FAR_OFF: Final = 0.1
 """A measured quantity that deviates more from the requested one is marked."""
 
 
@@ -44,89 +69,164 @@ def write_report(
     return out
 
 
-def render(
-    runs: Sequence[LoadedRun], *, title: str = "", picture_bytes: int = PICTURE_BYTES
-) -> str:
+def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE_BYTES) -> str:
     """The self-contained page as HTML text.
 
-    Several runs share the upper charts; each has its own section below. Sections have no charts
-    once those before have used up `picture_bytes`.
+    Several runs share the upper part; each has its own section below. Sections that would make
+    the page larger than `page_bytes` are replaced by a line with the reason.
     """
+    environment = _environment()
+    top = [
+        curve_charts.accuracy_over_time(runs),
+        curve_charts.accuracy_over_bytes(runs),
+        curve_charts.loss_over_time(runs),
+        curve_charts.drift_over_time(runs),
+    ]
+    overviews = [_overview(run) for run in runs]
+    curves = environment.get_template("curves.html").render(
+        runs=overviews, charts={chart.name: chart for chart in top}, levels=_levels(runs)
+    )
+    scripts = [_static(name) for name in SCRIPTS]
+
+    def page(sections: Sequence[str], specs: dict[str, Any]) -> str:
+        return environment.get_template("page.html").render(
+            title=title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)),
+            headline=_UNIT.sub("\\1\u00a0\\2", headline(runs)),
+            runs=overviews,
+            tiles=tiles(runs),
+            charts={chart.name: chart for chart in top},
+            differences=_differences(runs),
+            curves=Markup(curves),  # noqa: S704 - the template escaped it
+            sections=sections,
+            data=_json(specs),
+            scripts=scripts,
+            policy=_policy(scripts),
+            style=_style(),
+            licences=_static("LICENSES.txt"),
+        )
+
+    specs = _specs(top, "")
+    sections = [_without_details(environment, run, place) for place, run in enumerate(runs)]
+    used = len(page(sections, specs).encode())
+    for place, run in enumerate(runs):
+        html, own = _section(environment, run, place, curves=curves if len(runs) == 1 else "")
+        used += len((html + _json(own)).encode()) - len(sections[place].encode())
+        if used > page_bytes:
+            break
+        specs.update(own)
+        sections[place] = html
+    return page(sections, specs)
+
+
+def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("dlion_results.report", "."),
+        loader=PackageLoader("dlion_results.report", "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({
-        name: partial(_spelt, spell)
-        for name, spell in (
-            ("percent", lambda value, digits=1: f"{value * 100:.{digits}f} %"),
-            ("size", _size),
-            ("duration", _duration),
-            ("figure", lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"),
-            ("whole", lambda value: f"{value:,.0f}"),
-        )
-    })  # fmt: skip
-    progress = [
-        progress_charts.accuracy_against_time(runs),
-        progress_charts.accuracy_against_bytes(runs),
-        progress_charts.loss_against_time(runs),
-        progress_charts.drift_against_time(runs),
-    ]
-    left = picture_bytes - sum(len(chart.svg) for chart in progress)
-    sections = []
-    for index, run in enumerate(runs):
-        pictures = _pictures(run) if left > 0 else None
-        if pictures is not None:
-            left -= sum(len(chart.svg) for charts in pictures.values() for chart in charts)
-        sections.append({**_section(run), "colour": colour(index, len(runs)), "pictures": pictures})
-    return environment.get_template("page.html").render(
-        title=title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)),
-        runs=sections,
-        levels=_levels(runs),
-        progress=progress,
-        scaling=progress_charts.speed_up(runs),
-    )
-
-
-def _pictures(run: LoadedRun) -> dict[str, list[Chart]]:
-    classes = resource_charts.class_accuracy(run)
-    return {
-        "compute": [
-            resource_charts.batch_sizes(run),
-            resource_charts.capacities(run),
-            resource_charts.time_use(run),
-            *([classes] if classes is not None else []),
-        ],
-        "network": [
-            resource_charts.uplinks(run),
-            resource_charts.link_map(run),
-            resource_charts.budget_map(run),
-        ],
-        "events": [resource_charts.timeline(run)],
+    spelt = (formats.percent, formats.size, formats.duration, formats.figure, formats.whole)
+    spellings: dict[str, Callable[..., str]] = {
+        each.__name__: partial(formats.or_unknown, each) for each in spelt
     }
+    environment.filters.update(spellings, shortened=formats.shortened)
+    return environment
 
 
-def _section(run: LoadedRun) -> dict[str, Any]:
+def _section(
+    environment: Environment, run: LoadedRun, place: int, *, curves: str
+) -> tuple[Markup, dict[str, Any]]:
+    """The details of one run, and the data of their charts."""
+    prefix = f"run{place}-"
+    charts = [
+        link_charts.uplinks(run),
+        curve_charts.batch_sizes(run),
+        curve_charts.capacities(run),
+        curve_charts.timeline(run),
+    ]
+    html = environment.get_template(
+        "run.html"
+    ).render(
+        **_overview(run),
+        place=place,
+        single=bool(curves),
+        curves=Markup(curves),  # noqa: S704 - the template escaped it
+        prefix=prefix,
+        charts={chart.name: chart for chart in charts},
+        use=_use_rows(run),
+        waited_for=_waited_for(run),
+        maps=[link_charts.link_map(run), link_charts.budget_map(run)],
+        classes=link_charts.class_map(run),
+        events=_events(run),
+        environment=_imposed(run),
+        job_text=run.job_text,
+        bad_lines=run.bad_lines[:10],
+        bad_line_count=len(run.bad_lines),
+    )
+    return Markup(html), _specs(charts, prefix)  # noqa: S704 - the template escaped it
+
+
+def _without_details(environment: Environment, run: LoadedRun, place: int) -> Markup:
+    template = environment.get_template("left_out.html")
+    return Markup(template.render(label=run.label, place=place))  # noqa: S704 - escaped there
+
+
+def _overview(run: LoadedRun) -> dict[str, Any]:
     return {
         "label": run.label,
         "summary": run.summary,
+        "policy": run.job.spec.exchange.policy,
+        "ending": ending_words(run),
+        "shares": shares(run),
+        "sentences": time_sentences(run.summary),
         "reference": run.reference or "one worker",
-        "legend": resource_charts.legend(run),
-        "events": _events(run),
-        "environment": _environment(run),
-        "job_text": run.job_text,
-        "bad_lines": run.bad_lines[:10],
-        "bad_line_count": len(run.bad_lines),
+        "environment_name": run.environment.name if run.environment else "",
+        "groups": coloured_groups(run),
     }
+
+
+def _use_rows(run: LoadedRun) -> list[dict[str, Any]]:
+    """Shares of the time of each worker, or of those of a site together."""
+    rows = []
+    by_rank = {worker.rank: worker for worker in run.workers}
+    for group in row_groups(run):
+        own = [by_rank[rank] for rank in group.ranks if by_rank[rank].steps]
+        span_s = sum(worker.last_step_s - worker.started_s for worker in own)
+        if span_s > 0:
+            computed = min(1.0, sum(worker.compute_s for worker in own) / span_s)
+            waited = min(1.0 - computed, sum(worker.waited_s for worker in own) / span_s)
+            rows.append({"group": group, "shares": (computed, waited, 1 - computed - waited)})
+    return rows
+
+
+def _waited_for(run: LoadedRun) -> list[tuple[str, int, float]]:
+    """(name, colour, share of all waiting) of those that others waited for most."""
+    groups = {rank: group for group in row_groups(run) for rank in group.ranks}
+    parts: dict[tuple[str, int], float] = {}
+    for entry in (run.summary["time_use"] or {"waited_for": []})["waited_for"]:
+        if group := groups.get(entry["rank"]):
+            key = group.name, group.place
+            parts[key] = parts.get(key, 0.0) + entry["fraction"]
+    ranked = sorted(parts.items(), key=lambda item: -item[1])[:_MAX_WAITED_FOR]
+    return [(name, place, min(1.0, share)) for (name, place), share in ranked]
+
+
+def _differences(runs: Sequence[LoadedRun]) -> list[tuple[str, list[str]]]:
+    """Settings in which runs differ; none for one run or for many differences."""
+    rows = differences([run.job for run in runs])
+    if not 0 < len(rows) <= _MAX_DIFFERENCES:
+        return []
+    return [
+        (name, ["" if v is None else formats.shortened(str(v), 60) for v in values])
+        for name, values in rows.items()
+    ]
 
 
 def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
     """Accuracies that any run reached, with every run's time and bytes."""
     rows = []
-    for place, level in enumerate(runs[0].summary["levels"]) if runs else ():
+    for place, level in enumerate(runs[0].summary["levels"]):
         entries = [run.summary["levels"][place] for run in runs]
         if any(entry["time_s"] is not None for entry in entries):
             rows.append({"accuracy": level["accuracy"], "entries": entries})
@@ -137,12 +237,17 @@ def _events(run: LoadedRun) -> list[dict[str, Any]]:
     """The first warnings, then other events, sorted by time."""
     chosen = sorted(run.tally.events, key=lambda event: not event.warning)[:_MAX_EVENTS]
     return [
-        {**asdict(event), "worker": run.worker_name(event.rank)}
+        {
+            **asdict(event),
+            "time_s": event.time_s - run.began_s,
+            "worker": run.worker_name(event.rank),
+            "message": formats.shortened(event.message, _MAX_MESSAGE),
+        }
         for event in sorted(chosen, key=lambda event: event.time_s)
     ]
 
 
-def _environment(run: LoadedRun) -> dict[str, Any] | None:
+def _imposed(run: LoadedRun) -> dict[str, Any] | None:
     """Requested against measured values, a row per worker and quantity."""
     given = run.environment
     if given is None:
@@ -165,21 +270,35 @@ def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any
     }
 
 
-def _spelt(spell: Callable[..., str], value: float | None, *options: int) -> str:
-    return "—" if value is None else spell(value, *options)
+def _specs(charts: Sequence[PageChart], prefix: str) -> dict[str, Any]:
+    return {prefix + chart.name: chart.spec for chart in charts if chart.spec}
 
 
-def _size(count: float) -> str:
-    for prefix in ("", "k", "M", "G"):
-        if count < 1000:
-            return f"{count:.3g} {prefix}B"
-        count /= 1000
-    return f"{count:.3g} TB"
+def _json(value: Any) -> Markup:
+    """JSON for a script element: no text in it can end the element or begin another."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - escaped above
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+def _static(name: str) -> Markup:
+    text = files("dlion_results.report").joinpath("static", name).read_text("utf-8")
+    return Markup(text)  # noqa: S704 - our own, or of known hash
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """A content security policy: these scripts and inline styles, and no request to anywhere."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in scripts)
+    own = " ".join(f"'sha256-{value.decode()}'" for value in hashes)
+    return f"default-src 'none'; script-src {own}; style-src 'unsafe-inline'; base-uri 'none'"
+
+
+def _style() -> Markup:
+    text = str(_static("page.css"))
+    for name, value in (
+        ("light-colours", f"--paper: {LIGHT_PAPER}; {css_colours(LIGHT)}"),
+        ("dark-colours", f"--paper: {DARK_PAPER}; {css_colours(DARK)}"),
+    ):
+        text = text.replace(f"/* {name} */", value)
+    return Markup(text)  # noqa: S704 - our own

@@ -11,7 +11,8 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from dlion_results.report import progress_charts, resource_charts
-from dlion_results.report.drawing import Chart, colour
+from dlion_results.report.drawing import Chart, colour, page_colour
+from dlion_results.report.palette import DARK, LIGHT, css_colours
 from dlion_results.report.runs import LoadedRun, load_runs
 from dlion_results.run_folder.storage import write_whole
 
@@ -22,16 +23,18 @@ _BYTES = 400_000
 """A larger picture slows down the page that includes it."""
 
 _VIEW_BOX = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
-_STYLE = """
-svg { --font: ui-sans-serif, system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-  --paper: #ffffff; --ink: #1c2330; --faint: #697386; --grid: #e6e9ef; }
-@media (prefers-color-scheme: dark) {
-  svg { --paper: #181e28; --ink: #e4e9f1; --faint: #97a2b4; --grid: #2a3240; }
-}
-.paper { fill: var(--paper); stroke: var(--grid); }
-.words { font-family: var(--font); fill: var(--ink); font-size: 13px; }
-.title { font-size: 19px; font-weight: 600; }
-.name { font-size: 14px; font-weight: 600; }
+_STYLE = f"""
+svg {{ --font: ui-sans-serif, system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  --paper: #ffffff; --ink: #1c2330; --faint: #697386; --grid: #e6e9ef;
+  {css_colours(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{
+  svg {{ --paper: #181e28; --ink: #e4e9f1; --faint: #97a2b4; --grid: #2a3240;
+    {css_colours(DARK)} }}
+}}
+.paper {{ fill: var(--paper); stroke: var(--grid); }}
+.words {{ font-family: var(--font); fill: var(--ink); font-size: 13px; }}
+.title {{ font-size: 19px; font-weight: 600; }}
+.name {{ font-size: 14px; font-weight: 600; }}
 """
 
 
@@ -103,9 +106,9 @@ def _legend(names: Sequence[tuple[str, str]]) -> tuple[list[Markup], float]:
         x, y = _MARGIN + column * _LEGEND_COLUMN, _HEAD + row * _LEGEND_LINE
         parts.append(
             Markup(
-                '<rect x="{x:g}" y="{y:g}" width="18" height="4" rx="2" fill="{mark}"/>'
+                '<rect x="{x:g}" y="{y:g}" width="18" height="4" rx="2" style="fill: {mark}"/>'
                 '<text class="words" x="{text_x:g}" y="{text_y:g}">{name}</text>'
-            ).format(x=x, y=y + 5, mark=mark, text_x=x + 24, text_y=y + 12, name=name)
+            ).format(x=x, y=y + 5, mark=page_colour(mark), text_x=x + 24, text_y=y + 12, name=name)
         )
     rows = -(-len(names) // columns)
     return parts, _HEAD + rows * _LEGEND_LINE + _GAP

@@ -1,4 +1,4 @@
-"""Charts of learning, of one or several runs: accuracy, loss, drift, speed-up.
+"""Matplotlib charts of learning for the picture: accuracy, loss, drift.
 
 Each replica is a thin line, the mean over replicas a thick one. Colours stand for workers of one
 run, or for several runs.
@@ -9,17 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from dlion_results.report.curve_points import smoothed, subsampled
 from dlion_results.report.drawing import (
-    FAINT,
     INK,
-    PAPER,
     Chart,
     chart,
     colour,
     draw_message,
     percent_axis,
-    smoothed,
-    subsampled,
     time_axis,
 )
 from dlion_results.report.runs import LoadedRun
@@ -36,10 +33,10 @@ def accuracy_against_time(runs: Sequence[LoadedRun]) -> Chart:
         lines = _line_count(runs)
         for index, run in enumerate(runs):
             for line, points in enumerate(_replicas(run)):
-                _thin(axes, runs, index, line, subsampled(points, lines))
-            _thick(axes, runs, index, subsampled(run.mean_accuracy(), lines))
+                _thin(axes, runs, index, line, _trained(run, subsampled(points, lines)))
+            _thick(axes, runs, index, _trained(run, subsampled(run.mean_accuracy(), lines)))
         _accuracy_axes(axes, runs)
-        time_axis(axes, _end_s(runs))
+        _time_axis(axes, runs)
 
     caption = "Held-out split. Thin: each replica. Thick: mean over replicas. Dashed: the target."
     return chart("Accuracy against time", caption, draw)
@@ -77,7 +74,9 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
         lines = _line_count(runs)
         losses: list[float] = []
         for index, run in enumerate(runs):
-            curves = [smoothed(worker.loss_curve.points(), lines) for worker in run.workers]
+            curves = [
+                _trained(run, smoothed(worker.loss_curve.points(), lines)) for worker in run.workers
+            ]
             curves = [points for points in curves if len(points)]
             for line, points in enumerate(curves):
                 _thin(axes, runs, index, line, points, strength=0.9 if len(runs) == 1 else 0.35)
@@ -92,7 +91,7 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
             return
         axes.set_ylim(0, float(np.quantile(losses, 0.99)) * 1.1)
         axes.set_ylabel("training loss")
-        time_axis(axes, _end_s(runs))
+        _time_axis(axes, runs)
 
     return chart("Training loss", "Means over short stretches of steps.", draw)
 
@@ -100,7 +99,9 @@ def loss_against_time(runs: Sequence[LoadedRun]) -> Chart:
 def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
 
     def draw(axes: Axes) -> None:
-        curves = [subsampled(run.tally.drift_curve.points(), len(runs)) for run in runs]
+        curves = [
+            _trained(run, subsampled(run.tally.drift_curve.points(), len(runs))) for run in runs
+        ]
         if not any(len(points) for points in curves):
             draw_message(axes, "no two replicas were evaluated with sketches of their weights")
             return
@@ -109,51 +110,13 @@ def drift_against_time(runs: Sequence[LoadedRun]) -> Chart:
                 axes.plot(*points.T, color=colour(index, len(runs)))
         axes.set_ylim(bottom=0)
         axes.set_ylabel("max ‖wᵢ - wⱼ‖ / ‖w‖")
-        time_axis(axes, _end_s(runs))
+        _time_axis(axes, runs)
 
     return chart(
         "Drift between replicas",
         "Largest distance of two replicas over the norm of the weights, at equal times, from "
         "sketches (within about 5 %).",
         draw,
-    )
-
-
-def speed_up(runs: Sequence[LoadedRun]) -> Chart | None:
-    """Speed-up X on Y workers; None if no run has a reference."""
-    known = [
-        (run, run.summary["scalability"])
-        for run in runs
-        if run.summary["scalability"] and run.summary["scalability"]["speed_up"]
-    ]
-    if not known:
-        return None
-
-    def draw(axes: Axes) -> None:
-        most = max(entry["workers"] for _, entry in known) + 1
-        axes.plot([0, most], [0, most], color=FAINT, linestyle=(0, (4, 3)), linewidth=1)
-        axes.annotate(
-            "X = Y", (most * 0.92, most * 0.92), ha="right", va="bottom", color=FAINT, fontsize=8.5
-        )
-        for run, entry in known:
-            place = (entry["workers"], entry["speed_up"])
-            mark = colour(runs.index(run), len(runs))
-            axes.plot(*place, "o", color=mark, markersize=9, markeredgecolor=PAPER)
-            text = f"{entry['speed_up']:.2f}x on {entry['workers']} ({entry['efficiency']:.0%})"
-            axes.annotate(
-                text, place, xytext=(-9, 5), textcoords="offset points", ha="right", fontsize=8.5
-            )
-        axes.set_xlim(0, most)
-        axes.set_ylim(0, max(most, *(entry["speed_up"] * 1.15 for _, entry in known)))
-        axes.set_xlabel("workers Y")
-        axes.set_ylabel("speed-up X")
-
-    levels = sorted({entry["accuracy"] for _, entry in known})
-    goal = ", ".join(f"{level:.0%}" for level in levels)
-    references = ", ".join(dict.fromkeys(run.reference for run, _ in known if run.reference))
-    against = f"the one worker of “{references}”" if references else "one worker"
-    return chart(
-        "Scalability", f"In time from the first step to {goal} accuracy, against {against}.", draw
     )
 
 
@@ -198,5 +161,11 @@ def _line_count(runs: Sequence[LoadedRun]) -> int:
     return sum(len(run.workers) + 1 for run in runs)
 
 
-def _end_s(runs: Sequence[LoadedRun]) -> float:
-    return max((run.tally.end_s for run in runs), default=0.0)
+def _trained(run: LoadedRun, points: Points) -> Points:
+    """The same over the time from the first step of any worker."""
+    shifted: Points = points - np.array([run.began_s, *[0.0] * (points.shape[1] - 1)])
+    return shifted
+
+
+def _time_axis(axes: Axes, runs: Sequence[LoadedRun]) -> None:
+    time_axis(axes, max((run.length_s for run in runs), default=0.0), "the first step")

@@ -6,6 +6,7 @@ Aggregates events again, so that the page also shows a run that was killed or is
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from dlion_api.errors import DataError
@@ -17,14 +18,14 @@ from dlion_results.report.stored_files import (
     stored_ending,
     stored_scalability,
 )
-from dlion_results.run_folder.description import read_job, worker_name
+from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS, JOB
 from dlion_results.run_folder.models import read_models
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
-from dlion_results.summary.tally import RunTally, WorkerTally
+from dlion_results.summary.tally import RunTally, WorkerTally, first_step_s
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,28 @@ class LoadedRun:
         """Workers by rank."""
         return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
 
+    @property
+    def began_s(self) -> float:
+        """Start of the first step of any worker, the zero of the page's time axes."""
+        return first_step_s(self.workers) or 0.0
+
+    @property
+    def length_s(self) -> float:
+        """Time from the first step to the last record."""
+        return max(0.0, self.tally.end_s - self.began_s)
+
+    @cached_property
+    def sites(self) -> dict[Rank, str]:
+        """The site of each worker in the manifest."""
+        return {worker.rank: str(worker.site) for worker in self.job.workers()}
+
+    @cached_property
+    def _names(self) -> dict[Rank, str]:
+        return {worker.rank: worker.name for worker in self.job.workers()}
+
     def worker_name(self, rank: Rank) -> str:
-        return worker_name(self.job, rank)
+        """Short name of that worker, or its rank if the manifest has no such worker."""
+        return self._names.get(rank, f"worker {rank}")
 
     def mean_accuracy(self) -> Points:
         """Mean over replicas against time, shape [T, 2]."""

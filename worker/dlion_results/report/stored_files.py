@@ -25,6 +25,9 @@ from dlion_results.summary.summary import Ending, Json
 
 _log = logging.getLogger(__name__)
 
+UNFINISHED = "no summary: still running, or killed"
+"""The stop reason of a run whose folder has no summary."""
+
 _SCALABILITY = ("accuracy", "speed_up", "efficiency", "throughput_ratio")
 
 
@@ -37,7 +40,7 @@ def stored_ending(summary: Json) -> Ending:
     """The ending in a summary; a run that was killed has none."""
     ending = summary.get("ending")
     if not isinstance(ending, Mapping):
-        return Ending("no summary: still running, or killed", succeeded=False)
+        return Ending(UNFINISHED, succeeded=False)
     return Ending(
         stop_reason=text_of(ending.get("stop_reason")),
         message=text_of(ending.get("message")),

@@ -1,0 +1,78 @@
+"""Spells figures for the report page; None becomes a dash."""
+
+from collections.abc import Callable
+from typing import Final
+
+UNKNOWN: Final = "—"
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """A fraction in per cent.
+
+    >>> percent(0.98123), percent(0.98123, 0)
+    ('98.1 %', '98 %')
+    """
+    return f"{value * 100:.{digits}f} %"
+
+
+def rough_percent(value: float) -> str:
+    """A fraction in whole per cent, with a digit more where that would hide the last errors.
+
+    >>> rough_percent(0.983), rough_percent(0.9967), rough_percent(1.0)
+    ('98 %', '99.7 %', '100 %')
+    """
+    return percent(value, 1 if 0.985 <= value < 1 else 0)
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal prefix.
+
+    >>> size(402), size(19_473_543)
+    ('402 B', '19.5 MB')
+    """
+    for prefix in ("", "k", "M", "G"):
+        if count < 999.5:
+            return f"{count:.3g} {prefix}B"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(3.21), duration(60), duration(123), duration(3725)
+    ('3.2 s', '60 s', '2:03 min', '1:02:05 h')
+    """
+    if abs(seconds) < 9.95:
+        return f"{seconds:.1f} s"
+    if abs(seconds) < 89.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+def figure(value: float) -> str:
+    """A number with three digits.
+
+    >>> figure(11392.2), figure(3.678), figure(7.98e-06)
+    ('11,392', '3.68', '7.98e-06')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def or_unknown(spell: Callable[..., str], value: float | None, *options: int) -> str:
+    """The spelt value; a dash where there is none."""
+    return UNKNOWN if value is None else spell(value, *options)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text with at most so many characters.
+
+    >>> shortened("abcdef", 4)
+    'abc…'
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"

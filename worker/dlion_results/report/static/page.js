@@ -1,0 +1,168 @@
+"use strict";
+// Draws the charts of the page from its JSON (curve_charts.py, link_charts.py) with Observable Plot.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const hidden = {}; // keys switched off in the legend, by scope
+  const units = [[600, 1, "s"], [3 * 3600, 60, "min"], [Infinity, 3600, "h"]];
+  const bytes = [[1e3, 1, "B"], [1e6, 1e3, "kB"], [1e9, 1e6, "MB"], [Infinity, 1e9, "GB"]];
+
+  const colour = (place) => (place < 0 ? "var(--ink)" : `var(--c${place % 8})`);
+  const unit = (scales, most) => scales.find(([limit]) => most <= limit);
+  const number = (value) => {
+    if (value === null || value === undefined) return "—";
+    return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
+  };
+  const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+  const tip = (rows, options) =>
+    Plot.tip(rows, Plot.pointer({ fill: "var(--paper)", stroke: "var(--line)", maxRadius: 60, className: "tip", ...options }));
+  const axis = (name, scales, end) => {
+    const [, scale, word] = unit(scales, end);
+    return { scale, word, name: `${name}, ${word}` };
+  };
+
+  function lines(spec, width, off) {
+    const x = spec.x === "time" ? axis("time", units, spec.end) : axis("sent", bytes, spec.end);
+    const phone = width < 560;
+    const shown = spec.series.filter((one) => !off.has(one.k));
+    const ends = spec.tall && !phone ? shown.filter((one) => one.m) : [];
+    const end = spec.end / x.scale;
+    const height = spec.tall ? (phone ? 270 : 360) : 240;
+    const rows = (one) => one.x.map((at, i) => ({ x: at / x.scale, y: one.y[i], one }));
+    const marks = [Plot.ruleY([0], { stroke: "var(--faint)" })];
+    if (spec.rule !== null) {
+      marks.push(Plot.ruleY([spec.rule], { stroke: "var(--faint)", strokeDasharray: "5 4" }));
+      marks.push(Plot.text([`target ${number(spec.rule)} %`], { x: 0, y: spec.rule, dx: 4, dy: -7, textAnchor: "start", fill: "var(--faint)" }));
+    }
+    for (const one of shown) {
+      const points = rows(one);
+      const stroke = colour(one.c);
+      marks.push(Plot.line(points, { x: "x", y: "y", stroke, strokeWidth: one.w, strokeOpacity: one.o, curve: spec.step ? "step-after" : "linear", clip: true }));
+      if (!one.m) continue;
+      const last = points[points.length - 1];
+      if (one.m === "ended") {
+        marks.push(Plot.line([last, { x: end, y: last.y }], { x: "x", y: "y", stroke, strokeWidth: 1.6, strokeDasharray: "2 5" }));
+        marks.push(Plot.text([last], { x: "x", y: "y", text: () => "ended", dy: -11, fill: stroke }));
+      }
+      marks.push(Plot.dot([last], { x: "x", y: "y", fill: stroke, r: 4 }));
+    }
+    marks.push(...endLabels(ends, end, height - 60, spec.top));
+    marks.push(tip(shown.flatMap(rows), {
+      x: "x", y: "y", stroke: (d) => colour(d.one.c),
+      title: (d) => `${cut(d.one.n, 60)}\n${number(d.y)}${spec.y === "percent" ? " %" : ""} at ${number(d.x)} ${x.word}`,
+    }));
+    return Plot.plot({
+      width, height, marks, marginLeft: 48, marginBottom: 38, marginTop: 22,
+      marginRight: ends.length ? Math.min(250, 28 + 7 * Math.max(...ends.map((one) => cut(one.n, 26).length + 5))) : 14,
+      x: { domain: [0, end], label: x.name, ticks: Math.max(3, Math.round(width / 95)), labelArrow: "none" },
+      y: { domain: [0, spec.top], label: spec.label, grid: true, ticks: 5, labelArrow: "none" },
+      color: { type: "identity" },
+    });
+  }
+
+  // Names at the ends of lines, pushed apart so that none covers another.
+  function endLabels(series, end, height, top) {
+    const labels = series.map((one) => ({ one, y: one.y[one.y.length - 1] })).sort((a, b) => b.y - a.y);
+    let above = -Infinity;
+    return labels.map((label) => {
+      const at = height * (1 - label.y / top);
+      const placed = Math.max(at, above + 15);
+      above = placed;
+      return Plot.text([label], { x: () => end, y: "y", dx: 10, dy: placed - at, textAnchor: "start", fontWeight: 600,
+        text: (d) => `${cut(d.one.n, 26)} ${number(+d.y.toFixed(1))} %`, fill: colour(label.one.c) });
+    });
+  }
+
+  function panels(spec, width, off) {
+    const x = axis("time", units, spec.end);
+    const y = axis("", bytes, spec.top);
+    const grid = document.createElement("div");
+    grid.className = "panels";
+    const columns = Math.max(1, Math.floor((width + 16) / 241));
+    for (const panel of spec.panels) {
+      const cell = document.createElement("div");
+      const name = document.createElement("h4");
+      name.textContent = cut(panel.n, 60);
+      cell.className = off.has(panel.k) ? "off" : "";
+      const rows = spec.x.map((at, i) => ({
+        x: at / x.scale, sent: (panel.sent[i] ?? 0) / y.scale,
+        budget: panel.budget[i] === null ? NaN : panel.budget[i] / y.scale,
+        bandwidth: panel.bandwidth[i] === null ? NaN : panel.bandwidth[i] / y.scale,
+      }));
+      const stroke = colour(panel.c);
+      const plot = Plot.plot({
+        width: (width + 16) / columns - 16, height: 150, marginLeft: 44, marginRight: 8, marginBottom: 34,
+        x: { domain: [0, spec.end / x.scale], label: x.name, ticks: 4, labelArrow: "none" },
+        y: { domain: [0, spec.top / y.scale], label: `${y.word}/s`, grid: true, ticks: 3, labelArrow: "none" },
+        marks: [
+          Plot.ruleY([0], { stroke: "var(--faint)" }),
+          Plot.areaY(rows, { x: "x", y: "sent", fill: stroke, fillOpacity: 0.4, curve: "step", clip: true }),
+          Plot.lineY(rows, { x: "x", y: "budget", stroke, strokeWidth: 1.5, curve: "step", clip: true }),
+          Plot.lineY(rows, { x: "x", y: "bandwidth", stroke: "var(--ink)", strokeWidth: 1.2, strokeDasharray: "1 3", curve: "step", clip: true }),
+          Plot.tip(rows, Plot.pointerX({
+            x: "x", y: "sent", fill: "var(--paper)", stroke: "var(--line)", className: "tip",
+            title: (d) => `at ${number(d.x)} ${x.word}\nsent ${number(d.sent)} ${y.word}/s\nbudget ${number(d.budget)}\nbandwidth ${number(d.bandwidth)}`,
+          })),
+        ],
+      });
+      cell.append(name, plot);
+      grid.append(cell);
+    }
+    return grid;
+  }
+
+  function timeline(spec, width) {
+    const x = axis("time", units, spec.end);
+    const letters = width < 560 ? 13 : 28;
+    const margin = 16 + 6.5 * Math.min(letters, Math.max(...spec.rows.map((name) => name.length)));
+    const bars = spec.bars.map(([row, place, from, to]) => ({ row, place, from: from / x.scale, to: to / x.scale }));
+    const dots = spec.dots.map(([row, warning, at, text]) => ({ row, warning, at: at / x.scale, text }));
+    const marked = (warning) => dots.filter((dot) => dot.warning === warning);
+    return Plot.plot({
+      width, height: 52 + 25 * spec.rows.length, marginLeft: margin, marginRight: 14, marginBottom: 36,
+      x: { domain: [spec.begin / x.scale, spec.end / x.scale], label: x.name, grid: true, labelArrow: "none", ticks: Math.max(3, Math.round(width / 110)) },
+      y: { domain: spec.rows, label: null, padding: 0.35, tickSize: 0, tickFormat: (name) => cut(name, letters) },
+      color: { type: "identity" },
+      marks: [
+        Plot.barX(bars, { y: "row", x1: "from", x2: "to", fill: (d) => colour(d.place), fillOpacity: 0.35, rx: 3 }),
+        Plot.dot(marked(0), { x: "at", y: "row", r: 3.2, fill: "var(--faint)", stroke: "var(--paper)" }),
+        Plot.dot(marked(1), { x: "at", y: "row", r: 5.5, symbol: "diamond", fill: "var(--bad)", stroke: "var(--paper)" }),
+        tip(dots, { x: "at", y: "row", title: (d) => `${d.text}\nat ${number(d.at)} ${x.word}`, lineWidth: 26, textOverflow: "ellipsis" }),
+      ],
+    });
+  }
+
+  const kinds = { lines, panels, timeline };
+
+  function draw(place) {
+    const width = place.clientWidth;
+    const spec = data[place.dataset.chart];
+    if (!width || !spec || place.closest("details:not([open])")) return; // drawn when it is opened
+    place.dataset.width = width;
+    place.replaceChildren(kinds[spec.kind](spec, width, hidden[place.dataset.scope] ?? new Set()));
+  }
+
+  const places = [...document.querySelectorAll(".plot")];
+  const observer = new ResizeObserver((entries) => {
+    for (const { target } of entries) if (String(target.clientWidth) !== target.dataset.width) draw(target);
+  });
+  for (const place of places) {
+    draw(place);
+    observer.observe(place);
+  }
+  for (const part of document.querySelectorAll("details")) {
+    part.addEventListener("toggle", () => part.querySelectorAll(".plot:empty").forEach(draw));
+  }
+  for (const button of document.querySelectorAll(".keys button")) {
+    button.addEventListener("click", () => {
+      const off = (hidden[button.dataset.scope] ??= new Set());
+      const { key } = button.dataset;
+      off.has(key) ? off.delete(key) : off.add(key);
+      button.setAttribute("aria-pressed", String(!off.has(key)));
+      places.filter((place) => place.dataset.scope === button.dataset.scope).forEach(draw);
+    });
+  }
+  addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details.run")) part.open = true;
+    places.forEach(draw);
+  });
+})();
