@@ -31,11 +31,12 @@ quickstart: setup ## Train the main example on this machine, with an exchange an
 	  --set trainer.stop.maxSeconds=20 --out $$out/none && \
 	$(BIN)/dlion report $$out/adaptive $$out/none --out $$out/report.html
 
-picture: setup ## Draw the README's picture from the newest quick start
+picture: setup ## Draw the pictures of README and docs from the newest quick start (screenshots with chromium)
 	@out=$$(ls -d runs/quickstart-* | tail -1) && mkdir -p docs/images && \
-	$(BIN)/dlion report $$out/adaptive $$out/none --label "exchange.policy: adaptive" --label "exchange.policy: none" \
+	$(BIN)/dlion report $$out/adaptive $$out/none --label "adaptive" --label "no exchange" \
 	  --title "digits: two sites, each with half of the classes" --out $$out/report.html \
-	  --picture docs/images/quickstart.svg
+	  --picture docs/images/quickstart.svg && \
+	$(BIN)/python tools/report_screenshots.py $$out/report.html --out docs/images
 
 check: setup ## What a person runs before a commit: format, lint, types, architecture, generated files
 	$(BIN)/ruff format --check $(SOURCES)

@@ -1,0 +1,164 @@
+"""Proves, in headless Chromium: the page draws all its charts without an error or a request, at the
+width of a desktop and of a phone, in light and dark; the legend switches lines; a pointer gets
+values; a run's details are drawn when opened.
+
+Skipped without Chromium (Debian: `apt-get install chromium`), which no user needs.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dlion_results.report.page import write_report
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
+from headless_browser import BrowserPage, browser_page, chromium
+from synthetic_run import Story, description, records
+
+BROWSER = chromium()
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium on the PATH: nothing here can open the page"
+)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
+)
+LINES = "document.querySelector('.plot').querySelectorAll('g[aria-label=line] path').length"
+
+
+def make(path: Path, story: Story) -> Path:
+    with ResultFolder.create(path, description(story), now=NOW) as folder:
+        for record in records(story):
+            folder.append(record)
+        folder.finish(Ending("maxSeconds", message=HOSTILE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One run, two of unequal length, and 96 workers."""
+    root = tmp_path_factory.mktemp("pages")
+    six = make(root / "six", Story(seconds=90, killed=(4, 40.0, 10.0)))
+    none = make(root / "none", Story(seconds=40, exchange=False, killed=None))
+    wide = make(root / "wide", Story(workers=96, seconds=9, step_s=3.0, killed=None))
+    return {
+        "one": write_report([six], root / "one.html", title=HOSTILE),
+        "two": write_report([six, none], root / "two.html", labels=["six", HOSTILE]),
+        "wide": write_report([wide], root / "wide.html"),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browser_page(str(BROWSER)) as page:
+        yield page
+
+
+def loaded(browser: BrowserPage, path: Path, **how: int | bool) -> BrowserPage:
+    browser.problems.clear()
+    browser.requests.clear()
+    browser.open(path, **{"width": 1280, **how})
+    return browser
+
+
+@pytest.mark.parametrize("name", ["one", "two", "wide"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_chart_is_drawn_and_nothing_goes_beyond_the_width(
+    browser: BrowserPage, pages: dict[str, Path], width: int, dark: bool, name: str
+) -> None:
+    page = loaded(browser, pages[name], width=width, dark=dark)
+    assert page.problems == []
+    assert page.requests == [pages[name].resolve().as_uri()]
+    assert page.evaluate("innerWidth") == width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert 1500 < height < (6000 if width == 1280 else 10_000)
+    open_charts = page.evaluate(
+        "[...document.querySelectorAll('.plot')].filter(e => !e.closest('details:not([open])'))"
+        ".map(e => e.querySelectorAll('svg path, svg circle, svg rect').length)"
+    )
+    assert len(open_charts) == (4 if name == "two" else 8)
+    assert min(open_charts) > 0
+    assert page.evaluate("document.title").endswith("DLion report")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    channels = [int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")]
+    assert (max(channels) < 60) == dark
+
+
+def test_wide_charts_keep_readable_letters_on_a_phone(browser, pages):
+    page = loaded(browser, pages["one"], width=390)
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.plot svg')].map(e =>"
+        " parseFloat(getComputedStyle(e).fontSize) * e.getBoundingClientRect().width"
+        " / e.viewBox.baseVal.width)"
+    )
+    assert min(sizes) >= 10
+
+
+def test_the_legend_switches_a_line_off_and_on_in_every_chart(browser, pages):
+    page = loaded(browser, pages["one"])
+    before = page.evaluate(LINES)
+    press = "document.querySelector('.keys button').click()"
+    page.evaluate(press)
+    assert page.evaluate(LINES) == before - 1
+    assert page.evaluate("document.querySelector('.keys button').ariaPressed") == "false"
+    assert page.evaluate("document.querySelectorAll('.panels .off').length") == 1
+    page.evaluate(press)
+    assert page.evaluate(LINES) == before
+    assert page.problems == []
+
+
+def test_a_pointer_over_a_line_gets_its_values(browser, pages):
+    page = loaded(browser, pages["two"])
+    tip = "document.querySelector('.plot svg [aria-label=tip]').textContent"
+    assert page.evaluate(tip) == ""
+    page.evaluate("document.querySelector('.plot').scrollIntoView()")
+    x, y = page.evaluate(  # the end of a line
+        "(() => { const b = document.querySelector('.plot svg circle').getBoundingClientRect();"
+        " return [b.x, b.y] })()"
+    )
+    for step in range(3):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - step, y=y + step)
+        page.evaluate("new Promise(done => setTimeout(done, 60))")
+    told = page.evaluate(tip).strip("\u200b")
+    assert "% at" in told
+    assert told.startswith(("six", "plant-", "</script>"))
+
+
+def test_the_details_of_a_run_are_drawn_when_they_are_opened(browser, pages):
+    page = loaded(browser, pages["two"])
+    inside = "document.querySelectorAll('#run-0 .plot svg').length"
+    assert page.evaluate(inside) == 0
+    page.evaluate("document.querySelector('#run-0').open = true")
+    page.evaluate("new Promise(done => setTimeout(done, 150))")
+    assert page.evaluate(inside) >= 4
+    assert page.problems == []
+
+
+def test_a_short_run_is_marked_where_it_ended(browser, pages):
+    page = loaded(browser, pages["two"])
+    assert "ended" in page.evaluate("document.querySelector('.plot svg').textContent")
+
+
+def test_for_print_all_details_are_open(browser, pages):
+    page = loaded(browser, pages["two"])
+    page.call("Page.printToPDF")
+    assert page.evaluate("[...document.querySelectorAll('details.run')].every(e => e.open)")
+    assert page.problems == []
+
+
+def test_a_browser_that_breaks_a_rule_would_be_noticed(browser, tmp_path):
+    """The oracle itself: errors, requests and width are seen where there are some."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<body><div style='width:2000px'>x</div><img src='file:///none.png'>"
+        "<script>console.error('told')</script>"
+    )
+    page = loaded(browser, bad, width=390)
+    assert any("told" in problem for problem in page.problems)
+    assert len(page.requests) == 2
+    assert page.evaluate("document.documentElement.scrollWidth") > 390
