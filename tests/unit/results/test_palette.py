@@ -123,7 +123,7 @@ def variables() -> dict[str, dict[str, str]]:
     ("text", "below"),
     [
         *itertools.product(("ink", "faint", "good", "bad"), ("paper", "page")),
-        ("on0", "use0"), ("on1", "use1"), ("on2", "use2"), ("on-heat", "heat"), ("ink", "grid"),
+        ("on0", "use0"), ("on1", "use1"), ("on2", "use2"), ("ink", "heat"), ("ink", "grid"),
     ],
 )  # fmt: skip
 def test_texts_contrast_with_what_is_below_them(text: str, below: str, theme: str) -> None:

@@ -143,7 +143,7 @@ def class_map(run: LoadedRun, *, most: int = 40) -> HeatMap | None:
             cells.append(MapCell("" if mean is None else f"{mean * 100:.0f}", mean))
         rows.append((group, tuple(cells)))
     names = tuple(str(label) for label in range(count))
-    caption = "Per cent of each class at the last evaluation; 100 is darkest."
+    caption = "Per cent of each class at the last evaluation; more colour is more."
     return HeatMap("Accuracy per class", caption, names, tuple(rows))
 
 
