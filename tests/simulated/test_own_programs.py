@@ -1,50 +1,32 @@
-"""Fact: programs with targets, several inputs and outputs, and an optimizer of their own train in
-virtual time under the default policy, and end as well as they should.
+"""Fact: programs with targets, several inputs and outputs, and an optimizer of their own, each with
+a package beside it, train in virtual time under the default policy, and end as well as they should:
+also one after the other in one process, where their packages have the same name. `compare` repeats
+a run whose package has changed.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from tests.support.simulations import run_commands
 
-from own_programs import OWN_PROGRAMS, OwnProgram
-
-SITES = [
-    {"name": site, "groups": [{"name": "small", "workers": workers}]}
-    for site, workers in (("plant-a", 2), ("plant-b", 1))
-]
+from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
 
 
 @pytest.fixture(scope="module")
 def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """The mean accuracy of each program's replicas at the end."""
     folder = tmp_path_factory.mktemp("own")
-    workers = [{"count": 3, "cores": 2, "mbitPerS": 20}]
-    environment = folder / "three.yaml"
-    environment.write_text(yaml.safe_dump({"name": "three", "workers": workers}))
+    workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
+    environment = folder / "two.yaml"
+    environment.write_text(yaml.safe_dump({"name": "two", "workers": workers}))
     commands = {}
     for own in OWN_PROGRAMS:
         (folder / own.name).mkdir()
-        (folder / own.name / "mine.py").write_text(own.text)
-        trainer = {
-            "program": {"file": "mine.py"},
-            "optimizer": {"name": own.optimizer, "learningRate": 0.1},
-            "stop": {"maxSteps": 200},
-        }
-        manifest = folder / own.name / "job.yaml"
-        manifest.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "dlion.dev/v1alpha1",
-                    "kind": "DLionJob",
-                    "metadata": {"name": own.name},
-                    "spec": {"sites": SITES, "trainer": trainer},
-                }
-            )
-        )
+        manifest = own.project(folder / own.name, steps=200)
         commands[own.name] = [
             "simulate", str(manifest), "-e", str(environment), "-o", "json", "--no-report",
             "--out", str(folder / own.name / "out"),
@@ -62,3 +44,28 @@ def test_a_program_of_each_shape_trains_in_virtual_time(
     accuracies: dict[str, float], own: OwnProgram
 ) -> None:
     assert accuracies[own.name] > own.min_accuracy
+
+
+def test_columns_of_a_comparison_have_the_package_beside_the_program(tmp_path: Path) -> None:
+    """A run is another one where a module of it is; other files do not count."""
+    environment = tmp_path / "two.yaml"
+    workers = [{"count": 2, "cores": 2, "mbitPerS": 20}]
+    environment.write_text(yaml.safe_dump({"name": "two", "workers": workers}))
+    manifest = PROBABILITIES.project(tmp_path)
+    command = [
+        "compare", str(manifest), "-e", str(environment), "--policies", "adaptive", "--seeds", "1",
+        "--seconds", "5", "--target-accuracy", "0.5", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+
+    def written_ns() -> int:
+        (ended,) = run_commands(tmp_path, {"compare": command}).values()
+        assert ended.exit_code == 0, ended.stderr
+        (events,) = (tmp_path / "out").rglob("events.jsonl")
+        return events.stat().st_mtime_ns
+
+    first = written_ns()
+    (tmp_path / "parts" / "unused.py").touch()
+    assert written_ns() == first
+    module = tmp_path / "parts" / "sampling.py"
+    module.write_text(f"{module.read_text()}\n# another\n")
+    assert written_ns() > first

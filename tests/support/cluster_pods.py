@@ -41,8 +41,8 @@ class ClusterPods(PodRun):
             (mounted / key).write_text(text)
         if program := self.job.spec.trainer.program.config_map:
             (folder := root / names.PROGRAM_DIR.lstrip("/")).mkdir(parents=True, exist_ok=True)
-            text = self._kubectl.get("configmap", program.name)["data"][program.key]
-            (folder / program.key).write_text(text)
+            for key, text in self._kubectl.get("configmap", program.name)["data"].items():
+                (folder / key).write_text(text)
         # Where the cluster's DNS would lead.
         keeper = f"{self.address(101)}:{names.KEEPER_PORT}"
         config = replace(PodConfig.load(mounted / names.POD_CONFIG_KEY), keeper_address=keeper)

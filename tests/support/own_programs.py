@@ -1,15 +1,26 @@
-"""Programs as users write them, one of each shape: what they train, and the least accuracy after
-some hundred steps."""
+"""Programs as users write them, one of each shape: what they train, the least accuracy after some
+hundred steps, and how their models are judged. Each is a folder with a manifest, a program and a
+package beside it, the same in all tiers, or one text."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-_HEAD = """
+import numpy as np
+import yaml
+
+SITES = ("site-a", "site-b")
+_IMPORTS = """
     import keras
     import numpy as np
     from keras import layers
+"""
+_SAMPLES = """
 
 
     def samples(split, site, worker_index):
@@ -17,11 +28,28 @@ _HEAD = """
         generator = np.random.default_rng(seed if split == "train" else 1)
         return generator.normal(size=(400, 4)).astype("float32")
 """
+_LEARNT = """
+
+    LEARNT = np.concatenate([np.eye(4), -np.eye(4)], axis=1)
+"""
+_PARTS = {
+    "__init__.py": """
+    from .sampling import samples as samples
+    from .weights.learnt import LEARNT as LEARNT
+    """,
+    "sampling.py": f"    import numpy as np{_SAMPLES}",
+    "weights/learnt.py": f"    import numpy as np{_LEARNT}",
+}
+"""A package, and in it one without `__init__.py`."""
+
+
+def _plain(text: str) -> str:
+    return textwrap.dedent(text).lstrip()
 
 
 @dataclass(frozen=True)
 class OwnProgram:
-    """A program's text."""
+    """A program."""
 
     name: str
     body: str
@@ -30,7 +58,84 @@ class OwnProgram:
 
     @property
     def text(self) -> str:
-        return textwrap.dedent(_HEAD).lstrip() + textwrap.dedent(self.body)
+        """All of it in one file."""
+        return _plain(_IMPORTS + _SAMPLES + _LEARNT + self.body)
+
+    def project(self, folder: Path, *, steps: int = 300) -> Path:
+        """Write it into that folder, as for a user; the manifest, of two sites with one worker."""
+        for name, text in _PARTS.items():
+            path = folder / "parts" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_plain(text))
+        imports = f"{_IMPORTS}\n    from parts import LEARNT, samples\n"
+        (folder / "program.py").write_text(_plain(imports + self.body))
+        trainer = {
+            "program": {"file": "program.py"},
+            "optimizer": {"name": self.optimizer, "learningRate": 0.1},
+            "stop": {"maxSteps": steps},
+        }
+        groups = [{"name": "small", "workers": 1}]
+        document = {
+            "apiVersion": "dlion.dev/v1alpha1",
+            "kind": "DLionJob",
+            "metadata": {"name": self.name},
+            "spec": {
+                "sites": [{"name": site, "groups": groups} for site in SITES],
+                "trainer": trainer,
+            },
+        }
+        manifest = folder / "job.yaml"
+        manifest.write_text(yaml.safe_dump(document))
+        return manifest
+
+    def judge(self, folder: Path, model: Path) -> None:
+        """Whether that model predicts, and better than one that knows the data's means alone, on
+        held-out samples of the project in `folder`. Keras alone loads it."""
+        from dlion_worker.training.framework import keras
+
+        x, y = imported(folder / "program.py").load_data("test", SITES[0], 0)
+        if self is TWO_INPUTS:  # trainers scale pixels
+            x["image"] = x["image"] / 255
+        loaded = keras.models.load_model(model)
+        predicted = loaded(x)
+        if self is TWO_INPUTS:
+            sums, found = (
+                np.asarray(predicted["sum"])[:, 0],
+                np.asarray(predicted["sign"])[:, 0] > 0,
+            )
+            assert is_near(sums, y["sum"])
+            assert (found == y["sign"]).mean() > self.min_accuracy
+        elif self is REGRESSION:
+            assert is_near(np.asarray(predicted)[:, 0], y)
+        else:
+            found = np.asarray(predicted)
+            found = (found[:, 0] > 0.5) if self is BINARY else found.argmax(axis=1)
+            assert (found == y).mean() > self.min_accuracy
+        if self is FROZEN:
+            kernel = loaded.get_layer("body").get_layer("learnt").kernel
+            assert np.array_equal(kernel, np.concatenate([np.eye(4), -np.eye(4)], axis=1))
+
+
+def is_near(predicted: Any, y: Any) -> bool:
+    """Whether the mean error is below 0.2, and below half of that of the mean of `y`."""
+    error = np.abs(predicted - y).mean()
+    return bool(error < min(0.2, np.abs(y - y.mean()).mean() / 2))
+
+
+def imported(program: Path) -> Any:
+    """The program, as Python imports it with its folder in the path."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "parts"]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(program.stem, program)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(program.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(program.parent))
+    return module
 
 
 PROBABILITIES = OwnProgram(
@@ -113,13 +218,32 @@ TWO_INPUTS = OwnProgram(
     """,
     0.9,
 )
+CUSTOM_LOSS = OwnProgram(
+    "custom-loss",
+    """
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), layers.Dense(16, "relu"), layers.Dense(3)])
+
+
+    def load_data(split, site, worker_index):
+        x = samples(split, site, worker_index)
+        return x, np.argmax(x[:, :3], axis=1)
+
+
+    def loss(y_true, y_pred):
+        log_p = keras.ops.log_softmax(y_pred)
+        own = keras.ops.sum(log_p * keras.ops.one_hot(y_true, 3), axis=-1)
+        return -own * (1 - keras.ops.exp(own))  # focal
+    """,
+    0.85,
+)
 FROZEN = OwnProgram(
     "frozen",
     """
     def build_model():
-        body = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(64, "relu", name="learnt")], name="body"
-        )
+        learnt = layers.Dense(8, "relu", use_bias=False, name="learnt")
+        body = keras.Sequential([keras.Input((4,)), learnt], name="body")
+        learnt.set_weights([LEARNT])
         body.trainable = False
         return keras.Sequential([keras.Input((4,)), body, layers.Dense(2, name="head")])
 
@@ -130,4 +254,5 @@ FROZEN = OwnProgram(
     """,
     0.85,
 )
-OWN_PROGRAMS = (PROBABILITIES, BINARY, REGRESSION, TWO_INPUTS, FROZEN)
+"""Its frozen part comes with weights: from them the rest can learn the classes, from others not."""
+OWN_PROGRAMS = (PROBABILITIES, BINARY, REGRESSION, TWO_INPUTS, CUSTOM_LOSS, FROZEN)

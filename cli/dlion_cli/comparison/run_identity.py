@@ -20,6 +20,7 @@ from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document
 from dlion_cli.inputs.required_files import find_program_root
 from dlion_core.policies.catalogue import BUILT_IN, GROUP
 from dlion_environments.loading import load_environment
+from dlion_worker.program_modules import find_modules
 
 _CODE: Final = frozenset({".py", ".so", ".pyd"})
 
@@ -31,21 +32,18 @@ def identity(command: Iterable[str], planned: PlannedRun, matrix: Matrix) -> dic
     """
     environment = json.dumps(to_document(load_environment(planned.environment)), sort_keys=True)
     job = _job(planned, matrix)
+    calibration = matrix.calibration
     files = {
-        "manifest": [matrix.file],
+        "manifest": {matrix.file.name: matrix.file},
         "program": program_files(job, matrix.file),
-        "calibration": [] if matrix.calibration is None else [matrix.calibration],
+        "calibration": {} if calibration is None else {calibration.name: calibration},
     }
     policy = _policy_source(job.spec.exchange.policy)
     return {
         "command": list(command),
         "environment": hashlib.sha256(environment.encode()).hexdigest(),
         "dlion": version("dlion"),
-        **{
-            name: _digest_of((path.name, path) for path in paths)
-            for name, paths in files.items()
-            if paths
-        },
+        **{name: _digest_of(paths.items()) for name, paths in files.items() if paths},
         **({"policy": policy} if policy else {}),
     }
 
@@ -56,16 +54,17 @@ def _job(planned: PlannedRun, matrix: Matrix) -> Job:
     return load_manifest(apply_set(document, planned.settings(matrix)), source=source, lines=None)
 
 
-def program_files(job: Job, file: Path) -> list[Path]:
-    """The job's program, first, and the Python files beside it, which it may import.
+def program_files(job: Job, file: Path) -> dict[str, Path]:
+    """The job's program, first, and the modules beside it that it imports, by names.
 
     Empty for a built-in program. `file`: the job's manifest.
     """
     if not job.spec.trainer.program.file:
-        return []
+        return {}
     program = find_program_root(job, file, None) / job.spec.trainer.program.file
-    beside = (path for path in sorted(program.parent.glob("*.py")) if path != program)
-    return [path for path in (program, *beside) if path.is_file()]
+    if not program.is_file():
+        return {}
+    return {program.name: program, **find_modules(program.resolve()).keys()}
 
 
 def _policy_source(name: str) -> dict[str, str]:

@@ -1,25 +1,30 @@
 """A program in a file of the user's: what is checked without running it, and how it travels.
 
-`dlion submit` puts the file into a ConfigMap, whose name has the hash of its text. So all sites
-that are given the same file get the same manifest, and a run keeps its program.
+`dlion submit` puts the file and the modules beside it that it imports into a ConfigMap, whose name
+has the hash of their text. So all sites that are given the same files get the same manifest, and a
+run keeps its program.
 """
 
 import ast
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dlion_api.errors import Problem
+from dlion_api.errors import Problem, ProgramError
 from dlion_api.spec import Job
-from dlion_api.spec.trainer import Program
+from dlion_worker.program_modules import find_modules, parse_file
 
 MAX_PROGRAM_BYTES: Final = 900 * 1024
 """Of a ConfigMap: the API server's limit is 1 MiB for the whole object."""
 _FIELD: Final = "spec.trainer.program"
-_ADVICE: Final = "Build an image that has it, and set trainer.image (docs/own-programs.md)."
+_ADVICE: Final = (
+    "Build an image that has it, and set trainer.image "
+    "(docs/images.md, Packages of your own in the worker image)."
+)
+_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,8 @@ class PackedProgram:
 
     name: str
     key: str
-    text: str
+    texts: Mapping[str, str]
+    """By key: the program first, then its modules."""
 
     @property
     def field(self) -> dict[str, Any]:
@@ -44,12 +50,12 @@ class PackedProgram:
             "kind": "ConfigMap",
             "metadata": metadata,
             "immutable": True,
-            "data": {self.key: self.text},
+            "data": dict(self.texts),
         }
 
 
 def program_problems(job: Job, root: Path) -> list[Problem]:
-    """Return what is wrong with the program file, without running it.
+    """Return what is wrong with the program file and its modules, without running them.
 
     `root`: the folder in which it is looked up. A program that comes with `trainer.image` is not
     looked for.
@@ -62,16 +68,12 @@ def program_problems(job: Job, root: Path) -> list[Problem]:
         advice = "Paths are relative to the manifest; `dlion init` creates a template."
         return [Problem(f"{_FIELD}.file", f"no such file: {path}", value=file, advice=advice)]
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
-    except SyntaxError as error:
-        message = f"{path}:{error.lineno}: is not Python: {error.msg}"
-        return [Problem(f"{_FIELD}.file", message, value=file)]
-    except (ValueError, RecursionError, MemoryError) as error:
-        return [Problem(f"{_FIELD}.file", f"{path}: is not Python: {error}", value=file)]
-    except OSError as error:
-        return [Problem(f"{_FIELD}.file", f"cannot be read: {error.strerror}", value=file)]
+        tree = parse_file(path)
+    except ProgramError as error:
+        return [Problem(f"{_FIELD}.file", str(error), value=file)]
     names, dataset = _names(tree), job.spec.trainer.dataset
-    problems = []
+    found = find_modules(path.resolve())
+    problems = [Problem(f"{_FIELD}.file", text, file) for text in found.problems]
     if "build_model" not in names:
         advice = "It returns the keras.Model (docs/own-programs.md)."
         problems.append(Problem(f"{_FIELD}.file", f"{path} has no build_model()", file, "", advice))
@@ -89,53 +91,55 @@ def packed_program(job: Job, root: Path) -> tuple[PackedProgram | None, list[Pro
     program = job.spec.trainer.program
     if job.spec.trainer.image or not (program.file or program.module):
         return None, []
-    if problems := program_problems(job, root) or _not_alone(program, root):
+    if problems := program_problems(job, root):
         return None, problems
     if not program.file:
-        return None, []
-    content = (root / program.file).read_bytes()
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = ""
-    if not text or len(content) > MAX_PROGRAM_BYTES:
+        return None, _beside(program.module or "", root)
+    path = (root / program.file).resolve()
+    key = path.name if _KEY.fullmatch(path.name) else "program.py"
+    found = find_modules(path)
+    modules = found.keys()
+    wrong = [each for each in modules if not _KEY.fullmatch(each) or each == key]
+    if found.imports_program and key != path.name:
+        wrong.append(path.name)
+    if wrong:
+        message = f"{wrong[0]!r} cannot be a key of a ConfigMap, or is the program's key, too"
+        advice = f"Rename the module, with letters and digits of ASCII. {_ADVICE}"
+        return None, [Problem(f"{_FIELD}.file", message, program.file, advice=advice)]
+    contents = {each: file.read_bytes() for each, file in {key: path, **modules}.items()}
+    size = sum(len(each) + len(content) for each, content in contents.items())
+    texts = {each: _text(content) for each, content in contents.items()}
+    strange = [each for each, text in texts.items() if text is None]
+    if strange or size > MAX_PROGRAM_BYTES or not contents[key]:
         allowed = f"UTF-8 text of at most {MAX_PROGRAM_BYTES:,} bytes"
-        message = "does not fit into a ConfigMap"
+        what = f"{strange[0]} does" if strange else f"program and modules, {size:,} bytes, do"
+        message = f"{what} not fit into a ConfigMap"
         return None, [
             Problem(f"{_FIELD}.file", message, program.file, allowed=allowed, advice=_ADVICE)
         ]
-    digest = hashlib.sha256(content).hexdigest()[:10]
-    name = Path(program.file).name
-    key = name if re.fullmatch(r"[-._a-zA-Z0-9]+", name) else "program.py"
-    return PackedProgram(f"{job.metadata.name}-program-{digest}", key, text), []
+    digest = hashlib.sha256(contents[key])
+    for each in modules:
+        digest.update(f"\0{each}\0".encode() + contents[each])  # no source has a NUL
+    name = f"{job.metadata.name}-program-{digest.hexdigest()[:10]}"
+    return PackedProgram(name, key, {each: text or "" for each, text in texts.items()}), []
 
 
-def _not_alone(program: Program, root: Path) -> list[Problem]:
-    """Return a problem if the program needs files beside it: a ConfigMap holds one."""
-    field, beside = "module", [] if program.module is None else [program.module.partition(".")[0]]
-    if program.file:
-        field, path = "file", root / program.file
-        root = path.parent
-        beside = [name for name in _imported(ast.parse(path.read_bytes())) if name != path.stem]
-    found = [name for name in beside if not name or _is_in(root, name)]
-    if not found:
+def _text(content: bytes) -> str | None:
+    """The text; None if it is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _beside(module: str, root: Path) -> list[Problem]:
+    """A problem if the module is beside the manifest: only a program's file is sent."""
+    top = module.partition(".")[0]
+    if not ((root / f"{top}.py").is_file() or (root / top / "__init__.py").is_file()):
         return []
-    what = ", ".join(name or "a relative module" for name in found)
-    message = f"needs {what} beside it, and only one file is sent to a cluster"
-    return [Problem(f"{_FIELD}.{field}", message, value=program.file or "", advice=_ADVICE)]
-
-
-def _is_in(folder: Path, module: str) -> bool:
-    return (folder / f"{module}.py").is_file() or (folder / module / "__init__.py").is_file()
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the first part of each imported module's name; empty for a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else (node.module or "").partition(".")[0]
+    message = f"{top} is beside the manifest, and trainer.program.module is not sent to a cluster"
+    advice = f"Name a file in trainer.program.file, with `from {module} import *`. {_ADVICE}"
+    return [Problem(f"{_FIELD}.module", message, value=module, advice=advice)]
 
 
 def _names(tree: ast.Module) -> set[str]:

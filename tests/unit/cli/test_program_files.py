@@ -1,8 +1,9 @@
 """Facts: `dlion validate` and `dlion submit` find what is wrong with a program file without running
 it; `validate` then runs it on one batch, but not with --no-run, nor where its data or TensorFlow
-are missing; `submit` looks for what is wrong before it looks for a cluster. A program alone in its
-file becomes a ConfigMap named after its text, the same at each site; one that needs other files, or
-is too long, is refused with the way out. One in an image, built in or in a ConfigMap is left alone.
+are missing; `submit` looks for what is wrong before it looks for a cluster. A program becomes, with
+the modules beside it, a ConfigMap named after all their text, the same at each site; what is too
+long, or cannot be a key, is refused with the way out. One in an image, built in or in a ConfigMap
+is left alone.
 
 Left out: what an API server makes of it (tests/cluster/test_cli), how pods run it
 (tests/cluster/test_training).
@@ -10,6 +11,7 @@ Left out: what an API server makes of it (tests/cluster/test_cli), how pods run 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import time
@@ -47,6 +49,8 @@ def packed(folder: Path, **trainer: Any) -> tuple[PackedProgram | None, list[str
         ("build_model = 1\n", "there are no data"),
         ("\0", "is not Python"),
         ("(" * 100_000, "is not Python"),
+        (f"import numpy\n{MODEL}", "mine.py:1: imports numpy, and "),
+        (f"from .numpy import x\n{MODEL}", "mine.py:1: is a relative import"),
     ],
 )
 def test_a_wrong_program_is_found_before_anything_is_done(
@@ -55,6 +59,7 @@ def test_a_wrong_program_is_found_before_anything_is_done(
     manifest = tmp_path / "job.yaml"
     document = job_document(2, trainer={"program": {"file": "mine.py"}})
     manifest.write_text(yaml.safe_dump(document))
+    (tmp_path / "numpy.py").touch()
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
     code = main(
@@ -217,30 +222,102 @@ def test_a_name_that_a_config_map_cannot_hold_is_replaced(tmp_path: Path) -> Non
     assert program.key == "program.py"
 
 
+def test_the_modules_beside_a_program_are_sent_with_it(tmp_path: Path) -> None:
+    """One that is alone has the name that it had before modules were sent."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    alone, _ = packed(tmp_path)
+    assert alone is not None
+    assert alone.name == f"test-program-{hashlib.sha256(MODEL.encode()).hexdigest()[:10]}"
+    texts = {
+        "mine.py": f"import net.layers\nimport helper\n{MODEL}",
+        "net/__init__.py": "",
+        "net/layers.py": "from . import losses\n",
+        "net/losses.py": "# é\r\n",
+        "helper.py": "x = 1\n",
+    }
+    (tmp_path / "net").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text.encode())
+    for other in ("net/unused.py", "unused.py", "data.npz"):
+        (tmp_path / other).touch()
+    program, problems = packed(tmp_path)
+    assert not problems
+    assert program is not None
+    assert program.key == "mine.py"
+    document = program.document("there", None)
+    keys = {name.replace("/", "."): text for name, text in texts.items()}
+    assert document["data"] == keys
+    names = {program.name}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"{text}# another\n")
+        other_program, _ = packed(tmp_path)
+        assert other_program is not None
+        names.add(other_program.name)
+    assert len(names) == 1 + len(texts)
+
+
 @pytest.mark.parametrize(
-    ("text", "beside", "said"),
+    ("modules", "said"),
     [
-        (f"import layers\n{MODEL}", "layers.py", "needs layers beside it"),
-        (f"{MODEL}    from layers.conv import x\n", "layers/__init__.py", "needs layers beside it"),
-        (f"from . import x\n{MODEL}", "x.py", "needs a relative module beside it"),
-        (f"{MODEL}#{'x' * MAX_PROGRAM_BYTES}", "none", "does not fit into a ConfigMap"),
+        ({"net.py": f"#{'x' * MAX_PROGRAM_BYTES}"}, "program and modules, 921,"),
+        ({f"m{n}.py": f"#{'x' * 400_000}" for n in range(3)}, "program and modules, 1,200,"),
+        ({"modèle.py": ""}, "'modèle.py' cannot be a key"),
+        ({f"{'x' * 200}/{'y' * 60}.py": ""}, "yyy.py' cannot be a key"),
+        ({"net.py": b"# coding: latin-1\n# \xe9\n"}, "net.py does not fit into a ConfigMap"),
+        ({"net.py": "def f(:"}, "net.py:1: is not Python"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, beside: str, said: str) -> None:
-    (tmp_path / "mine.py").write_text(text)
-    (tmp_path / beside).parent.mkdir(exist_ok=True)
-    (tmp_path / beside).touch()
+def test_modules_that_do_not_fit_are_refused(
+    tmp_path: Path, modules: dict[str, str | bytes], said: str
+) -> None:
+    names = [name.removesuffix(".py").replace("/", ".") for name in modules]
+    (tmp_path / "mine.py").write_text(f"import {', '.join(names)}\n{MODEL}")
+    for name, content in modules.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     program, problems = packed(tmp_path)
     assert program is None
-    assert [said in problem for problem in problems] == [True]
+    assert [said in problem for problem in problems] == [True], problems
     assert packed(tmp_path, image="ours:1") == (None, [])
+
+
+def test_a_program_that_is_too_long_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"{MODEL}#{'x' * MAX_PROGRAM_BYTES}")
+    job = load_job(job_document(2, trainer={"program": {"file": "mine.py"}}))
+    _, (problem,) = packed_program(job, tmp_path)
+    assert "program and modules, 921," in problem.message
+    assert "docs/images.md, Packages of your own" in problem.advice
 
 
 def test_text_of_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_bytes(
         "# coding: latin-1\n# é\n".encode("latin-1") + MODEL.encode()
     )
-    assert packed(tmp_path) == (None, ["does not fit into a ConfigMap"])
+    assert packed(tmp_path) == (None, ["mine.py does not fit into a ConfigMap"])
+
+
+def test_a_key_of_the_program_that_a_module_needs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.py").touch()
+    (tmp_path / "a.b.py").write_text(f"import a.b\n{MODEL}")
+    _, problems = packed(tmp_path, program={"file": "a.b.py"})
+    assert problems == ["'a.b.py' cannot be a key of a ConfigMap, or is the program's key, too"]
+    (tmp_path / "modèle.py").write_text(f"import helper\n{MODEL}")
+    (tmp_path / "helper.py").write_text("import modèle\n")
+    _, problems = packed(tmp_path, program={"file": "modèle.py"})
+    assert ["'modèle.py' cannot be a key" in problem for problem in problems] == [True]
+
+
+def test_a_link_to_a_program_leads_to_the_modules_beside_that(tmp_path: Path) -> None:
+    """As when Python runs it."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "real.py").write_text(f"import net\n{MODEL}")
+    (tmp_path / "there" / "net.py").write_text("import real\n")
+    (tmp_path / "mine.py").symlink_to("there/real.py")
+    program, problems = packed(tmp_path)
+    assert not problems
+    assert program is not None
+    assert (program.key, list(program.texts)) == ("real.py", ["real.py", "net.py"])
 
 
 def test_a_module_is_refused_only_where_it_is_a_folder_beside_the_manifest(tmp_path: Path) -> None:
@@ -248,7 +325,15 @@ def test_a_module_is_refused_only_where_it_is_a_folder_beside_the_manifest(tmp_p
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "__init__.py").touch()
     _, problems = packed(tmp_path, program={"module": "ours.vision"})
-    assert problems == ["needs ours beside it, and only one file is sent to a cluster"]
+    assert problems == [
+        "ours is beside the manifest, and trainer.program.module is not sent to a cluster"
+    ]
+    (tmp_path / "ours" / "vision.py").write_text(MODEL)
+    (tmp_path / "mine.py").write_text("from ours.vision import *\n")
+    program, problems = packed(tmp_path)
+    assert not problems
+    assert program is not None
+    assert list(program.texts) == ["mine.py", "ours.__init__.py", "ours.vision.py"]
 
 
 def test_other_programs_are_left_alone(tmp_path: Path) -> None:

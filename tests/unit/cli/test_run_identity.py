@@ -1,5 +1,5 @@
-"""Proves: a compared run is another one where its own program, a Python file beside that, the code
-of its policy's package, or the calibration is another, and not where another column's program or
+"""Proves: a compared run is another one where its own program, a module beside that, the code of
+its policy's package, or the calibration is another, and not where another column's program or
 policy is; costs of steps are asked of every simulation; how many runs are from before is told.
 Leaves out: that what is the same is not run again (tests/simulated).
 """
@@ -35,6 +35,10 @@ def matrix(tmp_path: Path) -> Matrix:
     for path in ("own.py", "helper.py", "sub/other.py", "sub/beside.py", "costs.json"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("first = 1\n")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "layers.py").write_text("first = 1\n")
+    (tmp_path / "own.py").write_text("import helper, net.layers\n")
+    (tmp_path / "sub" / "other.py").write_text("import beside\n")
     manifest = tmp_path / "job.yaml"
     manifest.write_text((ROOT / "examples" / "digits.yaml").read_text())
     return Matrix(
@@ -55,6 +59,7 @@ def matrix(tmp_path: Path) -> Matrix:
     [
         ("own.py", {"own"}),
         ("helper.py", {"own"}),
+        ("net/layers.py", {"own"}),
         ("sub/other.py", {"other"}),
         ("sub/beside.py", {"other"}),
         ("costs.json", {"own", "other", "built in"}),
@@ -66,23 +71,28 @@ def test_a_run_is_another_where_a_file_of_its_own_is(
     planned = (OWN, OTHER, BUILT_IN)
     before = {one.variant.name: identity(["dlion"], one, matrix) for one in planned}
     assert before == {one.variant.name: identity(["dlion"], one, matrix) for one in planned}
-    (matrix.file.parent / file).write_text("second = 2\n")
+    path = matrix.file.parent / file
+    path.write_text(f"{path.read_text()}second = 2\n")
     after = {one.variant.name: identity(["dlion"], one, matrix) for one in planned}
     assert {name for name in before if before[name] != after[name]} == concerns
 
 
-def test_a_file_that_comes_beside_the_program_counts_and_data_do_not(matrix: Matrix) -> None:
+def test_a_module_that_comes_counts_and_other_files_do_not(matrix: Matrix) -> None:
+    folder = matrix.file.parent
     before = identity(["dlion"], OWN, matrix)
-    (matrix.file.parent / "data.npz").write_bytes(b"0")
+    (folder / "data.npz").write_bytes(b"0")
+    (folder / "unused.py").touch()
+    (folder / "net" / "unused.py").touch()
     assert identity(["dlion"], OWN, matrix) == before
-    (matrix.file.parent / "more.py").write_text("")
+    (folder / "net" / "__init__.py").touch()
     assert identity(["dlion"], OWN, matrix) != before
 
 
 def test_programs_are_those_of_each_column(matrix: Matrix) -> None:
     jobs = [_job(one, matrix) for one in (OWN, OTHER, BUILT_IN)]
-    names = [[path.name for path in program_files(job, matrix.file)] for job in jobs]
-    assert names == [["own.py", "helper.py"], ["other.py", "beside.py"], []]
+    assert [list(program_files(job, matrix.file)) for job in jobs] == [
+        ["own.py", "helper.py", "net.layers.py"], ["other.py", "beside.py"], []
+    ]  # fmt: skip
 
 
 def test_costs_of_steps_are_asked_of_every_simulation(matrix: Matrix, tmp_path: Path) -> None:

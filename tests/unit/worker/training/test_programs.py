@@ -1,6 +1,7 @@
 """Facts: built-in models have the sizes that the evaluation names, take other image shapes and
 learn; a user's program is loaded from a file or a module, and whatever is wrong with it is said
-with its file and line and what to do; a Conv3D model over [N, T, C, H, W] trains.
+with its file and line and what to do, also where it is in a module beside it; a Conv3D model over
+[N, T, C, H, W] trains.
 
 Left out: accuracy on real data (tests/local and the benchmarks).
 """
@@ -299,3 +300,61 @@ def test_a_program_of_a_config_map_is_loaded_where_it_is_mounted(tmp_path: Path)
         programs.load(spec, directory=tmp_path)
     (tmp_path / "net").write_text(textwrap.dedent(DENSE))
     assert _build(programs.load(spec, directory=tmp_path)).layout.size == 10
+
+
+def test_a_program_of_a_config_map_has_its_modules_in_other_keys(tmp_path: Path) -> None:
+    spec = ProgramSpec(config_map=ConfigMapKey(name="net", key="program.py"))
+    texts = {
+        "program.py": "from mynet.layers import build_model\n\nWIDTH = 2\n",
+        "mynet.__init__.py": "",
+        "mynet.layers.py": DENSE.replace("import keras", "import keras, program", 1).replace(
+            "Dense(2)", "Dense(program.WIDTH)"
+        ),
+    }
+    for key, text in texts.items():
+        (tmp_path / key).write_text(textwrap.dedent(text))
+    assert _build(programs.load(spec, directory=tmp_path)).layout.size == 10
+
+
+def _with_package(folder: Path, layers: str) -> programs.TrainingProgram:
+    (folder / "mynet").mkdir()
+    (folder / "mynet" / "layers.py").write_text(layers)
+    (folder / "mine.py").write_text("from mynet import layers\nbuild_model = layers.build_model\n")
+    return programs.load(ProgramSpec(file="mine.py"), directory=folder)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            "import nothing_of_this_name",
+            r"at .*/mynet/layers\.py:1: ModuleNotFoundError: No module",
+        ),
+        ("from mynet import nothing", r"at .*/mynet/layers\.py:1: ImportError: cannot import"),
+        ("\n\nx = 1 / 0", r"at .*/mynet/layers\.py:3: ZeroDivisionError"),
+        ("raise SystemExit(3)", r"at .*/mynet/layers\.py:1: SystemExit: 3"),
+        ("\ndef f(:", r"^program mine\.py: .*/mynet/layers\.py:2: is not Python: invalid syntax"),
+        ("x = 1", r"at .*/mine\.py:2: AttributeError"),
+        (
+            "import importlib\nimportlib.import_module('mynet.other')",
+            r"at .*/mynet/layers\.py:2: ModuleNotFoundError.*an import statement names",
+        ),
+    ],
+)
+def test_an_error_beside_the_program_is_told_with_its_line(
+    tmp_path: Path, layers: str, message: str
+) -> None:
+    with pytest.raises(ProgramError, match=message):
+        _with_package(tmp_path, layers)
+
+
+def test_an_error_in_a_function_beside_the_program_is_told_with_its_line(tmp_path: Path) -> None:
+    program = _with_package(tmp_path, "\ndef build_model():\n    raise ValueError('boom')\n")
+    with pytest.raises(ProgramError, match=r"failed at .*/mynet/layers\.py:3: ValueError: boom"):
+        _build(program)
+
+
+def test_a_file_named_as_an_installed_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit")
+    with pytest.raises(ProgramError, match=r"mine\.py:3: imports numpy, and .*numpy\.py has the"):
+        _load(tmp_path, DENSE)

@@ -12,6 +12,9 @@ The user's protocol, in a file or an importable module:
 groups. `x` of type uint8 is taken as pixels and scaled to 0..1; other types are unchanged. `y`
 holds class numbers from 0, or targets: floats, or a dict for several outputs. Without `load_data`,
 the manifest's `trainer.dataset` defines the data.
+
+A file may import modules beside it (`dlion_worker.program_modules`). One program is loaded at a
+time: the next one replaces its modules.
 """
 
 import importlib
@@ -25,6 +28,7 @@ from typing import Any
 
 from dlion_api.errors import ProgramError
 from dlion_api.spec import Program as ProgramSpec
+from dlion_worker.program_modules import ProgramFinder, find_modules
 from dlion_worker.training.programs import builtin as builtins
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
@@ -51,9 +55,10 @@ def load(spec: ProgramSpec, *, directory: Path) -> TrainingProgram:
     if spec.module:
         return _from_module(spec.module, directory)
     if spec.file:
-        return _from_file(directory / spec.file)
+        return _from_file((directory / spec.file).resolve())
     if spec.config_map and (path := directory / spec.config_map.key).is_file():
-        return _from_file(path)
+        # Not resolved: a mount's files are links, and messages should have their names.
+        return _from_file(path.absolute(), in_config_map=True)
     raise ProgramError(
         "trainer.program: a config map exists only in a cluster. Name its text as `file` here"
     )
@@ -68,14 +73,17 @@ def builtin(name: str) -> TrainingProgram:
     return TrainingProgram(name=name, build=_BUILTINS[name])
 
 
-def _from_file(path: Path) -> TrainingProgram:
-    path = path.resolve()
-    stub = TrainingProgram(name=path.name, build=_no_model, source=path)
+def _from_file(path: Path, *, in_config_map: bool = False) -> TrainingProgram:
     if not path.is_file():
         raise ProgramError(
             f"program {path.name}: no such file: {path}. Paths are relative to the manifest; "
             "`dlion init` writes a template"
         )
+    modules = find_modules(path, in_config_map=in_config_map)
+    if modules.problems:
+        raise ProgramError(f"program {path.name}: {'; '.join(modules.problems)}")
+    sources = (path, *modules.files.values())
+    stub = TrainingProgram(name=path.name, build=_no_model, sources=sources)
     name = f"dlion_program_{path.stem}"
     # Explicit loader, because a config map's key need not end in .py.
     loader = SourceFileLoader(name, str(path))
@@ -84,9 +92,12 @@ def _from_file(path: Path) -> TrainingProgram:
     module = importlib.util.module_from_spec(spec)
     # Registered first, as for imports: dataclasses and Keras' registry look up their module.
     sys.modules[name] = module
+    ProgramFinder(modules).install()
+    if modules.imports_program:
+        sys.modules[path.name.removesuffix(".py")] = module
     with user_code(stub, "loading the file", "Correct the program and start again"):
         loader.exec_module(module)
-    return _from_namespace(module, path.name, path)
+    return _from_namespace(module, path.name, sources)
 
 
 def _from_module(name: str, directory: Path) -> TrainingProgram:
@@ -97,10 +108,11 @@ def _from_module(name: str, directory: Path) -> TrainingProgram:
         stub, "importing the module", "Install it where the trainer runs, or use program.file"
     ):
         module = importlib.import_module(name)
-    return _from_namespace(module, name, Path(module.__file__) if module.__file__ else None)
+    sources = (Path(module.__file__),) if module.__file__ else ()
+    return _from_namespace(module, name, sources)
 
 
-def _from_namespace(module: ModuleType, name: str, source: Path | None) -> TrainingProgram:
+def _from_namespace(module: ModuleType, name: str, sources: tuple[Path, ...]) -> TrainingProgram:
     for function in ("build_model", "load_data", "loss", "accuracy", "optimizer"):
         value = getattr(module, function, None)
         if value is not None and not callable(value):
@@ -118,7 +130,7 @@ def _from_namespace(module: ModuleType, name: str, source: Path | None) -> Train
         accuracy=getattr(module, "accuracy", None),
         optimizer=getattr(module, "optimizer", None),
         load_data=getattr(module, "load_data", None),
-        source=source,
+        sources=sources,
     )
 
 

@@ -19,8 +19,8 @@ class TrainingProgram:
     labels, squared error of targets. `accuracy` gets the same and returns values from 0 to 1; None:
     the share of labels that the largest output meets, the coefficient of determination of targets.
     `optimizer` returns a Keras optimizer. `load_data` gets the split ("train" or "test"), the site
-    and the worker's number within its site. `source` is the user's file, None for a built-in
-    program.
+    and the worker's number within its site. `sources` are the user's files, the program first; none
+    for a built-in program.
     """
 
     name: str
@@ -29,7 +29,7 @@ class TrainingProgram:
     accuracy: Callable[[Any, Any], Any] | None = None
     optimizer: Callable[[], Any] | None = None
     load_data: Callable[[str, str, int], Any] | None = None
-    source: Path | None = None
+    sources: tuple[Path, ...] = ()
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[Non
         raise
     # User code may raise anything, and `sys.exit` must not end the trainer silently.
     except (Exception, SystemExit) as error:
-        location = _location(error, program.source)
+        location = _location(error, program.sources)
         text = str(error).strip()[:1000]
         raise ProgramError(
             f"program {program.name}: {doing} failed{location}: {type(error).__name__}: {text}. "
@@ -52,11 +52,11 @@ def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[Non
         ) from error
 
 
-def _location(error: BaseException, source: Path | None) -> str:
-    """` at file:line` of the innermost frame in the user's file, else of the innermost one."""
+def _location(error: BaseException, sources: tuple[Path, ...]) -> str:
+    """` at file:line` of the innermost frame in the user's files, else of the innermost one."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if source is not None and Path(f.filename) == source]
+    own = [frame for frame in frames if Path(frame.filename) in sources]
     chosen = own[-1] if own else (frames[-1] if frames else None)
     return f" at {chosen.filename}:{chosen.lineno}" if chosen else ""
