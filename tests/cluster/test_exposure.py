@@ -16,11 +16,9 @@ Left out: clouds' load balancers, other proxies, network policies.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -28,32 +26,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import route_kinds
-from audit import asked_by, refused
-from chart import CHART, NAMESPACE, Helm, merged
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.spec import Job, load_job
-from several_contexts import SeveralContexts, ended
+from installed_sites import AT_NODES, FEDERATION_PORT, JOBS, InstalledSites
+from several_contexts import ended
 from site_gateway import ENTRY_POINT, PARENT, PORT, SiteGateway
 from testbed.firewall import Firewall, Opening, open_ports
-from testbed.image_store import image_store
 from testbed.layout import API_PORT
 from testbed.load_balancer import balance
-from testbed.project_images import build_images
-from testbed.sites import Testbed
 from trained_jobs import eventually, iteration, manifest, mostly_waiting, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from testbed.kubectl import Kubectl
     from testbed.sites import Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
 
-FEDERATION_PORT = 30446
 NODE_PORTS = (30000, 32767)
-JOBS = "ml"
 ITERATIONS = 10
 """Each takes gradients of all workers."""
 TRAINING = [("Training", "2/2", "3/3", 4), ("Training", "2/2", "3/3", 2)]
@@ -68,43 +59,18 @@ GATEWAYS: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass
-class TwoSites:
-    """Separate sites with this tree's operators, each with a firewall against the other."""
-
-    testbed: Testbed
-    values: Mapping[str, Any]
-    """Of the chart, for both."""
-    folder: Path
+class TwoSites(InstalledSites):
+    """Separate sites, each with a firewall against the other."""
 
     def __post_init__(self) -> None:
-        self.sites = list(self.testbed.sites.values())
-        self.jobs = [replace(site.kubectl, namespace=JOBS) for site in self.sites]
+        super().__post_init__()
         self.gateways = {s.name: SiteGateway(s, self.folder / s.name) for s in self.sites}
         self.operators_come_in: dict[str, Opening] = {}
-        clusters = {site.name: jobs for site, jobs in zip(self.sites, self.jobs, strict=True)}
-        self.contexts = SeveralContexts(clusters, self.folder)
-
-    def install(self, values: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        """The chart with these; `own` has more for each site."""
-
-        def at(site: Site) -> None:
-            helm = Helm(self.testbed.binaries.path("helm"), self.folder / site.name, site.kubectl)
-            name = {"site": {"name": site.name}}
-            helm.run(
-                "upgrade", "--install", "dlion", str(CHART), "--namespace", NAMESPACE,
-                "--create-namespace", "--wait", "--timeout", "110s",
-                values=merged(self.values, values, name, (own or {}).get(site.name, {})),
-            )  # fmt: skip
-
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(at, self.sites))
 
     def federate(self) -> None:
         """Operators hear each other: as they do, if they do, else at ports of nodes."""
-        if self.operators_come_in:
-            return
-        service = {"service": {"type": "NodePort", "nodePort": FEDERATION_PORT}}
-        self._federate({"federation": service}, FEDERATION_PORT)
+        if not self.operators_come_in:
+            self._federate(AT_NODES, FEDERATION_PORT)
 
     def federate_by_gateways(self) -> None:
         """They do so through the one port of each site's gateway."""
@@ -120,12 +86,7 @@ class TwoSites:
     def _federate(
         self, values: Mapping[str, Any], port: int, own: Mapping[str, Any] | None = None
     ) -> None:
-        nodes = {site.name: site.nodes[0].layout.address for site in self.sites}
-        listed = [
-            {"name": site.name, "address": f"{nodes[site.name]}:{port}", "bundle": _bundle(site)}
-            for site in self.sites
-        ]
-        self.install(merged(values, {"sites": listed}), own)
+        nodes = self.trust_each_other(values, port, own)
         self.operators_come_in = {
             name: Opening(f"{address}/32", port, port) for name, address in nodes.items()
         }
@@ -195,12 +156,6 @@ class TwoSites:
                 self.gateways[site.name].take_up()
         return [_shown(kubectl) for kubectl in self.jobs]
 
-    def check_rights(self) -> None:
-        """Nothing that an operator asked for was refused."""
-        account = f"system:serviceaccount:{NAMESPACE}:dlion-operator"
-        for site in self.sites:
-            assert refused(asked_by(account, site.control_plane.audit_log)) == [], site.name
-
 
 @pytest.fixture(scope="module")
 def two_sites(
@@ -208,29 +163,9 @@ def two_sites(
 ) -> Iterator[TwoSites]:
     """Both know the kinds of routes; their operators have made their authorities."""
     assert testbed_possible is None
-    images = build_images()
-    values: dict[str, Any] = {"images": {"pullPolicy": "Never"}}
-    for image in images:
-        repository, _, tag = image.reference.partition(":")
-        values["images"][image.target.value] = {"repository": repository, "tag": tag}
-    stores = dict.fromkeys(GATEWAYS, image_store(images))
-    with Testbed.up(name=f"e{os.getpid()}", sites=2, nodes=1, flat=False, stores=stores) as testbed:
-        made = TwoSites(testbed, values, tmp_path_factory.mktemp("sites"))
-
-        def prepare(site: Site) -> None:
-            (made.folder / site.name).mkdir()
-            route_kinds.install(site.kubectl)
-            site.kubectl.run("create", "namespace", JOBS)
-
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(prepare, made.sites))
-        made.install({})
+    folder = tmp_path_factory.mktemp("sites")
+    with TwoSites.up(f"e{os.getpid()}", folder, flat=False, prepare=route_kinds.install) as made:
         yield made
-
-
-def _bundle(site: Site) -> str:
-    secret = replace(site.kubectl, namespace=NAMESPACE).get("secret", "dlion-authority")
-    return base64.b64decode(secret["data"]["tls.crt"]).decode()
 
 
 def _documents(exposure: str, max_seconds: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -31,6 +31,19 @@ class SeveralContexts:
         self._file.write_text(yaml.safe_dump(merged))
         self._names = ",".join(clusters)
 
+    def at(self, name: str, *words: str) -> str:
+        """What `dlion WORDS` prints, of that one alone; it must succeed."""
+        command = [sys.executable, "-m", "dlion_cli", *words, f"--kubeconfig={self._file}"]
+        done = subprocess.run(
+            [*command, f"--context={name}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     @contextmanager
     def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         """`dlion WORDS` of all of them, which ends with the block at the latest."""
