@@ -5,9 +5,9 @@ to both sites by `dlion submit`, and trains there, in pods of this tree's images
 the same ConfigMap, whose keys are the modules' names; the model that `dlion fetch` brings from the
 second site predicts: better than chance, or than the mean of the targets; a part that came with
 weights has them still. A site that is sent another module is named as one with another program.
-In `make test` two shapes (several inputs and outputs; a part with weights that does not train), in
-`make slow` all. Prints how long it took.
+Prints how long it took.
 Left out: what is wrong with programs (tests/unit), links that are slow or exposed (test_exposure).
+The same folders train in tests/local and tests/simulated, which `make test` runs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
 
     from testbed.kubectl import Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(600), pytest.mark.slow]
 
-USUAL = (TWO_INPUTS, FROZEN)
-SHAPES = {own.name: own for own in (*USUAL, PROBABILITIES, REGRESSION, CUSTOM_LOSS)}
+SHAPES = {own.name: own for own in (TWO_INPUTS, FROZEN, PROBABILITIES, REGRESSION, CUSTOM_LOSS)}
 AT_ONCE = 3
 """Jobs. Each has two workers, which take 0.6 GB each."""
 STEPS = 300
@@ -119,13 +118,7 @@ def program_map(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return dict(kubectl.get("configmap", program["configMap"]["name"]))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(name, marks=() if own in USUAL else pytest.mark.slow)
-        for name, own in SHAPES.items()
-    ],
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_program_of_each_shape_trains_at_two_sites_and_its_model_predicts(
     at_once: SideBySide, projects: Path, shape: str
 ) -> None:
