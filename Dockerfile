@@ -5,8 +5,10 @@
 # Every package comes from requirements.lock, its hash checked. Stages are ordered so that what
 # changes most comes last: a change of sources rebuilds one layer of a few megabytes.
 # TENSORFLOW=gpu gives a worker that computes on NVIDIA's GPUs (x86-64).
+# BASE is what all stages start from; a release names it by digest (NAME@sha256:...).
 
-FROM debian:bookworm-slim AS python
+ARG BASE=docker.io/library/debian:bookworm-slim
+FROM ${BASE} AS python
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3 \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/ldconfig/* /var/log/* \
@@ -21,8 +23,7 @@ ENV PATH=/opt/dlion/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1
 WORKDIR /
 LABEL org.opencontainers.image.title="DLion" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="docker.io/library/debian:bookworm-slim"
+      org.opencontainers.image.licenses="Apache-2.0"
 
 
 # Where packages are installed; pip and uv stay here.
@@ -107,7 +108,9 @@ RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
 
 
 FROM python AS operator
-LABEL org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site"
+ARG BASE
+LABEL org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site" \
+      org.opencontainers.image.base.name="${BASE}"
 COPY --from=operator-packages /opt/dlion/ /opt/dlion/
 COPY --from=operator-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
@@ -116,7 +119,9 @@ CMD ["--config", "/etc/dlion-operator/config.yaml"]
 
 
 FROM python AS sidecar
-LABEL org.opencontainers.image.description="DLion's sidecar: steers one worker, without TensorFlow"
+ARG BASE
+LABEL org.opencontainers.image.description="DLion's sidecar: steers one worker, without TensorFlow" \
+      org.opencontainers.image.base.name="${BASE}"
 COPY --from=sidecar-packages /opt/dlion/ /opt/dlion/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
@@ -125,7 +130,9 @@ CMD ["sidecar"]
 
 
 FROM worker-packages AS worker
-LABEL org.opencontainers.image.description="DLion's worker: trains, and keeps a site's models"
+ARG BASE
+LABEL org.opencontainers.image.description="DLion's worker: trains, and keeps a site's models" \
+      org.opencontainers.image.base.name="${BASE}"
 ENV KERAS_HOME=/tmp/.keras \
     MPLCONFIGDIR=/tmp/.matplotlib \
     NUMBA_CPU_NAME=generic \

@@ -120,6 +120,21 @@ def test_the_dockerfile_takes_extras_that_there_are() -> None:
     assert set(extras["sidecar"]) <= set(extras["worker"])
 
 
+def test_all_stages_start_from_one_argument_which_each_image_has_as_label() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    stages = dict(
+        re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    )
+    starts = set(re.findall(r"^FROM (\S+) AS", text, re.MULTILINE)) - stages.keys()
+    assert starts == {"${BASE}"}
+    assert (
+        "ARG BASE=docker.io/library/debian:bookworm-slim\n" in text.partition("\nFROM ")[0] + "\n"
+    )
+    for target in ("operator", "sidecar", "worker"):
+        assert stages[target].startswith("ARG BASE\n")
+        assert 'org.opencontainers.image.base.name="${BASE}"' in stages[target]
+
+
 def test_the_lock_for_gpus_agrees_with_the_lock() -> None:
     def versions(path: Path) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
