@@ -8,7 +8,7 @@ SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
 SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist format lock clean
+.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist bundle format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,10 @@ dist: setup ## Build the wheel: dist/dlion-VERSION-py3-none-any.whl
 	rm -rf build  # it would keep modules that are gone
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
 	@ls dist/*.whl
+
+bundle: setup ## Build dist/dlion-bundle-VERSION.tar, for sites without network (PLATFORM=linux/arm64, BASE=IMAGE@DIGEST, BUILDER=docker)
+	@PYTHONPATH=tools $(BIN)/python -m bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(BASE),--base "$(BASE)") \
+	  $(if $(BUILDER),--builder "$(BUILDER)")
 
 format: setup ## Put the sources into form
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)

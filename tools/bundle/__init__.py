@@ -1,0 +1,1 @@
+"""`make bundle`: all that an installation without network needs, in one file."""

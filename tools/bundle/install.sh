@@ -1,0 +1,440 @@
+#!/bin/sh
+# Installs DLion at one site from the bundle beside this file, without network: sh install.sh --help
+#
+# POSIX sh with sed, grep, tar and coreutils (or busybox), for nodes that have little else. Exit codes are
+# those of the command line: docs/errors-and-exit-codes.md.
+set -eu
+LC_ALL=C
+export LC_ALL
+
+USAGE=2 DATA=66 UNAVAILABLE=69 STORAGE=74
+
+usage() {
+  cat <<'END'
+Installs DLion at one site from this bundle, without network.
+
+  sh install.sh --images-only                             first on each other node, as root
+  sh install.sh --site NAME [OPTIONS] [-- HELM ARGUMENTS]  then on a node with helm and kubectl, as root
+  sh install.sh --site NAME --registry HOST/PATH          or instead once, from any machine with helm
+
+Examples:
+  sudo sh install.sh --site plant-a
+  sudo sh install.sh --site plant-a -- -f plant-a.yaml --set keeper.size=10Gi
+  sh install.sh --site plant-a --registry registry.plant-a.example:5000/dlion
+  sh install.sh --site plant-a --dry-run
+
+It verifies checksums.txt, brings the images to this node's containerd (or to a registry), then runs
+`helm upgrade --install` and waits for the operator. Run again, it changes only what differs. Give the same
+HELM ARGUMENTS each time: values that are left out return to the chart's.
+
+Options:
+  --site NAME           name of this site, as in spec.sites[].name of the manifests
+  --images-only         bring the images only; needs neither helm nor kubectl
+  --skip-images         install the chart only; all nodes have the images already
+  --registry HOST/PATH  push the images there with skopeo, crane or podman, and have nodes pull them
+  --insecure-registry   without TLS, or without verifying it
+  --namespace NAME      namespace of the operator (dlion-system)
+  --release NAME        name of the Helm release (dlion)
+  --kubeconfig FILE     as for kubectl
+  --context NAME        as for kubectl
+  --timeout SECONDS     for the operator to be ready (300)
+  --dry-run             verify and print what would be done; change nothing
+  --help                this text
+END
+}
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+site='' namespace=dlion-system release=dlion registry='' kubeconfig='' context='' timeout=300
+images=node chart=yes dry_run='' insecure='' work='' done_so_far='' started=''
+
+say() { printf '%s\n' "$*"; }
+
+fail() { # code, message: ends with both
+  code=$1
+  shift
+  printf 'install.sh: %s\n' "$*" >&2
+  exit "$code"
+}
+
+usage_error() { fail "$USAGE" "$* (sh install.sh --help)"; }
+
+at_end() {
+  code=$?
+  trap - EXIT HUP INT TERM
+  if [ -n "$work" ]; then rm -rf "$work"; fi
+  if [ "$code" -ne 0 ] && [ -n "$started" ]; then
+    if [ -n "$done_so_far" ]; then
+      printf 'install.sh: NOT complete. Done so far:%s\nThe same command goes on from here.\n' "$done_so_far" >&2
+    else
+      say 'install.sh: nothing was changed.' >&2
+    fi
+  fi
+  exit "$code"
+}
+trap at_end EXIT
+trap 'exit 130' HUP INT TERM
+
+is_name() { # text, longest: whether it is a name of Kubernetes
+  [ "${#1}" -le "$2" ] || return 1
+  case $1 in '' | -* | *- | *[!a-z0-9-]*) return 1 ;; esac
+}
+
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help | -h) usage; exit 0 ;;
+    --images-only) chart='' ; shift ;;
+    --skip-images) images=skip; shift ;;
+    --insecure-registry) insecure=yes; shift ;;
+    --dry-run) dry_run=yes; shift ;;
+    --) shift; break ;;
+    --site=* | --registry=* | --namespace=* | --release=* | --kubeconfig=* | --context=* | --timeout=*)
+      name=${1%%=*} value=${1#*=}
+      shift
+      set -- "$name" "$value" "$@" ;;
+    --site | --registry | --namespace | --release | --kubeconfig | --context | --timeout)
+      [ $# -ge 2 ] || usage_error "$1 needs a value"
+      case $2 in '' | -*) usage_error "$1 needs a value, not '$2'" ;; esac
+      case $1 in
+        --site) site=$2 ;;
+        --registry) registry=$2 ;;
+        --namespace) namespace=$2 ;;
+        --release) release=$2 ;;
+        --kubeconfig) kubeconfig=$2 ;;
+        --context) context=$2 ;;
+        --timeout) timeout=$2 ;;
+      esac
+      shift 2 ;;
+    *) usage_error "unknown argument '$1'; arguments for helm stand after --" ;;
+  esac
+done
+
+check_arguments() {
+  if [ -n "$chart" ]; then
+    [ -n "$site" ] || usage_error '--site is missing'
+    is_name "$site" 40 || usage_error "--site '$site': at most 40 of a-z, 0-9 and -, as in spec.sites[].name"
+  else
+    [ "$images" != skip ] || usage_error '--images-only and --skip-images exclude each other'
+    [ $# -eq 0 ] || usage_error "--images-only runs no helm: leave out '$1'"
+  fi
+  is_name "$namespace" 63 || usage_error "--namespace '$namespace': at most 63 of a-z, 0-9 and -"
+  is_name "$release" 40 || usage_error "--release '$release': at most 40 of a-z, 0-9 and -"
+  case $timeout in *[!0-9]* | 0* | ??????*) usage_error "--timeout '$timeout': seconds, 1 to 99999" ;; esac
+  [ -z "$kubeconfig" ] || [ -r "$kubeconfig" ] || usage_error "--kubeconfig '$kubeconfig': no readable file"
+  registry=${registry%/}
+  case $registry in
+    *://*) usage_error "--registry '$registry': HOST/PATH without ${registry%%://*}://" ;;
+    *[!A-Za-z0-9._:/-]* | /* | *//* | *:*/*:* | *@*) usage_error "--registry '$registry': HOST[:PORT]/PATH" ;;
+  esac
+  [ "${#registry}" -le 200 ] || usage_error '--registry has more than 200 characters'
+  [ -n "$registry" ] || [ -z "$insecure" ] || usage_error '--insecure-registry needs --registry'
+  if [ -n "$registry" ] && [ "$images" = node ]; then images=registry; fi
+  # Standard input has the values of this script.
+  before=''
+  for argument in "$@"; do
+    case $before$argument in
+      -f- | --values- | --values=-) usage_error 'values from standard input: give them in a file' ;;
+      -n | --dry-run* | --namespace* | --kubeconfig* | --kube-context*)
+        usage_error "'$argument' stands before --; --context is its name for kubectl and helm" ;;
+    esac
+    before=''
+    case $argument in -f | --values) before=$argument ;; esac
+  done
+}
+
+value_of() { # key: its value in bundle.yaml
+  sed -n "s/^$1: //p" "$here/bundle.yaml"
+}
+
+again='extract the archive again (tar xf), or copy it again if its sha256 differs from the published one'
+
+verify_bundle() {
+  list=$here/checksums.txt
+  [ -s "$list" ] || fail "$DATA" "no checksums.txt in $here: the bundle is not complete; $again"
+  if grep -qv '^[0-9a-f]\{64\}  [A-Za-z0-9][A-Za-z0-9._/+-]*$' "$list"; then
+    fail "$DATA" "checksums.txt in $here is damaged; $again"
+  fi
+  for name in README.md bundle.yaml crds/dlionjob.yaml images/operator.tar images/sidecar.tar images/worker.tar \
+    install.sh sbom/operator.cdx.json; do
+    grep -q "^.\{66\}$name\$" "$list" || fail "$DATA" "checksums.txt in $here lacks $name: it is cut off; $again"
+  done
+  say 'Verifying checksums ...'
+  if ! output=$(cd "$here" && sha256sum -c checksums.txt 2>&1); then
+    printf '%s\n' "$output" | grep -v ': OK$' >&2 || true
+    fail "$DATA" "the bundle in $here is not complete, or changed; $again"
+  fi
+  version=$(value_of version)
+  platform=$(value_of platform)
+  grep -q "^.\{66\}charts/dlion-$version\.tgz\$" "$list" || fail "$DATA" "no chart of version $version; $again"
+  bundle_id=$(sha256sum "$list")
+  bundle_id=${bundle_id%% *}
+}
+
+require_program() { # program, how to go on
+  command -v "$1" >/dev/null 2>&1 || fail "$UNAVAILABLE" "no $1 on the PATH: $2"
+}
+
+run_helm() {
+  # shellcheck disable=SC2086  # each option, if any
+  helm "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--kube-context "$context"}
+}
+
+run_kubectl() {
+  # shellcheck disable=SC2086
+  kubectl "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--context "$context"}
+}
+
+check_cluster() {
+  require_program helm 'copy the program of Helm 3 (one file) to this machine, or run the script where it is'
+  require_program kubectl 'copy the program (one file) to this machine; on k3s, RKE2 or MicroK8s link it'
+  # k3s and RKE2 write it here, and their users often set nothing.
+  for file in /etc/rancher/k3s/k3s.yaml /etc/rancher/rke2/rke2.yaml; do
+    if [ -z "$kubeconfig${KUBECONFIG:-}" ] && [ ! -e "${HOME:-/root}/.kube/config" ] && [ -r "$file" ]; then
+      kubeconfig=$file
+    fi
+  done
+  if ! output=$(run_kubectl get --raw /version --request-timeout=20s 2>&1); then
+    fail "$UNAVAILABLE" "the cluster does not answer: $output
+Set KUBECONFIG, --kubeconfig or --context."
+  fi
+  show='{range .items[*]}{.status.nodeInfo.architecture}/{.metadata.name} {end}'
+  nodes=$(run_kubectl get nodes -o "jsonpath=$show" 2>/dev/null) || nodes='' # not everyone may list them
+  others='' alike=''
+  for node in $nodes; do
+    if [ "linux/${node%%/*}" = "$platform" ]; then alike=yes; else others="$others ${node#*/}"; fi
+  done
+  if [ -n "$nodes" ] && [ -z "$alike" ]; then
+    fail "$DATA" "this bundle is for $platform, and no node of the cluster is; take the bundle of its architecture"
+  fi
+  [ -z "$others" ] || say "Note: these nodes are not $platform and cannot run DLion from this bundle:$others"
+}
+
+note_nodes_without_images() {
+  show='{range .items[*]}{.metadata.name}{": "}{.status.images[*].names}{"\n"}{end}'
+  nodes=$(run_kubectl get nodes -o "jsonpath=$show" 2>/dev/null) || nodes=''
+  lacking=$(printf '%s' "$nodes" | grep -v "localhost/dlion-operator:$version\"" | sed 's/: .*//' \
+    | grep -vxF "$(uname -n)") || lacking=''
+  [ -z "$lacking" ] || say "Note: kubelet has not reported the images of these nodes (it takes it some seconds). Bring them
+to all nodes that run pods of DLion: sh install.sh --images-only
+$lacking"
+}
+
+find_containerd() { # sets ctr, and store: where it keeps images
+  tried=''
+  for candidate in 'k3s ctr' '/var/lib/rancher/rke2/bin/ctr --address /run/k3s/containerd/containerd.sock' \
+    'microk8s ctr' ctr; do
+    command -v "${candidate%% *}" >/dev/null 2>&1 || continue
+    if output=$($candidate version 2>&1); then
+      ctr=$candidate
+      case $ctr in
+        k3s*) store=/var/lib/rancher/k3s/agent/containerd ;;
+        *rke2*) store=/var/lib/rancher/rke2/agent/containerd ;;
+        microk8s*) store=/var/snap/microk8s/common/var/lib/containerd ;;
+        *) store=/var/lib/containerd ;;
+      esac
+      return
+    fi
+    tried="$tried
+  $candidate version: $output"
+  done
+  if [ -n "$tried" ]; then
+    fail "$UNAVAILABLE" "no containerd answers here (run this as root, with sudo):$tried"
+  fi
+  fail "$UNAVAILABLE" "no containerd here (no k3s, RKE2, MicroK8s or ctr): run this on a node, or give --registry
+for a private registry, or --skip-images if all nodes have the images"
+}
+
+has_image() { # target: whether containerd has exactly this image
+  reference=$(value_of "$1.reference")
+  $ctr --namespace k8s.io images ls "name==$reference" 2>/dev/null | grep -q " $(value_of "$1.digest") "
+}
+
+bytes_of() { # file
+  bytes=$(wc -c <"$1")
+  printf '%d' "$bytes"
+}
+
+free_bytes() { # folder; nothing if it is not known
+  kilobytes=$(df -Pk "$1" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p')
+  [ -z "$kilobytes" ] || printf '%d' $((kilobytes * 1024))
+}
+
+require_space() { # folder, bytes, for what
+  free=$(free_bytes "$1")
+  if [ -n "$free" ] && [ "$free" -lt "$2" ]; then
+    fail "$STORAGE" "$1 has $((free / 1000000)) MB free; $3 needs $(($2 / 1000000)) MB: free space there"
+  fi
+}
+
+missing_images() { # targets that containerd does not have
+  for target in operator sidecar worker; do
+    has_image "$target" || printf '%s ' "$target"
+  done
+}
+
+import_images() {
+  machine=$(uname -m)
+  case $machine in x86_64 | amd64) own=linux/amd64 ;; aarch64 | arm64) own=linux/arm64 ;; *) own=$machine ;; esac
+  [ "$own" = "$platform" ] || fail "$DATA" "this bundle is for $platform, and this node is $own ($machine): take the bundle
+of its architecture, or --skip-images if this is no node that runs DLion"
+  find_containerd
+  wanted=$(missing_images)
+  if [ -z "$wanted" ]; then
+    say "This node has the images already ($ctr)."
+    return
+  fi
+  needed=0
+  for target in $wanted; do
+    needed=$((needed + $(bytes_of "$here/images/$target.tar") + $(value_of "$target.unpackedBytes")))
+  done
+  [ ! -d "$store" ] || require_space "$store" $((needed + needed / 20)) 'importing the images'
+  for target in $wanted; do
+    if [ -n "$dry_run" ]; then
+      say "Would run: $ctr --namespace k8s.io images import $here/images/$target.tar"
+      continue
+    fi
+    say "Importing $(value_of "$target.reference") ($ctr) ..."
+    done_so_far="$done_so_far
+  image $target: the import was begun on this node"
+    if ! output=$($ctr --namespace k8s.io images import "$here/images/$target.tar" 2>&1); then
+      case $output in
+        *'no space left'*) fail "$STORAGE" "the disk is full: $output" ;;
+        *'permission denied'*) fail "$UNAVAILABLE" "run this as root, with sudo: $output" ;;
+      esac
+      fail "$UNAVAILABLE" "$ctr could not import images/$target.tar: $output"
+    fi
+    reference=$(value_of "$target.reference")
+    $ctr --namespace k8s.io images ls "name==$reference" | grep -q "^$reference " \
+      || fail "$UNAVAILABLE" "$ctr imported images/$target.tar, and does not list $reference: $output"
+    # Else kubelet deletes it when the disk fills, and nothing could fetch it again.
+    $ctr --namespace k8s.io images label "$reference" io.cri-containerd.pinned=pinned \
+      >/dev/null 2>&1 || say "Note: $target could not be pinned; kubelet may delete it when the disk fills."
+    done_so_far="${done_so_far% the import was begun on this node} imported on this node"
+  done
+}
+
+find_pusher() {
+  for pusher in skopeo crane podman; do
+    command -v "$pusher" >/dev/null 2>&1 && return
+  done
+  fail "$UNAVAILABLE" "no skopeo, crane or podman on the PATH to push with: install one of them (crane is one file), or leave
+--registry out and run this on each node"
+}
+
+push_one() { # target, reference; in the folder of the images, as a path may have any letters
+  cd "$here/images"
+  case $pusher in
+    skopeo) # Checksums are verified, so that it needs no policy of signatures.
+      skopeo --insecure-policy copy ${insecure:+--dest-tls-verify=false} "oci-archive:$1.tar" "docker://$2" ;;
+    crane)
+      mkdir "$work/$1" && tar -xf "$1.tar" -C "$work/$1" \
+        && crane push ${insecure:+--insecure} "$work/$1" "$2" && rm -rf "${work:?}/$1" ;;
+    podman)
+      podman load --quiet --input "$1.tar" && podman tag "$(value_of "$1.reference")" "$2" \
+        && podman push ${insecure:+--tls-verify=false} "$2" ;;
+  esac
+}
+
+push_images() {
+  find_pusher
+  work=$(mktemp -d)
+  if [ "$pusher" = crane ]; then
+    require_space "$work" "$(bytes_of "$here/images/worker.tar")" 'unpacking an image (set TMPDIR for another folder)'
+  fi
+  for target in operator sidecar worker; do
+    reference=$registry/dlion-$target:$version
+    if [ -n "$dry_run" ]; then
+      say "Would push: images/$target.tar to $reference ($pusher)"
+      continue
+    fi
+    say "Pushing $reference ($pusher) ..."
+    if ! output=$(push_one "$target" "$reference" 2>&1); then
+      fail "$UNAVAILABLE" "$pusher could not push $reference: $output
+Log in with '$pusher login' (crane auth login); for a registry without TLS give --insecure-registry."
+    fi
+    done_so_far="$done_so_far
+  image $target: pushed to $registry"
+  done
+}
+
+chart_values() {
+  say "site: {name: \"$site\"}"
+  say 'images:'
+  if [ -n "$registry" ]; then
+    say "  registry: \"$registry\""
+  else
+    say '  registry: localhost' # as bundle.yaml names them; nothing can be pulled by this name
+    say '  pullPolicy: Never'
+  fi
+  # Starts the operator again if the bundle is another one of the same version.
+  say "operator: {podAnnotations: {dlion.dev/bundle: \"$bundle_id\"}}"
+}
+
+install_chart() { # helm's arguments
+  set -- upgrade --install "$release" "$here/charts/dlion-$version.tgz" --namespace "$namespace" --create-namespace \
+    --wait --timeout "${timeout}s" --values - "$@"
+  if [ -n "$dry_run" ]; then
+    say "Would run: helm $* <<END"
+    chart_values
+    say END
+    if ! output=$(chart_values | run_helm "$@" --dry-run 2>&1); then
+      fail "$UNAVAILABLE" "helm refuses it: $output"
+    fi
+    return
+  fi
+  [ "$images" = registry ] || note_nodes_without_images
+  say "Installing release $release in namespace $namespace ..."
+  done_so_far="$done_so_far
+  release $release in namespace $namespace: begun (helm status -n $namespace $release)"
+  if ! output=$(chart_values | run_helm "$@" 2>&1); then
+    pods=$(run_kubectl -n "$namespace" get pods -o wide --request-timeout=20s 2>&1) || true
+    printf '%s\n' "$pods" >&2
+    case $output$pods in
+      *ErrImageNeverPull*) advice="A node of these pods has no images: run there sh install.sh --images-only" ;;
+      *'another operation'*) advice="An earlier helm was broken off: helm rollback -n $namespace $release, or if there is
+no earlier revision: helm uninstall -n $namespace $release" ;;
+      *'invalid ownership metadata'*) advice="The definition of DLionJob belongs to another installation: add -- --take-ownership, or
+-- --set crds.enabled=false and: kubectl apply --server-side -f $here/crds/dlionjob.yaml" ;;
+      *) advice="Look at: kubectl -n $namespace describe pods; remove with: helm uninstall -n $namespace $release" ;;
+    esac
+    fail "$UNAVAILABLE" "helm could not install the chart: $output
+$advice"
+  fi
+  if ! output=$(run_kubectl -n "$namespace" rollout status deployment --timeout="${timeout}s" \
+    -l "app.kubernetes.io/instance=$release,app.kubernetes.io/component=operator" 2>&1); then
+    fail "$UNAVAILABLE" "the operator is not ready: $output
+Look at: kubectl -n $namespace describe pods; kubectl -n $namespace logs -l app.kubernetes.io/component=operator"
+  fi
+}
+
+print_next() {
+  say
+  say "DLion $version runs as site $site."
+  [ "$images" = registry ] || say 'Each other node needs the images, too:  sh install.sh --images-only'
+  cat <<END
+Test it:       helm test -n $namespace $release
+The commands:  python3.11 -m pip install --no-index --find-links "$here/wheels" 'dlion[cluster]'
+Other sites:   dlion trust show -n $namespace   (what they have to trust)
+A first job:   dlion init --template digits first   (its spec.sites names $site), then: dlion submit first/job.yaml --wait
+END
+}
+
+check_arguments "$@"
+started=yes
+verify_bundle
+say "DLion $version for $platform, in $here"
+[ "$(value_of builder)" != testbed ] || say 'Note: this bundle is for tests: its images hold settings of the machine that built them.'
+[ -z "$chart" ] || check_cluster
+case $images in
+  node) import_images ;;
+  registry) push_images ;;
+esac
+[ -z "$chart" ] || install_chart "$@"
+if [ -n "$dry_run" ]; then
+  say 'Nothing was changed (--dry-run).'
+elif [ -n "$chart" ]; then
+  print_next
+elif [ "$images" = registry ]; then
+  say "The images of DLion $version are in $registry."
+else
+  say "The images of DLion $version are on this node."
+fi
