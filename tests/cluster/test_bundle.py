@@ -158,7 +158,7 @@ def test_a_job_trains_on_a_cluster_that_has_the_bundle_alone(site: Site, bundle:
     assert wanted <= set(first.images())
 
     told = install(other, bundle, "--images-only")
-    assert "are on this node" in told
+    assert "in the containerd of this node" in told
     assert wanted <= set(other.images())
 
     values = bundle.parent / "my values.yaml"

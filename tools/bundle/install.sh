@@ -50,8 +50,7 @@ images=node chart=yes dry_run='' insecure='' work='' done_so_far='' started=''
 say() { printf '%s\n' "$*"; }
 
 fail() { # code, message: ends with both
-  code=$1
-  shift
+  code=$1 && shift
   printf 'install.sh: %s\n' "$*" >&2
   exit "$code"
 }
@@ -62,12 +61,10 @@ at_end() {
   code=$?
   trap - EXIT HUP INT TERM
   if [ -n "$work" ]; then rm -rf "$work"; fi
-  if [ "$code" -ne 0 ] && [ -n "$started" ]; then
-    if [ -n "$done_so_far" ]; then
-      printf 'install.sh: NOT complete. Done so far:%s\nThe same command goes on from here.\n' "$done_so_far" >&2
-    else
-      say 'install.sh: nothing was changed.' >&2
-    fi
+  if [ "$code" -ne 0 ] && [ -n "$done_so_far" ]; then
+    printf 'install.sh: NOT complete. Done so far:%s\nThe same command goes on from here.\n' "$done_so_far" >&2
+  elif [ "$code" -ne 0 ] && [ -n "$started" ]; then
+    say 'install.sh: nothing was changed.' >&2
   fi
   exit "$code"
 }
@@ -81,7 +78,7 @@ is_name() { # text, longest: whether it is a name of Kubernetes
 
 while [ $# -gt 0 ]; do
   case $1 in
-    --help | -h) usage; exit 0 ;;
+    --help | -h) usage && exit ;;
     --images-only) chart='' ; shift ;;
     --skip-images) images=skip; shift ;;
     --insecure-registry) insecure=yes; shift ;;
@@ -89,20 +86,11 @@ while [ $# -gt 0 ]; do
     --) shift; break ;;
     --site=* | --registry=* | --namespace=* | --release=* | --kubeconfig=* | --context=* | --timeout=*)
       name=${1%%=*} value=${1#*=}
-      shift
-      set -- "$name" "$value" "$@" ;;
+      shift && set -- "$name" "$value" "$@" ;;
     --site | --registry | --namespace | --release | --kubeconfig | --context | --timeout)
       [ $# -ge 2 ] || usage_error "$1 needs a value"
       case $2 in '' | -*) usage_error "$1 needs a value, not '$2'" ;; esac
-      case $1 in
-        --site) site=$2 ;;
-        --registry) registry=$2 ;;
-        --namespace) namespace=$2 ;;
-        --release) release=$2 ;;
-        --kubeconfig) kubeconfig=$2 ;;
-        --context) context=$2 ;;
-        --timeout) timeout=$2 ;;
-      esac
+      eval "${1#--}=\$2" # one of the names of this branch
       shift 2 ;;
     *) usage_error "unknown argument '$1'; arguments for helm stand after --" ;;
   esac
@@ -120,11 +108,11 @@ check_arguments() {
   is_name "$release" 40 || usage_error "--release '$release': at most 40 of a-z, 0-9 and -"
   case $timeout in *[!0-9]* | 0* | ??????*) usage_error "--timeout '$timeout': seconds, 1 to 99999" ;; esac
   [ -z "$kubeconfig" ] || [ -r "$kubeconfig" ] || usage_error "--kubeconfig '$kubeconfig': no readable file"
-  registry=${registry%/}
   case $registry in
     *://*) usage_error "--registry '$registry': HOST/PATH without ${registry%%://*}://" ;;
     *[!A-Za-z0-9._:/-]* | /* | *//* | *:*/*:* | *@*) usage_error "--registry '$registry': HOST[:PORT]/PATH" ;;
   esac
+  registry=${registry%/}
   [ "${#registry}" -le 200 ] || usage_error '--registry has more than 200 characters'
   [ -n "$registry" ] || [ -z "$insecure" ] || usage_error '--insecure-registry needs --registry'
   if [ -n "$registry" ] && [ "$images" = node ]; then images=registry; fi
@@ -141,9 +129,7 @@ check_arguments() {
   done
 }
 
-value_of() { # key: its value in bundle.yaml
-  sed -n "s/^$1: //p" "$here/bundle.yaml"
-}
+value_of() { sed -n "s/^$1: //p" "$here/bundle.yaml"; }
 
 again='extract the archive again (tar xf), or copy it again if its sha256 differs from the published one'
 
@@ -202,9 +188,8 @@ Set KUBECONFIG, --kubeconfig or --context."
   for node in $nodes; do
     if [ "linux/${node%%/*}" = "$platform" ]; then alike=yes; else others="$others ${node#*/}"; fi
   done
-  if [ -n "$nodes" ] && [ -z "$alike" ]; then
-    fail "$DATA" "this bundle is for $platform, and no node of the cluster is; take the bundle of its architecture"
-  fi
+  [ -z "$nodes" ] || [ -n "$alike" ] \
+    || fail "$DATA" "this bundle is for $platform, and no node of the cluster is; take the bundle of its architecture"
   [ -z "$others" ] || say "Note: these nodes are not $platform and cannot run DLion from this bundle:$others"
 }
 
@@ -220,25 +205,17 @@ $lacking"
 
 find_containerd() { # sets ctr, and store: where it keeps images
   tried=''
-  for candidate in 'k3s ctr' '/var/lib/rancher/rke2/bin/ctr --address /run/k3s/containerd/containerd.sock' \
-    'microk8s ctr' ctr; do
-    command -v "${candidate%% *}" >/dev/null 2>&1 || continue
-    if output=$($candidate version 2>&1); then
-      ctr=$candidate
-      case $ctr in
-        k3s*) store=/var/lib/rancher/k3s/agent/containerd ;;
-        *rke2*) store=/var/lib/rancher/rke2/agent/containerd ;;
-        microk8s*) store=/var/snap/microk8s/common/var/lib/containerd ;;
-        *) store=/var/lib/containerd ;;
-      esac
-      return
-    fi
+  rke2=/var/lib/rancher/rke2
+  for candidate in '/var/lib/rancher/k3s/agent k3s ctr' '/var/snap/microk8s/common/var/lib microk8s ctr' \
+    "$rke2/agent $rke2/bin/ctr --address /run/k3s/containerd/containerd.sock" '/var/lib ctr'; do
+    store=${candidate%% *}/containerd
+    ctr=${candidate#* }
+    command -v "${ctr%% *}" >/dev/null 2>&1 || continue
+    output=$($ctr version 2>&1) && return
     tried="$tried
-  $candidate version: $output"
+  $ctr version: $output"
   done
-  if [ -n "$tried" ]; then
-    fail "$UNAVAILABLE" "no containerd answers here (run this as root, with sudo):$tried"
-  fi
+  [ -z "$tried" ] || fail "$UNAVAILABLE" "no containerd answers here (run this as root, with sudo):$tried"
   fail "$UNAVAILABLE" "no containerd here (no k3s, RKE2, MicroK8s or ctr): run this on a node, or give --registry
 for a private registry, or --skip-images if all nodes have the images"
 }
@@ -248,10 +225,7 @@ has_image() { # target: whether containerd has exactly this image
   $ctr --namespace k8s.io images ls "name==$reference" 2>/dev/null | grep -q " $(value_of "$1.digest") "
 }
 
-bytes_of() { # file
-  bytes=$(wc -c <"$1")
-  printf '%d' "$bytes"
-}
+bytes_of() { printf '%d' "$(wc -c <"$1")"; }
 
 free_bytes() { # folder; nothing if it is not known
   kilobytes=$(df -Pk "$1" 2>/dev/null | sed -n '2s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p')
@@ -278,10 +252,7 @@ import_images() {
 of its architecture, or --skip-images if this is no node that runs DLion"
   find_containerd
   wanted=$(missing_images)
-  if [ -z "$wanted" ]; then
-    say "This node has the images already ($ctr)."
-    return
-  fi
+  [ -n "$wanted" ] || say "This node has the images already ($ctr)."
   needed=0
   for target in $wanted; do
     needed=$((needed + $(bytes_of "$here/images/$target.tar") + $(value_of "$target.unpackedBytes")))
@@ -337,9 +308,8 @@ push_one() { # target, reference; in the folder of the images, as a path may hav
 push_images() {
   find_pusher
   work=$(mktemp -d)
-  if [ "$pusher" = crane ]; then
-    require_space "$work" "$(bytes_of "$here/images/worker.tar")" 'unpacking an image (set TMPDIR for another folder)'
-  fi
+  [ "$pusher" != crane ] \
+    || require_space "$work" "$(bytes_of "$here/images/worker.tar")" 'unpacking an image (set TMPDIR for another folder)'
   for target in operator sidecar worker; do
     reference=$registry/dlion-$target:$version
     if [ -n "$dry_run" ]; then
@@ -357,14 +327,11 @@ Log in with '$pusher login' (crane auth login); for a registry without TLS give 
 }
 
 chart_values() {
+  # As bundle.yaml names them; nothing can be pulled by this name.
+  names='registry: localhost, pullPolicy: Never'
+  [ -z "$registry" ] || names="registry: \"$registry\""
   say "site: {name: \"$site\"}"
-  say 'images:'
-  if [ -n "$registry" ]; then
-    say "  registry: \"$registry\""
-  else
-    say '  registry: localhost' # as bundle.yaml names them; nothing can be pulled by this name
-    say '  pullPolicy: Never'
-  fi
+  say "images: {$names}"
   # Starts the operator again if the bundle is another one of the same version.
   say "operator: {podAnnotations: {dlion.dev/bundle: \"$bundle_id\"}}"
 }
@@ -373,12 +340,10 @@ install_chart() { # helm's arguments
   set -- upgrade --install "$release" "$here/charts/dlion-$version.tgz" --namespace "$namespace" --create-namespace \
     --wait --timeout "${timeout}s" --values - "$@"
   if [ -n "$dry_run" ]; then
-    say "Would run: helm $* <<END"
-    chart_values
-    say END
-    if ! output=$(chart_values | run_helm "$@" --dry-run 2>&1); then
-      fail "$UNAVAILABLE" "helm refuses it: $output"
-    fi
+    say "Would run: helm $* <<END
+$(chart_values)
+END"
+    output=$(chart_values | run_helm "$@" --dry-run 2>&1) || fail "$UNAVAILABLE" "helm refuses it: $output"
     return
   fi
   [ "$images" = registry ] || note_nodes_without_images
@@ -424,17 +389,12 @@ verify_bundle
 say "DLion $version for $platform, in $here"
 [ "$(value_of builder)" != testbed ] || say 'Note: this bundle is for tests: its images hold settings of the machine that built them.'
 [ -z "$chart" ] || check_cluster
-case $images in
-  node) import_images ;;
-  registry) push_images ;;
-esac
+case $images in node) import_images ;; registry) push_images ;; esac
 [ -z "$chart" ] || install_chart "$@"
 if [ -n "$dry_run" ]; then
   say 'Nothing was changed (--dry-run).'
 elif [ -n "$chart" ]; then
   print_next
-elif [ "$images" = registry ]; then
-  say "The images of DLion $version are in $registry."
 else
-  say "The images of DLion $version are on this node."
+  say "The images of DLion $version are in ${registry:-the containerd of this node}."
 fi

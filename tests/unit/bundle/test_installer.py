@@ -155,6 +155,7 @@ SITE = ("--site", "plant-a")
         ([*SITE, "--timeout", "100000"], "--timeout '100000'"),
         ([*SITE, "--kubeconfig", "/nowhere/x y"], "--kubeconfig '/nowhere/x y': no readable file"),
         ([*SITE, "--registry", "https://r.example/x"], "without https://"),
+        ([*SITE, "--registry", "/"], "HOST[:PORT]/PATH"),
         ([*SITE, "--registry", "r.example/a b"], "HOST[:PORT]/PATH"),
         ([*SITE, "--registry", "r.example/x:1.0/y:2"], "HOST[:PORT]/PATH"),
         ([*SITE, "--registry", "r.example/x@sha256"], "HOST[:PORT]/PATH"),
