@@ -88,8 +88,8 @@ def install(node: Node, bundle: Path, *arguments: str, programs: Path | None = N
     """
     path = ":".join([*([str(programs)] if programs else []), "/usr/bin:/bin:/usr/sbin:/sbin"])
     return node.machine.run(
-        "env", "-i", f"PATH={path}", "HOME=/nowhere", "sh", str(bundle / "install.sh"), *arguments,
-        timeout_s=900,
+        "env", "-i", f"PATH={path}", f"HOME={bundle.parent}", "sh", str(bundle / "install.sh"),
+        *arguments, timeout_s=900,
     )  # fmt: skip
 
 
