@@ -71,7 +71,7 @@ def pod(index: int, **status: Any) -> dict[str, Any]:
         "app.kubernetes.io/component": "worker",
         "batch.kubernetes.io/job-completion-index": f"{index}",
     }  # fmt: skip
-    metadata = {"name": f"{JOB_NAME}-{index}-x2x7k", "creationTimestamp": ago(600),
+    metadata = {"name": f"{JOB_NAME}-{index}-x2x7k", "creationTimestamp": ago(400 * 86_400 + 3600),
                 "labels": labels, "managedFields": [{}]}  # fmt: skip
     return {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status}
 
@@ -143,7 +143,7 @@ def test_describe_shows_problems_first_then_everything(
     assert first[1:6] == ["small-0", "0", "n1", "CrashLoopBackOff", "3"]
     (second,) = [line.split() for line in lines if line.startswith(f"{JOB_NAME}-1")]
     # Rank 1 is the first worker of the other group.
-    assert second[1:7] == ["small-1", "2", "n1", "Running", "0", "10m"]
+    assert second[1:7] == ["small-1", "2", "n1", "Running", "0", "400d"]
     assert "Unrelated" not in out
 
 
