@@ -22,6 +22,8 @@ import yaml
 
 pytestmark = pytest.mark.patient
 
+NAP_S = f"60.{os.getpid()}"
+"""Seconds of a process that is found by them."""
 COMMAND = [sys.executable, "-m", "dlion_cli", "doctor"]
 
 
@@ -78,7 +80,7 @@ def test_faults_hide_nothing_and_nothing_takes_long(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_a_plugin_that_never_ends_is_named_in_time(tmp_path: Path) -> None:
     plugin = {
-        "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["60"],
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": [NAP_S],
         "interactiveMode": "Never",
     }  # fmt: skip
     config = kubeconfig(tmp_path, {"exec": plugin})
@@ -89,6 +91,8 @@ def test_a_plugin_that_never_ends_is_named_in_time(tmp_path: Path) -> None:
     assert found["kubeconfig"]["outcome"] == "failed"
     assert "credential plugin" in found["kubeconfig"]["advice"]
     assert found["loopback"]["outcome"] == "ok"
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert f"sleep\0{NAP_S}\0".encode() not in commands, "nothing is left behind"
 
 
 def children(pid: int) -> list[int]:

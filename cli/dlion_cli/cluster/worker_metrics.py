@@ -1,6 +1,5 @@
 """Reads the metrics of workers' sidecars (docs/metrics.md) through the API server's pod proxy."""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,10 @@ from dlion_api import cluster_names
 from dlion_api.errors import AbsentError, DataError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient
 
-MAX_METRICS_BYTES: Final = 1 << 20
+MAX_METRICS_BYTES: Final = 1 << 18
+"""Parsing takes a second for that many."""
+MAX_VALUE: Final = 1e15
+"""Larger values are no measurements, and their sums may not be finite."""
 MAX_PEER_SITES: Final = 256
 PREFIX: Final = "dlion_"
 _LINK_METRICS: Final = ("link_budget_bytes", "link_bandwidth_bytes_per_second")
@@ -18,7 +20,7 @@ _LINK_METRICS: Final = ("link_budget_bytes", "link_bandwidth_bytes_per_second")
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """One response of a sidecar. Names are without `dlion_`; values are finite."""
+    """One response of a sidecar. Names are without `dlion_`; values are at most MAX_VALUE."""
 
     time_s: float
     """Monotonic time at which it was requested."""
@@ -53,7 +55,7 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removeprefix(PREFIX)
-                if name == sample.name or not math.isfinite(sample.value):
+                if name == sample.name or not abs(sample.value) <= MAX_VALUE:
                     continue
                 if name not in _LINK_METRICS:
                     values[name] = sample.value

@@ -18,6 +18,10 @@ _WITHOUT_NAMESPACE: Final = re.compile(
 )
 
 
+_COMMAND: Final = re.compile(r"[A-Za-z0-9 ._:/=,@…-]*")
+"""Names in events are not validated: a command with any other character may do anything."""
+
+
 class Severity(StrEnum):
     """How bad a finding is, worst first."""
 
@@ -84,13 +88,20 @@ class JobScope:
 
 
 def sorted_problems(problems: Iterable[JobProblem]) -> list[JobProblem]:
-    """The problems, worst first; equal ones of several objects become one."""
+    """The problems, worst first; equal ones of several objects become one.
+
+    A command that a shell or terminal might take for something else is left out.
+    """
     grouped: dict[tuple[str, ...], list[JobProblem]] = {}
     for each in problems:
         key = (each.severity, each.reason, each.message, each.advice)
         grouped.setdefault(key, []).append(each)
     merged = [
-        replace(same[0], object=_first_of(list(dict.fromkeys(each.object for each in same))))
+        replace(
+            same[0],
+            object=_first_of(list(dict.fromkeys(each.object for each in same))),
+            command=same[0].command if _COMMAND.fullmatch(same[0].command) else "",
+        )
         for same in grouped.values()
     ]
     return sorted(merged, key=lambda each: _ORDER[each.severity])

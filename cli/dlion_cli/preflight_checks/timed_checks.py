@@ -1,12 +1,16 @@
 """Runs checks in parallel, each with a time limit, whatever the others do."""
 
+import contextlib
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
@@ -31,9 +35,10 @@ class TimedCheck:
 def run_checks(checks: Sequence[TimedCheck], within_s: float) -> list[Check]:
     """The results in order, within that time. An unexpected error fails only its check.
 
-    Threads of late checks are abandoned; their processes end with this one. Raises:
-    KeyboardInterrupt immediately.
+    Threads of late checks are abandoned, and the processes that they have started are killed.
+    Raises: KeyboardInterrupt immediately.
     """
+    earlier = _descendants(os.getpid())
     results: queue.SimpleQueue[tuple[int, Check]] = queue.SimpleQueue()
 
     def one(place: int, timed: TimedCheck) -> None:
@@ -53,7 +58,21 @@ def run_checks(checks: Sequence[TimedCheck], within_s: float) -> list[Check]:
         except queue.Empty:
             break
         found[place] = result
+    if len(found) < len(checks):  # a credential plugin that hangs, for example
+        for pid in _descendants(os.getpid()) - earlier:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     return [found.get(place) or _late(timed, within_s) for place, timed in enumerate(checks)]
+
+
+def _descendants(pid: int) -> set[int]:
+    """Processes that this one has started, and those that they have; on Linux alone."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children = set(map(int, task.read_text().split()))
+            found |= children.union(*map(_descendants, children))
+    return found
 
 
 def _late(timed: TimedCheck, within_s: float) -> Check:

@@ -60,7 +60,7 @@ def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 HARNESS = """
 source "$1"
 compopt() { echo "compopt $2" >&2; }
-COMP_LINE="$2"; COMP_POINT=${#2}
+COMP_LINE="$2"; COMP_POINT=${#2}; COMP_WORDBREAKS=$' \t\n"><=;|&(:'
 _dlion_completion dlion
 printf '%s\\n' "${COMPREPLY[@]}"
 """
@@ -89,12 +89,24 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("dlion simulate job.yaml --environment=two", ["two-clouds", "two-clouds-hetero"], ""),
         ("dlion compare x --policies=adaptive,twos", ["adaptive,twostep"], ""),
         ("dlion wait digits --for=condition=Su", ["Suspended", "Succeeded"], ""),
-        ("dlion wait digits --for suc", ["succeeded"], ""),
+        ("dlion wait digits --for tra", ["training"], ""),
         ("dlion run x --set exchange.topology=ri", ["ring"], ""),
         ("dlion run x --set exchange.topo", ["exchange.topology="], "compopt nospace\n"),
         ("dlion explain trainer.opt", ["trainer.optimizer."], "compopt nospace\n"),
     ):
         assert completed(tmp_path, text, line) == (offered, options), line
+
+
+def test_bash_completes_what_follows_a_colon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bash takes it for the end of a word, and would write twice what stands before it."""
+    config = tmp_path / "config"
+    contexts = [{"name": f"arn:aws:eks:us:1:cluster/{each}", "context": {}} for each in "ab"]
+    config.write_text(yaml.safe_dump({"contexts": contexts}))
+    for option in ("--context ", "--context="):
+        line = f"dlion get --kubeconfig {config} {option}arn:aws:eks:us:1:cluster/a"
+        assert completed(tmp_path, script("bash", capsys), line) == (["cluster/a"], "")
 
 
 def names(items: object) -> list[str]:

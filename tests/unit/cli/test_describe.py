@@ -301,8 +301,6 @@ MET = "dlionjob.dlion.dev/digits condition met\n"
     [
         ("ended", job(), DONE, 0, "digits has succeeded"),
         ("ended", job(), FAILED, 67, ""),
-        ("succeeded", job(), DONE, 0, "digits has succeeded"),
-        ("succeeded", job(), FAILED, 67, ""),
         ("training", job(), job(TRAINS, version=2), 0, MET),
         ("training", job(TRAINS), FAILED, 0, MET),
         ("training", job(condition("Ready", "Suspended")), FAILED, 67, ""),
@@ -372,7 +370,7 @@ def test_wait_gives_up_in_time_for_all_names(
         ),
         ("condition=", "Allowed: Ready, Reconciling, Stalled, Suspended, PeersConnected"),
         ("condition=Ready=Yes", "status 'Yes': allowed: True, False, Unknown"),
-        ("jsonpath={.x}", "allowed: training, succeeded, ended, delete, condition=TYPE[=STATUS]"),
+        ("jsonpath={.x}", "allowed: training, ended, delete, condition=TYPE[=STATUS]"),
         ("", "allowed: training"),
     ],
 )

@@ -318,6 +318,18 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("more", [";curl x|sh", "\x1b]0;x\x07", "$(x)", "`x`", "&x", "\n-x"])
+def test_no_command_has_what_a_shell_or_terminal_takes_for_more_than_a_name(more: str) -> None:
+    """The names in events are whatever their writer says."""
+    event_of = event("FailedCreate", "no", kind="Job", name=JOB_NAME + more)
+    claim = event(
+        "ProvisioningFailed", "no", kind="PersistentVolumeClaim", name=f"digits-keeper{more}"
+    )
+    for problem in find_problems(job(), [], [event_of, claim], NOW):
+        assert problem.command.isprintable()
+        assert not set(problem.command) & set(";|$`&()\n"), problem.command
+
+
 def found(pods: Any, events: Any) -> list[JobProblem]:
     """All but what the job's own conditions say."""
     problems = find_problems(job(), pods, events, NOW)

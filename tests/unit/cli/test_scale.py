@@ -124,8 +124,8 @@ def test_a_run_that_has_ended_is_left_alone(
 ) -> None:
     told = server(job(reason="Completed"))
     command = ["scale", "digits", *SMALL, "--workers", "5", "--kubeconfig", kubeconfig(a=told)]
-    assert main(command) == ExitCode.DENIED
-    assert "the run of digits has ended (Succeeded)" in capsys.readouterr().err
+    assert main(command) == ExitCode.SPEC
+    assert "digits: its run has ended (Succeeded)" in capsys.readouterr().err
     assert not told.patches
 
 

@@ -237,6 +237,7 @@ def test_what_is_no_prometheus_text_is_refused(text: str) -> None:
 
 def test_numbers_that_are_none_are_left_out() -> None:
     many = "".join(f'dlion_link_budget_bytes{{peer_site="s{n}"}} 1\n' for n in range(1000))
-    found = parse_metrics(f"dlion_a NaN\ndlion_b +Inf\ndlion_c 3\nother 4\n{many}", 0.0)
+    text = f"dlion_a NaN\ndlion_b +Inf\ndlion_d 1e300\ndlion_c 3\nother 4\n{many}"
+    found = parse_metrics(text, 0.0)
     assert found.values == {"c": 3.0}
     assert len(found.by_site) == 256

@@ -102,15 +102,17 @@ def _scale(
     """The group before, and the stored job.
 
     Raises: AbsentError if there is no such job; SpecError if there is no such group, or a rule
-    refuses the number; DeniedError if another client changed it meanwhile, or the run has ended.
+    refuses the number, or the run has ended; DeniedError if another client changed it meanwhile.
     """
     document = jobs.get(name)
     outcome = JobStatus(document).outcome
     if outcome is not None:
-        raise DeniedError(
-            f"the run of {name} has ended ({outcome.type}): there is nothing to scale. Change the "
-            "manifest and submit it with another runId"
+        problem = Problem(
+            name,
+            f"its run has ended ({outcome.type}): there is nothing to scale",
+            advice="Change the manifest and submit it with another runId",
         )
+        raise SpecError([problem])
     before = find_group(document, site, group)
     try:
         return before, jobs.scale(name, before.patch(workers), dry_run=dry_run)

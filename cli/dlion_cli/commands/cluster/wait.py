@@ -19,7 +19,7 @@ from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
 from dlion_cli.views.job_watch import print_outcome
 
-_STATES: Final = ("training", "succeeded", "ended")
+_STATES: Final = ("training", "ended")
 _DELETE: Final = "delete"
 _CONDITION: Final = "condition="
 _STATUSES: Final = ("True", "False", "Unknown")
@@ -37,7 +37,7 @@ class WaitTarget:
 
 
 class WaitTargetType(click.ParamType[WaitTarget]):
-    """`delete`, `training`, `succeeded`, `ended` or `condition=TYPE[=STATUS]`."""
+    """`delete`, `training`, `ended` or `condition=TYPE[=STATUS]`."""
 
     name = "target"
 
@@ -84,7 +84,7 @@ def _spelt_as(given: str, known: tuple[str, ...]) -> str | None:
 @names_argument(required=True)
 @click.option(
     "--for", "target", type=WaitTargetType(), default="ended", show_default=True, metavar="TARGET",
-    help="ended, succeeded, training, delete, or condition=TYPE[=STATUS].",
+    help="ended, training, delete, or condition=TYPE[=STATUS].",
 )  # fmt: skip
 @wait_timeout
 @cluster_options
@@ -93,8 +93,8 @@ def wait(
 ) -> int:
     """Wait until jobs NAME… are as --for requires; --timeout is for all of them together.
 
-    `ended` waits for the end of the run and has the exit codes of `dlion watch`. `succeeded` and
-    `training` have them, too, if the run ends otherwise. `delete` waits until the job is gone.
+    `ended` waits for the end of the run and has the exit codes of `dlion watch`. `training` has
+    them, too, if the run fails before. `delete` waits until the job is gone.
     `condition=TYPE` waits for a condition with status True, or the given one, of the current
     manifest, as `kubectl wait` does. Ctrl-C leaves the jobs running.
 

@@ -9,16 +9,16 @@ _VARIABLE: Final = "_DLION_COMPLETE"
 """By which the script asks `dlion` for completions; click derives it from the name `dlion`."""
 _BASH: Final = """\
 _dlion_completion() {
-    local line="${COMP_LINE:0:COMP_POINT}" words item type value last
+    local line="${COMP_LINE:0:COMP_POINT}" words items item type value last
     local IFS=' '
     read -ra words <<< "$line"
     [[ $line == *' ' ]] && words+=("")
     last="${words[${#words[@]} - 1]}"
     [[ $last == --*=* ]] && last="${last#*=}"
     COMPREPLY=()
-    IFS=$'\\n'
-    for item in $(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) \\
-            _DLION_COMPLETE=bash_complete "$1"); do
+    mapfile -t items < <(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) \\
+        _DLION_COMPLETE=bash_complete "$1")
+    for item in "${items[@]}"; do
         IFS=',' read -r type value <<< "$item"
         case $type in
             dir) compopt -o dirnames ;;
@@ -26,13 +26,14 @@ _dlion_completion() {
             plain)
                 [[ $value == *[.=] ]] && compopt -o nospace
                 [[ $last == *=* ]] && value="${value#"${last%=*}="}"
+                [[ $last == *:* && $COMP_WORDBREAKS == *:* ]] && value="${value#"${last%:*}:"}"
                 COMPREPLY+=("$value") ;;
         esac
     done
 }
 complete -o nosort -F _dlion_completion dlion
 """
-"""Unlike click's: bash takes `=` for the end of a word, and no space follows `.` and `=`."""
+"""Unlike click's: for bash `=` and `:` end a word, and no space follows `.` and `=`."""
 
 
 @click.command()
