@@ -28,7 +28,7 @@ from dlion_worker.trainer import admission, loop
 from loop_cluster import Network, Node, synchronous_job
 
 WORKERS, KILLS, NAP_S, DELAY_S = 4, 4, 0.003, 0.003
-STATE_S = 2.0
+STATE_S = 3.0
 """Longer than any schedule of busy threads delays a message."""
 
 
@@ -198,7 +198,7 @@ def test_while_a_state_is_on_its_way_the_others_go_on(workers: int, policy: str)
         nodes[0] = Node(job, Rank(0), network, 2, NAP_S).start()
         _wait(lambda: len(nodes[0].hashes) > 10, "it is back")
         longest_s = max(step.waited_s for node in stays for step in node.steps[done:])
-        assert (longest_s < STATE_S / 2) == (policy == "dlion")
+        assert (longest_s < 0.8 * STATE_S) == (policy == "dlion")
         first = min(nodes[0].hashes)
         assert all(first in node.hashes for node in stays)
     finally:
