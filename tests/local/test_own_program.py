@@ -1,6 +1,7 @@
 """Facts: what `dlion init DIR` writes runs with `dlion run DIR/job.yaml` from another working
 directory; the run is resumed with a manifest that has no program beside it, and the result
-folder's own job.yaml starts another run. Python files of the working directory are not imported.
+folder's own job.yaml starts another run. `dlion validate` that is killed leaves no process behind.
+Python files of the working directory are not imported.
 
 Left out: which folder is taken in each case (tests/unit/cli/test_program_root), the protocol of
 programs (tests/unit/worker/training/test_programs).
@@ -8,12 +9,16 @@ programs (tests/unit/worker/training/test_programs).
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dlion_cli.__main__ import main
-from local_run import LocalRun
+from local_run import LONG_S, LocalRun
 
 pytestmark = pytest.mark.patient
 
@@ -41,3 +46,25 @@ def test_what_init_writes_runs_from_anywhere(
 
     with LocalRun(run.folder, None) as again:
         assert again.finish() == 0, again.terminal()
+
+
+@pytest.mark.timeout(300)
+def test_a_trial_ends_with_the_command(tmp_path: Path) -> None:
+    assert main(["init", str(tmp_path / "project")]) == 0
+    program = tmp_path / "project" / "program.py"
+    mark = tmp_path / "begun"
+    waits = f"import os, time\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    program.write_text(program.read_text() + waits)
+    command = [sys.executable, "-m", "dlion_cli", "validate", str(program.with_name("job.yaml"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        wait_until(lambda: mark.is_file() and mark.read_text() != "")
+        process.kill()
+    trial = Path(f"/proc/{mark.read_text()}")
+    wait_until(lambda: not trial.exists())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tests.support.simulations import run_commands
 
+from dlion_cli.__main__ import main
 from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
 
 
@@ -35,6 +36,8 @@ def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     for name, ended in run_commands(folder, commands).items():
         assert ended.exit_code == 0, ended.stderr
         summary = json.loads((folder / name / "out" / "summary.json").read_text())
+        # Its copy of the manifest leads to the program, as a replay needs it.
+        assert main(["validate", "--no-run", str(folder / name / "out" / "job.yaml")]) == 0
         found[name] = summary["accuracy"]["mean"]
     return found
 

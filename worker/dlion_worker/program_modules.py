@@ -75,7 +75,8 @@ def parse_file(path: Path) -> ast.Module:
             warnings.simplefilter("ignore")  # Python warns when it imports the file
             return ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
-        raise ProgramError(f"{path}:{error.lineno}: is not Python: {error.msg}") from error
+        line = "" if error.lineno is None else f":{error.lineno}"  # a file with null bytes has none
+        raise ProgramError(f"{path}{line}: is not Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ProgramError(f"{path}: is not Python: {error}") from error
     except OSError as error:

@@ -14,7 +14,8 @@ def comparison_table(
     environment: str, rows: Sequence[VariantRow], matrix: Matrix, *, ideal: str
 ) -> Table:
     """One row for each column of the comparison, in the order of the options."""
-    title = f"{environment}: {len(matrix.seeds)} seeds, {matrix.seconds:g} virtual seconds"
+    seeds = f"{len(matrix.seeds)} seed{'s' * (len(matrix.seeds) > 1)}"
+    title = f"{environment}: {seeds}, {matrix.seconds:g} virtual seconds"
     table = Table(show_lines=True, title=Text(title, style="bold"), title_justify="left")
     for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "samples\nto it",
                  "bytes\nto it", "accuracy\nat the end", "drift", "rate"):  # fmt: skip

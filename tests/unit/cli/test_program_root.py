@@ -84,3 +84,24 @@ def test_a_program_that_is_not_there_is_said_before_anything_starts(
     assert code == ExitCode.PROGRAM
     assert "spec.trainer.program.file: no such file" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("from .net import x", "relative import"),
+        ("import net\n", "net.py:2: is not Python"),
+        ("import (", "program.py:1: is not Python"),
+        ("\0", "program.py: is not Python"),
+    ],
+)
+def test_what_is_not_python_is_refused_before_anything_starts(
+    project: Project, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    (project.path / "program.py").write_text(text)
+    (project.path / "net.py").write_text("import os\nimport (\n")
+    out = project.elsewhere / "out"
+    code = main(["run", str(project.path / "job.yaml"), "--out", str(out)])
+    assert code == ExitCode.PROGRAM
+    assert words in capsys.readouterr().err
+    assert not out.exists()

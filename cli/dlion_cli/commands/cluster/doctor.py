@@ -56,7 +56,7 @@ def doctor(
     """Check this machine, and the cluster if there is a kubeconfig.
 
     The machine: Python, packages, TensorFlow, compiled kernels, CPU, memory, disks, loopback, and
-    what `--environment` needs. The cluster: credentials, API server, clock, definition of
+    what `dlion run --environment` needs. The cluster: credentials, API server, clock, definition of
     DLionJobs, operator, Lease, events, storage, nodes, quota, and your rights.
 
     All checks run at once and whatever the others find. Each line has the result, what was observed

@@ -169,6 +169,7 @@ def simulate_into_folder(request: SimulationRequest, print_simulation: Show) -> 
     ):
         try:
             folder.write_environment(request.environment)
+            folder.store_program_root(request.program_root)
             simulated, (code, ending) = _simulate(request, folder, console)
         except KeyboardInterrupt:
             if folder.has_steps:

@@ -23,6 +23,7 @@ from dlion_cli.inputs.required_files import find_program_root, require_data
 from dlion_cli.terminal import options
 from dlion_environments.model import Environment
 from dlion_environments.yaml_text import YamlDocument
+from dlion_worker.supervisor.parent_death import bound_to_parent
 
 ENVIRONMENT = "environment"
 
@@ -97,6 +98,8 @@ def _check_document(
     root = None if path is None else find_program_root(job, path, None)
     problems = [] if root is None else program_problems(job, root)
     note, code = "", ExitCode.SPEC
+    if root is None and job.spec.trainer.program.file:
+        note = "its program not looked at: its folder is unknown"
     if data_root is not None and root is not None and not problems:
         note, problems, code = _try_program(job, root, data_root)
     lines = document.lines
@@ -132,7 +135,7 @@ def _try_program(job: Job, root: Path, data_root: Path) -> tuple[str, list[Probl
         # A file: a pipe would be open for as long as processes that the program started.
         with (Path(folder) / "output").open("w+b") as printed:
             ended = subprocess.run(
-                [sys.executable, "-P", "-m", "dlion_worker.training.trial"],
+                bound_to_parent([sys.executable, "-P", "-m", "dlion_worker.training.trial"]),
                 input=json.dumps(request).encode(),
                 stdout=printed,
                 stderr=subprocess.STDOUT,
