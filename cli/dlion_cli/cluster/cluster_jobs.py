@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from dlion_api import cluster_names
-from dlion_api.errors import DeniedError, UnavailableError
-from dlion_api.names import GROUP, KIND, VERSION, JobKey
+from dlion_api.errors import DeniedError, Problem, SpecError, UnavailableError
+from dlion_api.names import DNS_LABEL, GROUP, KIND, VERSION, JobKey
 from dlion_cli.cluster.client import (
     APPLY,
     JSON_PATCH,
@@ -24,6 +24,8 @@ from dlion_cli.inputs.program_files import PackedProgram
 Document = dict[str, Any]
 FIELD_MANAGER: Final = "dlion-cli"
 PLURAL: Final = "dlionjobs"
+_MAX_NAME_LENGTH: Final = 253
+"""Of an object of Kubernetes: a DNS subdomain of RFC 1123."""
 _API: Final = ("apis", GROUP, VERSION)
 _EVENTS_PER_PAGE: Final = 500
 _MAX_EVENT_PAGES: Final = 20
@@ -53,7 +55,7 @@ class JobClient:
 
     def find(self, name: str) -> Document | None:
         """One job, or None. Raises: AbsentError if the cluster does not know the kind."""
-        items = self.list_jobs(f"metadata.name={name}")["items"]
+        items = self.list_jobs(f"metadata.name={_checked(name)}")["items"]
         return items[0] if items else None
 
     def list_jobs(
@@ -121,7 +123,15 @@ class JobClient:
         ).document
 
     def delete(self, name: str, *, uid: str) -> None:
-        """Delete the job after its children (foreground); do not wait."""
+        """Delete the job after its children (foreground); do not wait.
+
+        Raises: UnavailableError without the UID; as `ClusterClient.request`.
+        """
+        if not uid:
+            raise UnavailableError(
+                f"{name}: the API server has answered without its UID, so that another job could "
+                "be deleted. Check that it is a Kubernetes API server"
+            )
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -135,7 +145,7 @@ class JobClient:
 
         Raises: as `ClusterClient.stream_lines`.
         """
-        selected = {"fieldSelector": f"metadata.name={name}"}
+        selected = {"fieldSelector": f"metadata.name={_checked(name)}"}
         return self._watch(self._path(), selected, version, within_s)
 
     def _watch(
@@ -199,8 +209,21 @@ class JobClient:
             key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]),
         )
 
-    def _path(self, *name: str) -> str:
-        return api_path(*_API, "namespaces", self.cluster.namespace, PLURAL, *name)
+    def _path(self, *names: str) -> str:
+        names = tuple(map(_checked, names))
+        return api_path(*_API, "namespaces", self.cluster.namespace, PLURAL, *names)
+
+
+def _checked(name: str) -> str:
+    """The name of a job: an empty one, or `..`, would be the address of all jobs.
+
+    Raises: SpecError if it can be no job's.
+    """
+    if len(name) > _MAX_NAME_LENGTH or not all(map(DNS_LABEL.fullmatch, name.split("."))):
+        shown = repr(name[: _MAX_NAME_LENGTH + 1])
+        allowed = f"lower-case letters, digits, - and ., at most {_MAX_NAME_LENGTH} characters"
+        raise SpecError([Problem("name", "is no job's name", shown, allowed)])
+    return name
 
 
 def event_time(event: Document) -> str:

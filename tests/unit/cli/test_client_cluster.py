@@ -1,0 +1,150 @@
+"""Proves, with a server that answers as an API server does: what can be no job's name
+reaches no server, by the client and by the commands; nothing is deleted without the UID of the job.
+
+Leaves out: a real API server (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlion
+from dlion.errors import SpecError, UnavailableError
+from dlion_api.exit_codes import ExitCode
+from manifest_table import smallest
+
+STARTED = "2026-01-01T00:00:00Z"
+
+
+@dataclass
+class Served:
+    """What the server has, and what it was asked for."""
+
+    uid: str = "u"
+    has_ended: bool = False
+    asked: list[str] = field(default_factory=list)
+    config: Path = Path()
+
+    def answer(self, path: str) -> str:
+        return json.dumps({"items": [self.pod()]} if "/pods" in path else self.job())
+
+    def job(self) -> dict[str, Any]:
+        job: dict[str, Any] = smallest()
+        job["metadata"] = {
+            "name": "digits", "namespace": "ml", "uid": self.uid, "generation": 1,
+            "creationTimestamp": STARTED,
+        }  # fmt: skip
+        job["spec"]["runId"] = "1"
+        ended = {
+            "type": "Succeeded", "status": "True", "reason": "Completed", "message": "",
+            "observedGeneration": 1, "lastTransitionTime": STARTED,
+        }  # fmt: skip
+        job["status"] = {
+            "state": "Succeeded" if self.has_ended else "Training", "runId": "1",
+            "observedGeneration": 1, "conditions": [ended] if self.has_ended else [],
+        }  # fmt: skip
+        return job
+
+    @staticmethod
+    def pod() -> dict[str, Any]:
+        site = smallest()["spec"]["sites"][0]["name"]
+        labels = {"dlion.dev/site": site, "dlion.dev/group": "w", "dlion.dev/worker-index": "0"}
+        return {"metadata": {"name": "p", "creationTimestamp": STARTED, "labels": labels}}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    state = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked.append(f"{self.command} {self.path}")
+            content = state.answer(self.path).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_DELETE = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        config = {
+            "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "ml"}}],
+        }
+        state.config = tmp_path / "config"
+        state.config.write_text(json.dumps(config))
+        yield state
+        server.shutdown()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[dlion.Client]:
+    with dlion.Client("kubernetes", kubeconfig=str(served.config)) as made:
+        yield made
+
+
+NO_NAMES = ["", ".", "..", "a/b", "a..b", ".a", "-a", "A", "a b", "ä", "a\0", "a\n", "x" * 254]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_reaches_no_server(served: Served, client: dlion.Client, name: str) -> None:
+    for method in (
+        client.get_job, client.delete_job, client.get_job_logs, client.get_job_metrics,
+        client.wait_for_job_status,
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match="name: is no job's name"):
+            method(name)
+    assert served.asked == []
+
+
+def test_a_name_may_have_dots(served: Served, client: dlion.Client) -> None:
+    assert client.get_job("a.b-1.c").name == "digits"
+    assert served.asked[0].endswith("/dlionjobs/a.b-1.c")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["get", ""],
+        ["delete", "..", "--yes"],
+        ["delete", "", "--yes", "--ignore-not-found"],
+        ["describe", "."],
+        ["suspend", ""],
+    ],
+)
+def test_a_command_refuses_what_is_no_name(served: Served, arguments: list[str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "dlion_cli", *arguments, "--kubeconfig", str(served.config)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert told.returncode == ExitCode.SPEC, told.stderr
+    assert "is no job's name" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert served.asked == []
+
+
+def test_nothing_is_deleted_without_a_uid(served: Served, client: dlion.Client) -> None:
+    served.uid = ""
+    with pytest.raises(UnavailableError, match="without its UID"):
+        client.delete_job("digits")
+    assert not any(each.startswith("DELETE") for each in served.asked)
+    served.uid = "u"
+    client.delete_job("digits")
+    assert served.asked[-1].startswith("DELETE")
