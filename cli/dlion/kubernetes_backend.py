@@ -114,7 +114,8 @@ class KubernetesBackend:
         """Lines of a trainer of this site. Raises: at once, as `get`; UnavailableError if none."""
         status = JobStatus(self._jobs.get(name))
         source = self._log_source(status, 0 if worker is None else worker)
-        if not follow:
+        # A log that has ended is read at once: nothing can come after it.
+        if not follow or status.outcome is not None:
             return (line.text for line in read_lines(self._jobs.cluster, source, tail=None))
         return self._followed(name, source)
 
@@ -184,7 +185,7 @@ class KubernetesBackend:
 
         threading.Thread(target=stop_at_the_end, daemon=True, name=f"end of {name}").start()
         try:
-            for line in follow_lines(self._jobs.cluster, source, tail=None, stop=stop):
+            for line in follow_lines(self._jobs.cluster, source, tail=None, stop=stop, to_end=True):
                 yield line.text
         finally:
             stop.set()

@@ -1,5 +1,6 @@
 """Reads and follows a container's log, without repeated lines after a reconnect; prints lines."""
 
+import contextlib
 import re
 import threading
 from collections.abc import Iterator
@@ -78,34 +79,62 @@ def read_lines(
 
 
 def follow_lines(
-    cluster: ClusterClient, source: LogSource, *, tail: int | None, stop: threading.Event
+    cluster: ClusterClient,
+    source: LogSource,
+    *,
+    tail: int | None,
+    stop: threading.Event,
+    to_end: bool = False,
 ) -> Iterator[LogLine]:
     """The log's content and new lines, until the pod is deleted or `stop` is set.
 
-    Resumes after the last line if the stream ends, after a restart or a lost connection.
+    Resumes after the last line if the stream ends, after a restart or a lost connection. With
+    `to_end`, `stop` means that the container writes no more: the rest of its log comes first.
+
+    Raises: as `read_lines`, only for that rest.
     """
-    last, at_last = LogLine("", ""), 0
+    log = _NewLines(cluster, source, tail)
     pause_s = _PAUSE_S
     while not stop.is_set():
-        skip, again = at_last, last
         try:
-            for line in read_lines(cluster, source, tail=tail, since=last.time, follow=True):
-                if not line.time:  # an error message of the kubelet: the log is unavailable
-                    continue
-                if _is_known(line, again, skip):  # sinceTime has a resolution of one second
-                    skip -= line.instant == again.instant
-                    continue
-                at_last = at_last + 1 if line.instant == last.instant else 1
-                last, tail, pause_s = line, None, _PAUSE_S
+            for line in log.read(follow=True):
+                pause_s = _PAUSE_S
                 yield line
                 if stop.is_set():
-                    return
+                    break
         except AbsentError:
             return
         except (UnavailableError, SpecError):  # unavailable, or the container has not started
             pass
         stop.wait(pause_s)
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+    if to_end:
+        with contextlib.suppress(AbsentError):
+            yield from log.read(follow=False)
+
+
+class _NewLines:
+    """Reads one log repeatedly: each line once."""
+
+    def __init__(self, cluster: ClusterClient, source: LogSource, tail: int | None) -> None:
+        self._cluster, self._source, self._tail = cluster, source, tail
+        self._last, self._at_last = LogLine("", ""), 0
+        """The last line, and how many with its time there were."""
+
+    def read(self, *, follow: bool) -> Iterator[LogLine]:
+        """Lines that no call has yielded before. Raises: as `read_lines`."""
+        again, skip = self._last, self._at_last
+        for line in read_lines(
+            self._cluster, self._source, tail=self._tail, since=again.time, follow=follow
+        ):
+            if not line.time:  # an error message of the kubelet: the log is unavailable
+                continue
+            if _is_known(line, again, skip):  # sinceTime has a resolution of one second
+                skip -= line.instant == again.instant
+                continue
+            self._at_last = self._at_last + 1 if line.instant == self._last.instant else 1
+            self._last, self._tail = line, None
+            yield line
 
 
 def _is_known(line: LogLine, last: LogLine, left_of_last: int) -> bool:

@@ -1,7 +1,8 @@
-"""Proves, with a server that answers as an API server does: what can be no job's name
-reaches no server, by the client and by the commands; nothing is deleted without the UID of the job.
+"""Proves, with a server that answers as an API server does: a followed log has every line of a job
+that has ended, and of one that ends while a slow reader is at it; what can be no job's name reaches
+no server, by the client and by the commands; nothing is deleted without the UID of the job.
 
-Leaves out: a real API server (tests/cluster).
+Leaves out: a real API server (tests/cluster), and broken streams (test_cluster_streams.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,10 +21,12 @@ from typing import Any
 import pytest
 
 import dlion
+from dlion import kubernetes_backend
 from dlion.errors import SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from manifest_table import smallest
 
+LINES = 5_000
 STARTED = "2026-01-01T00:00:00Z"
 
 
@@ -32,10 +36,17 @@ class Served:
 
     uid: str = "u"
     has_ended: bool = False
+    ends_with_log: bool = False
     asked: list[str] = field(default_factory=list)
     config: Path = Path()
 
     def answer(self, path: str) -> str:
+        if "/log" in path:
+            self.has_ended |= self.ends_with_log
+            return "".join(
+                f"2026-01-01T00:00:{number // 1000:02}.{number % 1000:03}Z line {number}\n"
+                for number in range(LINES)
+            )
         return json.dumps({"items": [self.pod()]} if "/pods" in path else self.job())
 
     def job(self) -> dict[str, Any]:
@@ -98,6 +109,31 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def client(served: Served) -> Iterator[dlion.Client]:
     with dlion.Client("kubernetes", kubeconfig=str(served.config)) as made:
         yield made
+
+
+ALL = [f"line {number}" for number in range(LINES)]
+
+
+def test_the_followed_log_of_an_ended_job_is_whole(served: Served, client: dlion.Client) -> None:
+    served.has_ended = True
+    assert [*client.get_job_logs("digits", follow=True)] == ALL
+    assert [*client.get_job_logs("digits")] == ALL
+    assert not any("follow=true" in each for each in served.asked), "nothing can come after it"
+
+
+def test_the_log_of_a_job_that_ends_is_whole_for_a_slow_reader(
+    served: Served, client: dlion.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_backend, "_POLL_S", 0.05)
+    served.ends_with_log = True
+    log = client.get_job_logs("digits", follow=True)
+    lines = [next(log)]
+    deadline_s = time.monotonic() + 20
+    while any(thread.name == "end of digits" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s, "the end is seen"
+        time.sleep(0.02)
+    assert [*lines, *log] == ALL
+    assert any("follow=true" in each for each in served.asked)
 
 
 NO_NAMES = ["", ".", "..", "a/b", "a..b", ".a", "-a", "A", "a b", "ä", "a\0", "a\n", "x" * 254]
