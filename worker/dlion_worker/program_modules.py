@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -245,6 +245,27 @@ def _imports(tree: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]
     return sorted(found, key=lambda each: each[0].lineno)
 
 
+def _run_path() -> list[str]:
+    """`sys.path` of a run, which `python -P` starts: without the folder of a script or a shell."""
+    paths = [*sys.path]
+    if sys.flags.safe_path:
+        return paths
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    if script is not None and getattr(main, "__spec__", None) is None:
+        own = str(Path(script).resolve().parent)
+    else:  # `-m`, `-c`, a prompt or a notebook
+        paths = [each for each in paths if each]
+        try:
+            own = str(Path.cwd())
+        except FileNotFoundError:  # it was removed
+            own = ""
+    # PYTHONPATH and installations may have the same folder, once more.
+    if own in paths:
+        paths.remove(own)
+    return paths
+
+
 def _installed(name: str, folder: Path, beside: Path | None) -> str:
     """What else Python would import by that top-level name; empty if it is nothing.
 
@@ -256,7 +277,8 @@ def _installed(name: str, folder: Path, beside: Path | None) -> str:
     for finder in sys.meta_path:
         if isinstance(finder, ProgramFinder) or not hasattr(finder, "find_spec"):
             continue
-        spec = finder.find_spec(name, None)
+        # The protocol has no path for a top-level name, so other finders get none.
+        spec = finder.find_spec(name, _run_path() if finder is PathFinder else None)
         if spec is None:
             continue
         if spec.origin is None:

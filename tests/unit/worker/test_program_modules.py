@@ -1,9 +1,9 @@
 """Facts: the modules of a program are those beside it that import statements name, from the program
 on: relative imports, packages with and without `__init__.py`, and circles; everything else in the
 folder cannot be imported. Names of installed packages and of Python's modules are refused with file
-and line, but not an editable installation of the same file; links out of the folder are refused;
-files that are not Python, names that are no files, and thousands of modules harm nothing. A
-ConfigMap's keys and a folder give the same modules.
+and line, but not an editable installation of the same file, nor what only the script's folder has;
+links out of the folder are refused; files that are not Python, names that are no files, and
+thousands of modules harm nothing. A ConfigMap's keys and a folder give the same modules.
 
 Left out: what a program makes of them (tests/unit/worker/training/test_programs), how they travel
 (tests/unit/cli/test_program_files).
@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -203,6 +204,49 @@ def test_an_installation_of_the_same_file_is_no_other(
     importlib.invalidate_caches()
     modules = find_modules(other / "program.py")
     assert (list(modules.files), modules.problems) == (["net", "net.layers"], ())
+
+
+FIND = """
+from pathlib import Path
+from dlion_worker.program_modules import find_modules
+found = find_modules(Path("programs/program.py").resolve())
+print([*found.files], *found.problems)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_refused"),
+    [
+        (["go.py"], False),
+        (["-m", "go"], False),
+        (["-c", FIND], False),
+        (["-P", "go.py"], False),
+        (["programs/../go.py"], False),
+        (["other/run.py"], False),
+        # A run has these, too.
+        (["PYTHONPATH", "go.py"], True),
+        (["PYTHONPATH", "-m", "go"], True),
+        (["PYTHONPATH", "-P", "-c", FIND], True),
+    ],
+)
+def test_the_folder_of_a_script_or_a_shell_is_nothing_installed(
+    tmp_path: Path, arguments: list[str], is_refused: bool
+) -> None:
+    """A run does not have it: `python -P` starts it."""
+    written(tmp_path, helpers="X = 1", go=FIND, **{"other.run": FIND})
+    written(tmp_path / "programs", program="import helpers", helpers="X = 2")
+    environment = {**os.environ}
+    if arguments[0] == "PYTHONPATH":
+        arguments = arguments[1:]
+        environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    told = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    if is_refused:
+        assert f"has the name of an installed package ({tmp_path / 'helpers.py'})" in told
+    else:
+        assert told == "['helpers']\n"
 
 
 def test_links_out_of_the_folder_are_refused_and_others_followed(tmp_path: Path) -> None:
