@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from dlion.job import JobSnapshot
-from dlion.manifests import ManifestInput
+from dlion.manifests import ManifestInput, yaml_text
 from dlion.result_reader import ResultReader, is_file, is_result_folder
 from dlion.run_processes import (
     end_process,
@@ -81,8 +80,7 @@ class LocalBackend:
             is_path = "/" in environment or environment.endswith((".yaml", ".yml"))
             place = str(Path(environment).resolve()) if is_path else environment
             arguments += ["--environment", place]
-        # JSON, since YAML has other rules for texts that look like numbers.
-        text = json.dumps(document, ensure_ascii=False)
+        text = yaml_text(document)
         try:
             start_command(self._kind, arguments, folder, text, program_root, detach=detach)
         except BaseException:

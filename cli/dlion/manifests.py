@@ -23,6 +23,9 @@ Sites: TypeAlias = int | Sequence[str] | Mapping[str, int]
 _GIVEN: Final = "manifest"
 """Names a manifest that is not a file in messages."""
 _MANIFEST_SUFFIXES: Final = (".yaml", ".yml", ".json")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that YAML refuses, folds or drops unless they are escaped. JSON escapes those below
+U+0020; escapes of all others would be pairs of surrogates, which YAML does not join."""
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 
 
@@ -43,7 +46,7 @@ def read_manifest(manifest: ManifestLike) -> ManifestInput:
     """
     if isinstance(manifest, Mapping):
         try:
-            text = json.dumps(manifest, ensure_ascii=False)
+            text = yaml_text(manifest)
         except (TypeError, ValueError, RecursionError) as error:
             problem = Problem("(document)", f"cannot be a manifest: {error}")
             raise SpecError([problem], source=_GIVEN) from None
@@ -57,6 +60,18 @@ def read_manifest(manifest: ManifestLike) -> ManifestInput:
     documents = read_documents(manifest)
     file = Path(manifest)
     return ManifestInput(single_document(documents, source=str(file)), str(file), file)
+
+
+def yaml_text(value: Any) -> str:
+    """JSON that YAML reads as the same value: YAML alone takes `1e3` without quotes for a number.
+
+    >>> yaml_text({"a": "é\x7f\u2028"})
+    '{"a": "é\\\\u007f\\\\u2028"}'
+
+    Raises: TypeError, ValueError or RecursionError for what JSON cannot hold.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _of_text(text: str) -> ManifestInput:
@@ -83,7 +98,7 @@ def assignments_of(given: Assignments | None) -> list[str]:
     assignments = []
     for path, value in given.items():
         try:
-            text = "" if value is None else json.dumps(value, ensure_ascii=False)
+            text = "" if value is None else yaml_text(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError([Problem(path, f"cannot be set: {error}")], source="set") from None
         assignments.append(f"{path}={text}")

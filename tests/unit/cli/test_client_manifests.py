@@ -254,3 +254,18 @@ def test_a_program_without_an_end_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(errors.SpecError, match=r"spec\.unheardOf"):
         dlion.train("digits", stop={"maxSteps": 1}, unheard_of=1, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+HARD = "\x00\x1f\x7f\x80\x85\x9f\xa0\u2028\u2029\ufeff\ufffd\ufffe\uffff\U0001f600"
+
+
+def test_every_character_arrives_in_the_run_as_it_was(tmp_path: Path) -> None:
+    """YAML refuses some unless they are escaped, and folds others."""
+    document = smallest()
+    document["metadata"]["annotations"] = {"note": HARD, HARD: ""}
+    given = manifests.read_manifest(document)
+    assert given.document.value == document
+    text = manifests.yaml_text(document)
+    assert manifests.read_manifest(text + "\n").document.value == document
+    (assignment,) = manifests.assignments_of({"metadata.annotations.note": HARD})
+    assert apply_set({}, [assignment]) == {"metadata": {"annotations": {"note": HARD}}}
