@@ -153,8 +153,7 @@ class LocalBackend:
         """End the job's processes; return when they have ended. Raises: UnavailableError."""
         path = self._folder(name)
         command = read_command(path)
-        is_alive = command is not None and command.is_alive(path)
-        if command is not None and is_alive and uses_folder(command.pid, path):
+        if command is not None and command.is_alive(path):
             end_process(path, command.pid, command.started_ticks)
         deadline_s = time.monotonic() + _RELEASE_WITHIN_S
         while (holder := lock_holder(path)) is not None:

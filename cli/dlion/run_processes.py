@@ -16,10 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -47,11 +46,17 @@ class RunCommand:
     arguments: tuple[str, ...]
 
     def is_alive(self, folder: Path) -> bool:
-        """Whether the process runs; `folder` is that of the command."""
-        return not _is_gone(folder, self.pid, self.started_ticks)
+        """Whether the process runs, and works on that folder: a copy of it has the same numbers."""
+        with _lock:
+            child = _own_child(folder)
+            if child is not None and child.pid == self.pid:
+                return child.poll() is None
+        return process_start(self.pid) == self.started_ticks and uses_folder(self.pid, folder)
 
 
 _lock = threading.Lock()
+_spawners: list[ThreadPoolExecutor] = []
+"""At most one, of this process."""
 _children: dict[Path, tuple[int, subprocess.Popen[bytes]]] = {}
 """Of this interpreter, by folder, each with the process that started it: a fork has the table."""
 _bound: set[Path] = set()
@@ -64,13 +69,13 @@ def start_command(
     """Start `dlion ARGUMENTS` with the manifest as standard input; output goes to `command.log`.
 
     `folder` exists and is empty. With `detach` the process outlives this interpreter. Raises:
-    OSError.
+    OSError. After an error or Ctrl-C there is no process.
     """
     command = [sys.executable, "-P", "-m", "dlion_cli", *arguments]
 
     def spawn() -> subprocess.Popen[bytes]:
         with (folder / COMMAND_LOG).open("xb") as log:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 command if detach else bound_to_parent(command, signal.SIGTERM),
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -78,13 +83,39 @@ def start_command(
                 cwd=cwd,
                 start_new_session=True,
             )
+        with _lock:
+            _children[folder] = os.getpid(), child
+            if not detach:
+                _bound.add(folder)
+        return child
 
-    # The kernel binds a process to the thread that starts it, so that thread has to live on.
-    child = spawn() if detach else _spawner().submit(spawn).result()
-    with _lock:
-        _children[folder] = os.getpid(), child
-        if not detach:
-            _bound.add(folder)
+    # The kernel binds a process to the thread that starts it, so that thread has to live on. Ctrl-C
+    # does not reach it: a process that it starts is always in the table.
+    spawned = _spawner().submit(spawn)
+    try:
+        _hand_over(backend, arguments, folder, manifest, spawned.result())
+    except BaseException:
+        if not spawned.cancel():
+            wait([spawned])
+        with _lock:
+            child = _own_child(folder)
+        if child is not None:
+            end_process(folder, child.pid, process_start(child.pid) or 0)
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):  # what it has not read
+                child.stdin.close()
+        forget(folder)
+        raise
+
+
+def _hand_over(
+    backend: str,
+    arguments: Sequence[str],
+    folder: Path,
+    manifest: str,
+    child: subprocess.Popen[bytes],
+) -> None:
+    """Write `command.json`, and then the manifest to the command."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     started = process_start(child.pid)
     about = RunCommand(backend, child.pid, started or 0, created, tuple(arguments))
@@ -216,10 +247,23 @@ def _leads_group(pid: int) -> bool:
         return False
 
 
-@cache
 def _spawner() -> ThreadPoolExecutor:
-    atexit.register(_end_bound)
-    return ThreadPoolExecutor(1, thread_name_prefix="dlion-start")
+    with _lock:
+        if not _spawners:
+            atexit.register(_end_bound)
+            _spawners.append(ThreadPoolExecutor(1, thread_name_prefix="dlion-start"))
+        return _spawners[0]
+
+
+def _begin_in_fork() -> None:
+    """A fork has this module's values, but no thread of its parent."""
+    _spawners.clear()
+    _lock.release()
+
+
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_in_fork
+)
 
 
 def _end_bound() -> None:

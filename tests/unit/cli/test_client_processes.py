@@ -2,7 +2,8 @@
 the results; a command that fails at once makes a failed job with its message and can be deleted; a
 process that heeds no signal is killed with its group within a bound, one that was started with the
 interpreter ends with it, however it ends, and a detached one goes on; a process id that was used
-again is not taken for the run's.
+again is not taken for the run's, nor a process for that of a copied folder; a start that fails or
+is interrupted leaves no process; a fork and several threads can start commands.
 
 Leaves out: training (tests/local/test_python_client.py).
 """
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +132,8 @@ def test_a_process_of_another_group_is_ended_alone(tmp_path: Path) -> None:
 
 
 def test_an_id_that_was_used_again_is_not_the_run(tmp_path: Path) -> None:
-    process = started(SLEEPER)
+    with (tmp_path / "command.log").open("xb") as log:
+        process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=log)
     start = process_start(process.pid)
     assert start is not None
     assert RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
@@ -140,7 +145,6 @@ def test_an_id_that_was_used_again_is_not_the_run(tmp_path: Path) -> None:
     wait_for(lambda: process_start(process.pid) is None, "a zombie has ended")
     assert not RunCommand("local", process.pid, start, "", ()).is_alive(tmp_path)
     process.wait()
-    process.stdout.close()
 
 
 def test_a_process_that_a_file_names_is_not_ended_unless_it_uses_the_folder(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_a_process_that_a_file_names_is_not_ended_unless_it_uses_the_folder(tmp_
     }  # fmt: skip
     (folder / "command.json").write_text(json.dumps(about))
     client = dlion.Client(root=tmp_path)
-    assert client.get_job("job").state == "Pending"
+    assert client.get_job("job").state == "Failed"
     client.delete_job("job")
     assert not folder.exists()
     assert process.poll() is None
@@ -176,6 +180,24 @@ def test_a_damaged_command_file_is_none(tmp_path: Path, content: str) -> None:
     assert read_command(tmp_path) is None
 
 
+def children() -> set[int]:
+    """Of this process, by all its threads."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for each in lists for pid in each.read_text().split()}
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_start_that_fails_leaves_no_process(tmp_path: Path, detach: bool) -> None:
+    (folder := tmp_path / "job").mkdir()
+    (folder / "command.json" / "in-the-way").mkdir(parents=True)
+    before = children()
+    with pytest.raises(OSError, match=r"command\.json"):
+        start_command("local", ["run", "-"], folder, "", tmp_path, detach=detach)
+    assert (folder / "command.log").exists(), "the process was started"
+    assert children() <= before
+    assert exit_code(folder) is None, "it is forgotten"
+
+
 PARENT = """
 import os, sys, time
 from pathlib import Path
@@ -194,6 +216,38 @@ print(read_command(folder).is_alive(folder), flush=True)
 is_parent or sys.exit()
 os.wait()
 print(read_command(folder).is_alive(folder))
+"""
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from dlion.run_processes import start_command
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder = Path(sys.argv[1])
+def interrupt():
+    while not (folder / "command.json").exists():
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    # More than a pipe holds, to a command that does not read.
+    text, detach = "x" * 1_000_000, sys.argv[2] == "detach"
+    start_command("local", [], folder, text, folder.parent, detach=detach)
+except KeyboardInterrupt:
+    lists = Path("/proc/self/task").glob("*/children")
+    print("interrupted", *[each.read_text() for each in lists if each.read_text()])
+"""
+IN_A_FORK_AND_HERE = """
+import signal
+(other := folder.with_name("other")).mkdir()
+if os.fork() == 0:
+    signal.alarm(30)
+    start_command("local", ["--help"], other, "", folder.parent, detach=False)
+    print(read_command(other).is_alive(other), flush=True)
+    os._exit(0)
+print(os.wait()[1] == 0)
 """
 
 
@@ -222,6 +276,7 @@ def sleeping_command(tmp_path: Path) -> Iterator[Path]:
         ("bound", "raise SystemExit(3)", False),
         ("bound", "os.kill(os.getpid(), 9)", False),
         ("bound", IN_A_FORK, False),
+        ("bound", IN_A_FORK_AND_HERE, False),
         ("detach", "", True),
         ("detach", "os.kill(os.getpid(), 9)", True),
     ],
@@ -250,3 +305,68 @@ def test_a_command_ends_with_its_interpreter_unless_it_is_detached(
         dlion.Client(root=folder.parent).delete_job("job")
         assert not folder.exists()
     wait_for(lambda: not command.is_alive(folder), "the command has ended")
+
+
+@pytest.mark.parametrize("how", ["bound", "detach"])
+def test_ctrl_c_during_a_start_leaves_no_process(
+    tmp_path: Path, sleeping_command: Path, how: str
+) -> None:
+    (folder := tmp_path / "job").mkdir()
+    code = INTERRUPTED.replace(
+        "folder = Path", f"os.environ['PYTHONPATH'] = {str(sleeping_command)!r}\nfolder = Path", 1
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(folder), how],
+        env=os.environ | {"DLION_TEST_SLEEPER": str(tmp_path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert told.stdout == "interrupted\n", told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_threads_that_start_commands_at_once_share_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one would end when nothing refers to it, and its process with it."""
+    made = []
+
+    class SlowExecutor(ThreadPoolExecutor):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            time.sleep(0.3)
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(run_processes, "_spawners", [])
+    monkeypatch.setattr(run_processes, "ThreadPoolExecutor", SlowExecutor)
+
+    def start(number: int) -> Path:
+        (folder := tmp_path / str(number)).mkdir()
+        start_command("local", ["--version"], folder, "", tmp_path, detach=False)
+        return folder
+
+    with ThreadPoolExecutor(3) as threads:
+        folders = [*threads.map(start, range(3))]
+    for folder in folders:
+        wait_for(lambda folder=folder: exit_code(folder) is not None, "the command ends")
+        assert exit_code(folder) == ExitCode.OK
+    assert len(made) == 1
+    made[0].shutdown()
+
+
+def test_a_copy_of_a_running_folder_does_not_run(
+    tmp_path: Path, sleeping_command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLION_TEST_SLEEPER", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(sleeping_command))
+    (folder := tmp_path / "runs" / "job").mkdir(parents=True)
+    start_command("local", [], folder, "", tmp_path, detach=False)
+    shutil.copytree(folder, folder.with_name("copy"))
+    client = dlion.Client(root=folder.parent)
+    assert {job.name: job.state for job in client.list_jobs()} == {
+        "job": "Pending",
+        "copy": "Failed",
+    }
+    client.delete_job("copy")
+    assert client.get_job("job").state == "Pending"
+    client.delete_job("job")
+    assert not folder.exists()
