@@ -22,7 +22,7 @@ from dlion.run_processes import (
     start_command,
     uses_folder,
 )
-from dlion_api.errors import AbsentError, Problem, SpecError, UnavailableError
+from dlion_api.errors import AbsentError, DataError, Problem, SpecError, UnavailableError
 from dlion_api.protocol.progress import ProgressRecord
 from dlion_cli.inputs.manifests import STDIN, apply_set, load_manifest
 from dlion_cli.inputs.program_files import program_problems
@@ -97,9 +97,16 @@ class LocalBackend:
             return self._reader(path).read(with_curve=True)
 
     def list(self) -> list[JobSnapshot]:
-        """All jobs, oldest first. Other folders below the root are left out."""
+        """All jobs, oldest first. Other folders below the root are left out.
+
+        Raises: DataError if the root cannot be read.
+        """
         found = []
-        for path in sorted(self._root.iterdir()) if self._root.is_dir() else ():
+        try:
+            paths = sorted(self._root.iterdir()) if self._root.is_dir() else []
+        except OSError as error:
+            raise DataError(f"{self._root}: cannot be read: {error.strerror}") from None
+        for path in paths:
             if is_result_folder(path):
                 with self._lock:
                     found.append(self._reader(path).read(with_curve=False))
@@ -156,7 +163,7 @@ class LocalBackend:
         if command is not None and command.is_alive(path):
             end_process(path, command.pid, command.started_ticks)
         deadline_s = time.monotonic() + _RELEASE_WITHIN_S
-        while (holder := lock_holder(path)) is not None:
+        while (holder := _holder(path)) is not None:
             started = process_start(holder)
             if started is not None and uses_folder(holder, path):
                 end_process(path, holder, started)
@@ -239,6 +246,16 @@ class LocalBackend:
                 if is_last:
                     return
                 time.sleep(_POLL_S)
+
+
+def _holder(path: Path) -> int | None:
+    try:
+        return lock_holder(path)
+    except OSError as error:
+        raise UnavailableError(
+            f"{path}: its lock cannot be read ({error.strerror}), so a run may use it. Check its "
+            "rights"
+        ) from None
 
 
 def _remove(path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from errno import EACCES
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,10 +42,18 @@ _SIMULATION: Final = "simulation.json"
 
 def is_result_folder(path: Path) -> bool:
     """Whether the path is a folder, no link, that a run has made or was started for."""
-    if path.is_symlink() or not path.is_dir():
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return False
+    except OSError:  # a folder above it cannot be entered
         return False
-    has_lock = (path / LOCK).exists() and is_lock(path / LOCK)
+    # A lock of another user may be unreadable: then the run is listed, and never deleted.
+    has_lock = is_file(path / LOCK) and (is_lock(path / LOCK) or not _is_readable(path / LOCK))
     return (has_lock and is_file(path / JOB)) or read_command(path) is not None
+
+
+def _is_readable(path: Path) -> bool:
+    return os.access(path, os.R_OK, effective_ids=True)
 
 
 def is_file(path: Path) -> bool:
@@ -61,19 +70,26 @@ class ResultReader:
     def __init__(self, path: Path, job: Job | None = None) -> None:
         """`job`: of a run that was just started, and has not written its manifest yet."""
         self.path = path
-        self._follower = EventFollower(path / EVENTS)
         self._job = job
-        self._begin()
+        self._file: tuple[int, int] | None = None
+        """Inode and time in ns of the manifest that was read: another run may take the folder."""
+        self._begin_again()
 
     def job(self) -> Job | None:
         """The manifest of the run; None while there is none, or if it cannot be read."""
-        if self._job is None and is_file(self.path / JOB):
+        try:
+            status = (self.path / JOB).lstat()
+        except OSError:
+            return self._job
+        file = status.st_ino, status.st_mtime_ns
+        if stat.S_ISREG(status.st_mode) and file != self._file:
             try:
                 document, _ = read_document(self.path / JOB)
                 self._job = load_job(document)
             except DLionError:
-                return None
-            self._begin()
+                self._job = None
+            self._file = file
+            self._begin_again()
         return self._job
 
     def is_running(self) -> bool:
@@ -88,6 +104,27 @@ class ResultReader:
 
     def read(self, *, with_curve: bool) -> JobSnapshot:
         """The run as it is now. Without the curve it is cheaper for a run that has succeeded."""
+        try:
+            return self._read(with_curve=with_curve)
+        except (OSError, DLionError) as error:
+            return self._unreadable(error)
+
+    def _unreadable(self, error: Exception) -> JobSnapshot:
+        command = read_command(self.path)
+        return JobSnapshot(
+            name=self.path.name,
+            backend="simulated" if command and command.backend == "simulated" else "local",
+            state=str(State.FAILED),
+            reason=DAMAGED,
+            message=f"cannot be read: {error}. Check the rights of its files",
+            result_folder=self.path,
+            created=self._created(command, {}),
+        )
+
+    def _read(self, *, with_curve: bool) -> JobSnapshot:
+        for path in (self.path / JOB, self.path / LOCK):
+            if is_file(path) and not _is_readable(path):
+                raise PermissionError(EACCES, os.strerror(EACCES), str(path))
         is_running = self.is_running()  # first: its summary stands before the run ends
         command = read_command(self.path)
         job = self.job()
@@ -114,6 +151,10 @@ class ResultReader:
         about["state"], about["reason"] = str(about["state"]), str(about["reason"])
         lost = frozenset(stored_ending(summary).missing)
         return JobSnapshot(**about, workers=self._workers(is_running, is_completed, lost))
+
+    def _begin_again(self) -> None:
+        self._follower = EventFollower(self.path / EVENTS)
+        self._begin()
 
     def _begin(self) -> None:
         self._progress = None if self._job is None else RunProgress(self._job)

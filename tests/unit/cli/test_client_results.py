@@ -1,6 +1,7 @@
 """Proves: what the Python client reads from a result folder: each end of a run, a run in progress,
 one that never began, damaged, huge and hostile files; that other folders are neither listed nor
-deleted; and that a folder's records are read once. Figures are held against the summary, which
+deleted; that a run which may not be read is damaged, and never deleted; that a folder's records are
+read once, and again after another run has taken it. Figures are held against the summary, which
 other code computes.
 
 Leaves out: processes (test_client_processes.py), and whole runs (tests/local).
@@ -8,8 +9,11 @@ Leaves out: processes (test_client_processes.py), and whole runs (tests/local).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +22,7 @@ from pathlib import Path
 import pytest
 
 import dlion
-from dlion.errors import AbsentError, SpecError, UnavailableError
+from dlion.errors import AbsentError, DataError, SpecError, UnavailableError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.reasons import EventReason
@@ -229,6 +233,81 @@ def test_a_pipe_in_place_of_a_file_does_not_block(
         assert client.list_jobs() == []
     else:
         assert client.get_job(NAME).name == NAME
+
+
+@pytest.fixture
+def unprivileged(tmp_path: Path) -> Iterator[Path]:
+    """A root in which this process has the rights of no user, though the tests may run as root."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        if os.geteuid() != 0:
+            yield Path(place)
+            return
+        make(Path(place), Ending("x"), "warm")
+        dlion.Client(root=place).get_job("warm")  # what it imports may be root's alone
+        shutil.rmtree(Path(place, "warm"))
+        yield Path(place)
+
+
+@contextlib.contextmanager
+def without_rights() -> Iterator[None]:
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "run.lock", "summary.json", "events.jsonl"])
+def test_a_run_that_may_not_be_read_is_damaged(unprivileged: Path, name: str) -> None:
+    ending = None if name == "events.jsonl" else Ending("x")
+    path = make(unprivileged, ending)
+    make(unprivileged, Ending("x"), "other")
+    (path / name).chmod(0)
+    client = dlion.Client(root=unprivileged)
+    with without_rights():
+        jobs = {job.name: (job.state, job.reason) for job in client.list_jobs()}
+        assert jobs == {NAME: ("Failed", "Damaged"), "other": ("Succeeded", "Completed")}
+        job = client.get_job(NAME)
+        assert (job.reason, job.result_folder) == ("Damaged", path)
+        assert job.message
+        if name == "run.lock":
+            with pytest.raises(UnavailableError, match="its lock cannot be read"):
+                client.delete_job(NAME)
+    assert (path / "job.yaml").exists()
+
+
+def test_a_folder_that_may_not_be_entered_is_no_job(unprivileged: Path) -> None:
+    make(unprivileged, Ending("x"), "other")
+    path = make(unprivileged, Ending("x"))
+    path.chmod(0)
+    client = dlion.Client(root=unprivileged)
+    with without_rights():
+        assert [job.name for job in client.list_jobs()] == ["other"]
+        for method in (client.get_job, client.delete_job):
+            with pytest.raises(AbsentError):
+                method(NAME)
+    unprivileged.chmod(0)
+    with without_rights(), pytest.raises(DataError, match="cannot be read"):
+        client.list_jobs()
+    unprivileged.chmod(0o755)
+    path.chmod(0o755)
+
+
+def test_another_run_of_the_same_folder_is_read_again(tmp_path: Path, client: dlion.Client) -> None:
+    path = make(tmp_path, Ending("x"))
+    before = client.get_job(NAME)
+    shutil.rmtree(path)
+    with ResultFolder.create(path, description(replace(STORY, workers=2)), now=NOW) as folder:
+        for record in records(replace(STORY, workers=2, seconds=60)):
+            folder.append(record)
+    job = client.get_job(NAME)
+    assert (len(before.workers), len(job.workers)) == (4, 2)
+    assert job == dlion.Client(root=tmp_path).get_job(NAME)
+    (path / "job.yaml").write_text("kind: [")
+    assert client.get_job(NAME).workers == ()
 
 
 def test_other_folders_are_not_jobs_and_stay(tmp_path: Path, client: dlion.Client) -> None:
