@@ -34,7 +34,10 @@ __all__ = [
 
 
 class JobEndedError(DLionError):
-    """A job has ended in another state than the wanted ones; `job` is its last snapshot."""
+    """A job has ended in another state than the wanted ones; `job` is its last snapshot.
+
+    `exit_code` is that of `dlion run` or `dlion watch` for the same end.
+    """
 
     def __init__(self, job: JobSnapshot, wanted: str) -> None:
         why = f": {job.message}" if job.message else ""
@@ -43,6 +46,17 @@ class JobEndedError(DLionError):
             f"get_job_logs({job.name!r}) has what its workers printed"
         )
         self.job = job
+        self.exit_code = _exit_code(job.reason)
+
+
+def _exit_code(reason: str) -> ExitCode:
+    """The code with which `dlion` ends for a job of that reason, local or of a cluster."""
+    from dlion_cli.views.job_status import FAILURE_CODES
+    from dlion_results.summary.judgement import EndReason
+
+    codes = {str(EndReason.of(code)): code for code in ExitCode}
+    codes |= {str(of_cluster): code for of_cluster, code in FAILURE_CODES.items()}
+    return ExitCode.FAILED if reason == EndReason.FAILED else codes.get(reason, ExitCode.FAILED)
 
 
 class JobTimeoutError(DLionError, TimeoutError):

@@ -32,6 +32,7 @@ from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import default_folder
 from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS
 from dlion_results.run_folder.lock import lock_holder
+from dlion_results.run_folder.storage import storage_error
 
 if TYPE_CHECKING:
     from dlion_api.spec import Job
@@ -217,9 +218,17 @@ class LocalBackend:
             except FileExistsError:
                 number += 1
                 folder = first.with_name(f"{first.name}-{number}")
+            except OSError as error:
+                raise storage_error("cannot make the result folder", folder, error) from error
 
     def _folder(self, name: str) -> Path:
-        if not name or Path(name).name != name or name in (".", "..") or "\0" in name:
+        if (
+            not isinstance(name, str)
+            or not name
+            or Path(name).name != name
+            or name in (".", "..")
+            or "\0" in name
+        ):
             problem = Problem("name", "is no job's name", repr(name), "a folder's name, no path")
             raise SpecError([problem])
         path = self._root / name

@@ -94,6 +94,8 @@ def assignments_of(given: Assignments | None) -> list[str]:
     if isinstance(given, str):
         return [given]
     if not isinstance(given, Mapping):
+        if wrong := [each for each in given if not isinstance(each, str)]:
+            raise SpecError([Problem("set", "must be path=value", repr(wrong[0]))])
         return [*given]
     assignments = []
     for path, value in given.items():

@@ -7,14 +7,14 @@ Called by the commands that show jobs. Other versions of the operator may write 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.terminal.formatting import UNKNOWN, printable
 
-_FAILURES = {
+FAILURE_CODES: Final = {
     Reason.INVALID_SPEC: ExitCode.SPEC,
     Reason.PROGRAM_FAILED: ExitCode.PROGRAM,
     Reason.DEADLINE_EXCEEDED: ExitCode.DEADLINE,
@@ -168,7 +168,7 @@ def outcome_exit_code(outcome: ConditionView) -> ExitCode:
     """The exit code of a command that waited for this outcome."""
     if outcome.type == ConditionType.SUCCEEDED:
         return ExitCode.OK
-    return next((c for r, c in _FAILURES.items() if r == outcome.reason), ExitCode.FAILED)
+    return next((c for r, c in FAILURE_CODES.items() if r == outcome.reason), ExitCode.FAILED)
 
 
 def age(seconds: float) -> str:

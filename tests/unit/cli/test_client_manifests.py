@@ -18,6 +18,7 @@ import yaml
 
 import dlion
 from dlion import errors, manifests
+from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import load_job
 from dlion_cli.inputs.manifests import apply_set
 from manifest_table import smallest
@@ -269,3 +270,34 @@ def test_every_character_arrives_in_the_run_as_it_was(tmp_path: Path) -> None:
     assert manifests.read_manifest(text + "\n").document.value == document
     (assignment,) = manifests.assignments_of({"metadata.annotations.note": HARD})
     assert apply_set({}, [assignment]) == {"metadata": {"annotations": {"note": HARD}}}
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("ProgramFailed", ExitCode.PROGRAM),
+        ("DataFailed", ExitCode.DATA),
+        ("InvalidSpec", ExitCode.SPEC),
+        ("ModelLost", ExitCode.MODEL_LOST),
+        ("EndedEarly", ExitCode.ENDED_EARLY),
+        ("Failed", ExitCode.FAILED),
+        ("Killed", ExitCode.FAILED),
+    ],
+)
+def test_a_failed_job_has_the_exit_code_of_its_command(reason: str, code: ExitCode) -> None:
+    job = dlion.Job(name="digits", backend="local", state="Failed", reason=reason)
+    assert errors.JobEndedError(job, "Succeeded").exit_code == code
+
+
+def test_what_is_no_assignment_name_or_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+    client = dlion.Client("local", root=tmp_path)
+    wrong: Any = [1]
+    with pytest.raises(errors.SpecError, match="must be path=value"):
+        client.train(str(ROOT / "examples" / "digits.yaml"), environment="quickstart", set=wrong)
+    number: Any = 5
+    with pytest.raises(errors.SpecError, match="is no job's name"):
+        client.get_job(number)
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.DLionError, match="cannot make the result folder") as raised:
+        dlion.Client("local", root=tmp_path / "file").train(str(ROOT / "examples" / "digits.yaml"))
+    assert raised.value.exit_code == ExitCode.STORAGE

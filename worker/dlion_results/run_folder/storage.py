@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import DLionError
+from dlion_api.exit_codes import ExitCode
 
 PROGRAM_ROOT = "state/program_root"
 """File of a result folder: the folder of the manifest that the run was started with."""
@@ -20,6 +21,8 @@ PROGRAM_ROOT = "state/program_root"
 
 class StorageError(DLionError, OSError):
     """A disk is full or a folder is not writable; processes end with `ExitCode.STORAGE`."""
+
+    exit_code = ExitCode.STORAGE
 
 
 def storage_error(action: str, path: Path, error: OSError) -> StorageError:
