@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,9 +21,11 @@ from dlion_api.names import Rank
 from dlion_api.spec import Job
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource
 from dlion_cli.terminal.formatting import printable
-from dlion_results.run_folder.description import find_worker, read_job
+from dlion_results.run_folder.description import find_worker
 from dlion_results.run_folder.layout import EVENTS, LOGS
 from dlion_results.run_folder.lock import is_held
+from dlion_results.run_folder.manifest import read_job
+from dlion_results.run_folder.regular_files import opened
 
 _POLL_INTERVAL_S: Final = 0.3
 _BLOCK_BYTES: Final = 64 * 1024
@@ -128,7 +129,7 @@ class _GrowingFile:
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """The lines since the last call; with `is_last` also one without its end."""
-        with contextlib.suppress(OSError), _opened(self._path) as descriptor:
+        with contextlib.suppress(OSError), opened(self._path) as descriptor:
             size = os.fstat(descriptor).st_size
             if self._tail is not None:
                 self._position = _tail_position(descriptor, size, self._tail)
@@ -145,18 +146,6 @@ class _GrowingFile:
         if is_last and self._rest:
             yield _text(self._rest)
             self._rest = b""
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """The regular file. Raises: OSError, also for links and pipes."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _tail_position(descriptor: int, size: int, count: int) -> int:

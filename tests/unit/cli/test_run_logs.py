@@ -4,7 +4,7 @@ Proves: each line has its worker's name, as for pods; group, index and container
 `--tail` counts lines of each file, however large; a path, or an existing result folder without an
 option of a cluster, is local, and anything else is a job; following shows lines and files as they
 come, a line without its end at last, and ends with the run; control characters, links, foreign
-files and a damaged job do no harm.
+files, and a damaged or hostile job do no harm.
 
 Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
 (tests/unit/cli/test_cluster_streams.py).
@@ -12,6 +12,7 @@ Leaves out: a real run (tests/local/test_listed_runs.py), a cluster's logs
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -131,6 +132,20 @@ def test_hostile_files_do_no_harm(folder: Path, capsys: pytest.CaptureFixture[st
     assert shown[:2] == ["worker 0 | a·[2J    b\ufffd", "worker 0 | last"]
     assert {line.partition(" | ")[0] for line in shown[2:]} == {"worker 2"}
     assert sum(line.count("y") for line in shown[2:]) == 3_000_000
+
+
+@pytest.mark.parametrize("kind", ["unfolding", "pipe"])
+def test_logs_do_not_wait_for_a_manifest_without_end(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (folder / "job.yaml").unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / "job.yaml")
+    else:
+        levels = [f"x{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]
+        text = "\n".join(["x0: &a0 [x]", *levels, "metadata: {name: q, labels: *a10}"])
+        (folder / "job.yaml").write_text(text)
+    assert lines(capsys, "digits")[0] == "worker 0 | one of 0"
 
 
 @pytest.mark.parametrize("end", ["", "\n"])

@@ -1,18 +1,20 @@
-"""Proves: reading events skips a torn last line in silence, names other bad lines, and goes on. A
-follower reads each record of a growing file once, and all again once it was cut or replaced.
+"""Proves: reading events skips a torn last line in silence, names other bad lines, also numbers that
+no run has, and goes on. A pipe is refused. A follower reads each record of a growing file once, and all again once it was cut or replaced.
 
 Leaves out: the form of a record (tests of `dlion_api.protocol.records`).
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.progress import EventRecord, StepRecord
 from dlion_api.protocol.records import record_to_json
 from dlion_results.run_folder.events import MAX_LINE_BYTES, EventFollower, read_events
 
@@ -44,6 +46,25 @@ def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(tmp_path, bad):
     assert records == EVENTS[:2]
     assert [line.partition(": ")[0] for line in named] == ["line 2"]
     assert named[0].partition(": ")[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("time_s", 1.7e308), ("waited_s", 1e10), ("learning_rate", 1e300), ("time_s", -1e11)],
+)
+def test_numbers_that_no_run_has_are_bad_lines(tmp_path, field, value):
+    step = StepRecord(1.0, Rank(0), 0, 1, 1e308, 8, 8, 0.1, 1.0, 1.0, 1.0, 1.0, 1.0, 8)
+    good, bad = step, replace(step, **{field: value})
+    lines = [record_to_json(record).encode() + b"\n" for record in (good, bad, good)]
+    records, named = read(tmp_path / "e", b"".join(lines))
+    assert records == [good, good]
+    assert [line.startswith(f"line 2: {field}: is too large") for line in named] == [True]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "e")
+    with pytest.raises(DataError, match="is not a regular file"):
+        list(read_events(tmp_path / "e"))
 
 
 def test_a_line_without_end_costs_no_more_than_itself(tmp_path):

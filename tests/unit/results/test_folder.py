@@ -1,7 +1,8 @@
 """Proves: a result folder is never made over something else; its events are readable at any
 moment, also when the disk is full or the last writer was killed; a run that never trained leaves
 nothing where it is taken back; a resumed run goes on behind them,
-if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder.
+if it is the same job, has a checkpoint to go on from, and nobody else writes in the folder. Its
+manifest is read again as it was, and a worker's image can open folders.
 
 Leaves out: a lock that is none (test_lock.py); a real kill of a real process
 (tests/local/test_results_survive_a_kill.py).
@@ -33,6 +34,7 @@ from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentR
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import ResultFolder, default_folder
 from dlion_results.run_folder.lock import FolderLock
+from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.storage import AppendedFile, StorageError, write_whole, writing
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
@@ -346,6 +348,25 @@ def test_a_full_disk_ends_the_process_with_the_storage_code():
     full.close()
     assert raised.value.errno == errno.ENOSPC
     assert exit_code_of(raised.value) is ExitCode.STORAGE
+
+
+def test_labels_that_look_like_numbers_stay_texts(tmp_path):
+    """Readers differ: to PyYAML, which writes the file, `1e3` and `08` are texts."""
+    labels = {f"l{place}": text for place, text in enumerate(("1e3", "08", "0o17", "1.e5", "yes"))}
+    document = description(STORY).to_document()
+    job = load_job({**document, "metadata": {**document["metadata"], "labels": labels}})
+    with ResultFolder.create(tmp_path / "run", job, now=NOW):
+        pass
+    assert read_job(tmp_path / "run") == job
+
+
+def test_a_keeper_opens_folders_without_the_package_of_environments():
+    """The image of a worker, whose keeper opens result folders, has no `dlion_environments`."""
+    code = (
+        "import sys; sys.modules['dlion_environments'] = None\n"
+        "import dlion_worker.artifact_server.process, dlion_results.run_folder.folder"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_environment_is_kept_as_yaml_and_in_the_summary(tmp_path):

@@ -1,10 +1,11 @@
 """What `dlion ls` finds and says of result folders.
 
 Proves: each ending has its state, and only a run that `--resume` accepts is resumable; a run is
-running while its lock is held, whatever its summary says, and looking does not keep it from being
-locked; figures of an unfinished run are those of its last records; damaged, half-written, foreign
-and unreadable folders are said to be so, and hide no other; links, pipes and huge files are not
-read; the list is newest first and is made without NumPy.
+running while its lock is held, whatever its summary says; one that ends at any moment of the look
+was not killed; looking does not keep it from being locked; figures of an unfinished run are those
+of its last records, and figures that no run has are not shown; damaged, half-written, foreign and
+unreadable folders are said to be so, and hide no other; links, pipes, huge files and manifests
+that unfold without end are not read; the list is newest first and is made without NumPy.
 
 Leaves out: a real run (tests/local/test_listed_runs.py).
 """
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,36 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     assert read_run(folder).state is StoredState.INTERRUPTED
 
 
+@pytest.mark.parametrize("moment", range(12))
+def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """The run ends at the given call of the operating system."""
+    folder = ResultFolder.create(tmp_path / "run", JOB, now=NOW)
+    calls = 0
+
+    def ending_at(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == moment + 1:
+                monkeypatch.undo()
+                folder.finish(ended(EndReason.COMPLETED, succeeded=True))
+                folder.close()
+            return call(*arguments, **options)
+
+        return wrapped
+
+    for record in records(STORY):
+        folder.append(record)
+    monkeypatch.setattr(os, "scandir", ending_at(os.scandir))
+    monkeypatch.setattr(os, "open", ending_at(os.open))
+    state = read_run(folder.path).state
+    monkeypatch.undo()
+    folder.close()
+    assert state in (StoredState.RUNNING, StoredState.SUCCEEDED)
+
+
 def test_looking_keeps_nobody_from_locking(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", None)
     done = threading.Event()
@@ -216,6 +248,23 @@ def test_foreign_values_are_unknown(tmp_path: Path, changes: dict[str, Any]) -> 
     assert (run.accuracy, run.iteration) == (None, None)
 
 
+def test_figures_that_no_run_has_are_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = EvaluationRecord(1.7e308, Rank(0), 1, 1, 1.7e308, 1.0, 10)
+    killed, done = make(tmp_path / "killed", None), make(tmp_path / "done", None)
+    before = read_run(killed)
+    with (killed / "events.jsonl").open("a") as events:
+        events.write(record_to_json(huge) + "\n")
+    assert (read_run(killed).duration_s, read_run(killed).accuracy) == (
+        before.duration_s, before.accuracy,
+    )  # fmt: skip
+    (done / "summary.json").write_text(summary_of(time_s=1e299, accuracy={"mean": 1e299}))
+    assert (read_run(done).duration_s, read_run(done).accuracy) == (None, None)
+    assert main(["ls", str(tmp_path)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 200
+
+
 def test_a_half_written_folder_is_listed(tmp_path: Path) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
@@ -253,6 +302,29 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     (folder / "summary.json").unlink()
     os.mkfifo(folder / "summary.json")
     assert found(root)["run"].detail == "summary.json: is not a regular file"
+
+
+def test_a_manifest_that_unfolds_without_end_or_is_a_pipe_is_damaged(tmp_path: Path) -> None:
+    """Ten levels of ten aliases are 10^10 values: a reader that unfolds them would not end."""
+    folder = make(tmp_path / "run", None)
+    (folder / "job.yaml").write_text(unfolding())
+    assert "unfolds to more than 100000 values" in read_run(folder).detail
+    (folder / "job.yaml").write_text("- a\n" * 1_000_000)
+    assert "is too large" in read_run(folder).detail
+    (folder / "job.yaml").unlink()
+    os.mkfifo(folder / "job.yaml")
+    assert read_run(folder).detail == "job.yaml: is not a regular file"
+    for command in ("ls", "report"):
+        assert main([command, str(folder)]) == {"ls": 0, "report": 66}[command]
+
+
+def unfolding() -> str:
+    """A job of less than a kilobyte whose labels are 10^10 values, by aliases of aliases."""
+    lines = ["x0: &a0 {k: x}"]
+    for level in range(1, 11):
+        values = ",".join(f"k{place}: *a{level - 1}" for place in range(10))
+        lines.append(f"x{level}: &a{level} {{{values}}}")
+    return "\n".join([*lines, "kind: DLionJob", "metadata: {name: q, labels: *a10}"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

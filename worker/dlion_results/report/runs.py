@@ -18,10 +18,10 @@ from dlion_results.report.stored_files import (
     stored_ending,
     stored_scalability,
 )
-from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.environment import EnvironmentReport
 from dlion_results.run_folder.events import read_events
-from dlion_results.run_folder.layout import EVENTS, JOB
+from dlion_results.run_folder.layout import EVENTS
+from dlion_results.run_folder.manifest import read_job_and_text
 from dlion_results.run_folder.models import read_models
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
@@ -111,7 +111,7 @@ def _reference(runs: Sequence[LoadedRun], label: str | None) -> LoadedRun | None
 
 def load_run(folder: Path, label: str) -> LoadedRun:
     """Load one run. Raises DataError if the folder holds none."""
-    job = read_job(folder)
+    job, job_text = read_job_and_text(folder)
     tally = RunTally(worker.rank for worker in job.workers())
     bad_lines: list[str] = []
     for record in read_events(folder / EVENTS, bad_lines.append):
@@ -126,7 +126,6 @@ def load_run(folder: Path, label: str) -> LoadedRun:
     )
     summary["scalability"] = stored_scalability(stored)
     environment = read_environment(folder)
-    job_text = (folder / JOB).read_text("utf-8")
     return LoadedRun(label, job, tally, summary, environment, job_text, tuple(bad_lines))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.layout import ENVIRONMENT, SUMMARY
+from dlion_results.run_folder.regular_files import read_start
 from dlion_results.run_folder.stored_values import (
     MAX_BYTES,
     UNREADABLE,
@@ -102,8 +103,7 @@ def _figure(stored: object) -> EnvironmentFigure | None:
 
 def _mapping(path: Path, parse: Callable[[bytes], Any]) -> Json:
     try:
-        with path.open("rb") as file:
-            return parse_mapping(file.read(MAX_BYTES + 1), parse)
+        return parse_mapping(read_start(path, MAX_BYTES + 1, follow_links=True), parse)
     except FileNotFoundError:
         return {}
     except UNREADABLE as error:

@@ -3,16 +3,45 @@
 `folder` writes the file.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from dlion_api.errors import ContractError, DataError
 from dlion_api.protocol.progress import ProgressRecord
-from dlion_api.protocol.records import MAX_RECORD_BYTES, record_from_json
+from dlion_api.protocol.records import MAX_RECORD_BYTES, NON_FINITE_FIELDS, record_from_json
+from dlion_results.run_folder.regular_files import opened
+from dlion_results.run_folder.stored_values import MAX_FIGURE, MAX_NUMBER
 
 MAX_LINE_BYTES = MAX_RECORD_BYTES + 1
 """Maximum length of a record with its newline."""
+_BOUNDED: Final = frozenset({
+    "time_s", "compute_s", "wall_s", "cpu_s", "exchange_cpu_s", "waited_s", "accuracy",
+    "class_accuracy",
+})  # fmt: skip
+
+
+def parse_record(line: bytes) -> ProgressRecord:
+    """The record of a line.
+
+    Raises: ContractError, also for a time, an accuracy or a rate that no run has: their sums would
+    not be finite, and their figures have hundreds of digits.
+    """
+    record = record_from_json(line)
+    for name, value in vars(record).items():
+        values = (value,) if isinstance(value, float) else ()
+        if isinstance(value, Mapping):
+            values = tuple(value.values())
+        elif name in _BOUNDED and isinstance(value, tuple):
+            values = value
+        most = MAX_FIGURE if name in _BOUNDED else math.inf if name in NON_FINITE_FIELDS else (
+            MAX_NUMBER
+        )  # fmt: skip
+        if any(math.isfinite(number) and abs(number) >= most for number in values):
+            raise ContractError(f"{name}: is too large; allowed: less than {most:g}")
+    return record
 
 
 def read_events(
@@ -26,14 +55,18 @@ def read_events(
     Raises DataError if the file does not exist or cannot be read.
     """
     try:
-        with path.open("rb") as stream:
+        with (
+            opened(path, follow_links=True) as descriptor,
+            os.fdopen(descriptor, "rb", closefd=False) as stream,
+        ):
             for number, line in enumerate(_lines(stream.readline), start=1):
                 record = _record(line, number, on_bad_line)
                 if record is not None:
                     yield record
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Name a folder that `dlion run` made"
+            f"{path}: cannot be read ({error.strerror or error}). "
+            "Name a folder that `dlion run` made"
         ) from error
 
 
@@ -53,7 +86,10 @@ class EventFollower:
         records. Raises DataError if the file cannot be read.
         """
         try:
-            with self._path.open("rb") as stream:
+            with (
+                opened(self._path, follow_links=True) as descriptor,
+                os.fdopen(descriptor, "rb", closefd=False) as stream,
+            ):
                 status = os.fstat(stream.fileno())
                 if self._file is not None and (
                     not os.path.samestat(self._file, status) or status.st_size < self._offset
@@ -69,7 +105,7 @@ class EventFollower:
                 restart()
             self._file, self._offset = None, 0
         except OSError as error:
-            raise DataError(f"{self._path}: cannot be read ({error.strerror})") from error
+            raise DataError(f"{self._path}: cannot be read ({error.strerror or error})") from error
 
     def _records(self, readline: Callable[[int], bytes]) -> Iterator[ProgressRecord]:
         while line := readline(MAX_LINE_BYTES):
@@ -99,7 +135,7 @@ def _record(
     if not line.strip():
         return None
     try:
-        return record_from_json(line)
+        return parse_record(line)
     except ContractError as error:
         if line.endswith(b"\n") and on_bad_line is not None:
             on_bad_line(f"line {number}: {error}")

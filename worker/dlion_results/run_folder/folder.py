@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import yaml
 
@@ -47,7 +47,6 @@ from dlion_results.run_folder.layout import (
 )
 from dlion_results.run_folder.lock import LOCK, RESERVED, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
-from dlion_results.run_folder.resume_checks import check_resumable
 from dlion_results.run_folder.storage import (
     PROGRAM_ROOT,
     AppendedFile,
@@ -125,6 +124,9 @@ class ResultFolder:
         try:
             _check(path, resume=resume)  # another run may have used it before the lock was taken
             if resume:
+                # Not at the top: the image of a worker's keeper lacks the reader of manifests.
+                from dlion_results.run_folder.resume_checks import check_resumable
+
                 check_resumable(path, job)
             try:
                 write_whole(path / JOB, _yaml(job.to_document()))
@@ -310,6 +312,18 @@ def _remove_created(path: Path, created: Sequence[Path]) -> None:
             folder.rmdir()
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that another reader would take for numbers: `1e3`, `08`."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "'" if data[:1] in _NUMBER_STARTS else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_NUMBER_STARTS: Final = frozenset("+-.0123456789")
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def _yaml(document: Mapping[str, Any]) -> bytes:
-    text: str = yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text.encode()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from dlion_api.errors import ContractError, DLionError
+from dlion_api.errors import ContractError, DLionError, SpecError
 from dlion_api.protocol.progress import EvaluationRecord, StepRecord
-from dlion_api.protocol.records import MAX_RECORD_BYTES, record_from_json
-from dlion_api.spec import load_job
+from dlion_api.protocol.records import MAX_RECORD_BYTES
+from dlion_results.run_folder.events import parse_record
 from dlion_results.run_folder.layout import (
     CHECKPOINTS,
     COMPARED,
@@ -35,13 +34,15 @@ from dlion_results.run_folder.layout import (
     SUMMARY,
 )
 from dlion_results.run_folder.lock import LOCK, is_held
+from dlion_results.run_folder.manifest import parse_job, read_manifest_bytes
+from dlion_results.run_folder.regular_files import read_end, read_start
 from dlion_results.run_folder.stored_values import (
     MAX_BYTES,
+    MAX_FIGURE,
     UNREADABLE,
     count_of,
     number_of,
     parse_mapping,
-    parse_yaml,
     text_of,
 )
 from dlion_results.summary.judgement import EndReason
@@ -151,6 +152,8 @@ class ResultFinder:
 
 def read_run(path: Path) -> StoredRun:
     """What the list shows of a result folder."""
+    # Before all else: a run that ends meanwhile writes its summary, then releases its lock.
+    is_running = is_held(path)
     names = _names(path)
     base = StoredRun(
         path,
@@ -160,10 +163,11 @@ def read_run(path: Path) -> StoredRun:
         started_at=_modified(path / JOB) or _modified(path),
     )
     try:
-        summary = parse_mapping(_read_file(path / SUMMARY)) if SUMMARY in names else {}
+        summary = (
+            parse_mapping(read_start(path / SUMMARY, MAX_BYTES + 1)) if SUMMARY in names else {}
+        )
     except UNREADABLE as error:
         return replace(base, state=StoredState.DAMAGED, detail=f"{SUMMARY}: {_short(error)}")
-    is_running = is_held(path)
     ending = summary.get("ending")
     if is_running or not isinstance(ending, Mapping):
         return _unfinished(base, names, is_running=is_running)
@@ -186,9 +190,9 @@ def _finished(base: StoredRun, summary: Mapping[str, Any], ending: Mapping[str, 
         detail=text_of(ending.get("message")) or text_of(ending.get("stop_reason")),
         job=text_of(job.get("name")) if isinstance(job, Mapping) else "",
         is_resumable=state is not StoredState.SUCCEEDED and _has_checkpoint(base.path),
-        accuracy=number_of(accuracy.get("mean")) if isinstance(accuracy, Mapping) else None,
+        accuracy=_figure(accuracy.get("mean")) if isinstance(accuracy, Mapping) else None,
         iteration=count_of(ending.get("iteration")),
-        duration_s=number_of(summary.get("time_s")),
+        duration_s=_figure(summary.get("time_s")),
         started_at=_time(text_of(ending.get("started_at"))) or base.started_at,
     )
 
@@ -201,8 +205,8 @@ def _unfinished(base: StoredRun, names: set[str], *, is_running: bool) -> Stored
         base, state=state, accuracy=tail.accuracy, iteration=tail.iteration, duration_s=tail.end_s
     )
     try:
-        job = load_job(parse_yaml(_read_file(base.path / JOB)), source=JOB)
-    except (DLionError, *UNREADABLE) as error:
+        job = parse_job(read_manifest_bytes(base.path), source=JOB)
+    except (DLionError, OSError) as error:
         if is_running:  # it may just have begun
             return run
         return replace(run, state=StoredState.DAMAGED, detail=f"{JOB}: {_short(error)}")
@@ -224,14 +228,14 @@ class _Tail:
     @classmethod
     def of(cls, events: Path) -> _Tail:
         try:
-            content = _read_file(events, last_bytes=TAIL_BYTES)
+            content = read_end(events, TAIL_BYTES)
         except OSError:
             return cls()
         accuracies: dict[int, float] = {}
         iterations, times_s = [], []
         for line in content.splitlines():
             try:
-                record = record_from_json(line)
+                record = parse_record(line)
             except ContractError:  # partial, damaged or foreign
                 continue
             times_s.append(record.time_s)
@@ -241,6 +245,10 @@ class _Tail:
                 accuracies[record.rank] = record.accuracy
         mean = sum(accuracies.values()) / len(accuracies) if accuracies else None
         return cls(mean, max(iterations, default=None), max(times_s, default=None))
+
+
+def _figure(value: object) -> float | None:
+    return number_of(value, below=MAX_FIGURE)
 
 
 def _command(path: Path, names: set[str]) -> str:
@@ -253,7 +261,7 @@ def _command(path: Path, names: set[str]) -> str:
     if LOCK not in names:
         return "fetched"  # it leaves locks and logs in the cluster
     with contextlib.suppress(OSError):
-        start = _read_file(path / ENVIRONMENT, first_bytes=len(_RECORDED))
+        start = read_start(path / ENVIRONMENT, len(_RECORDED))
         return "replay" if start == _RECORDED else "simulate"
     return ""
 
@@ -304,19 +312,6 @@ def _size_bytes(path: Path) -> int:
     return total
 
 
-def _read_file(path: Path, *, first_bytes: int = MAX_BYTES + 1, last_bytes: int = 0) -> bytes:
-    """The start of a regular file, or its end. Raises: OSError, also for links and pipes."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("is not a regular file")
-        if last_bytes:
-            file.seek(max(0, status.st_size - last_bytes))
-            return file.read(last_bytes)
-        return file.read(first_bytes)
-
-
 def _modified(path: Path) -> datetime | None:
     try:
         return datetime.fromtimestamp(path.lstat().st_mtime, UTC)
@@ -332,6 +327,8 @@ def _time(text: str) -> datetime | None:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of an error."""
+    """The first line of an error, or its first problem."""
+    if isinstance(error, SpecError) and error.problems:
+        error = ValueError(str(error.problems[0]))
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return f"{text.splitlines()[0] if text else type(error).__name__:.200}"

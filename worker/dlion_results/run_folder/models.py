@@ -8,8 +8,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlion_results.run_folder.regular_files import read_start
+
 MODELS = "models"
 MODEL_INFO = "model.json"
+MAX_INFO_BYTES = 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +39,13 @@ def read_models(folder: Path) -> tuple[SiteModel, ...]:
     for about in sorted((folder / MODELS).glob(f"*/{MODEL_INFO}")):
         try:
             models.append(_model(about))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             _log.warning("%s: cannot be read (%r); ignoring its model", about, error)
     return tuple(models)
 
 
 def _model(about: Path) -> SiteModel:
-    values = json.loads(about.read_text("utf-8"))
+    values = json.loads(read_start(about, MAX_INFO_BYTES, follow_links=True))
     site = about.parent.name
     return SiteModel(
         site=site,

@@ -12,8 +12,8 @@ from dlion_api.document import to_document
 from dlion_api.errors import DataError, Problem, SpecError
 from dlion_api.spec import Job
 from dlion_core.npz_errors import NPZ_ERRORS
-from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.layout import CHECKPOINTS
+from dlion_results.run_folder.manifest import read_job
 
 _ABSENT = object()
 

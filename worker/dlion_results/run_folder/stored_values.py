@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +11,11 @@ import yaml
 
 MAX_BYTES: Final = 64 << 20
 MAX_DEPTH: Final = 64
+MAX_NUMBER: Final = 1e300
+"""Sums and multiples of lesser numbers are finite."""
+MAX_FIGURE: Final = 1e10
+"""No run lasts so many seconds (317 years), or has such an accuracy."""
+_MAX_TEXT: Final = 10_000
 _MAX_COUNT: Final = 1 << 31
 
 # PyYAML's constructors raise built-in errors: `!!int x`, `!!bool x`, `!!timestamp x`, 2026-13-45.
@@ -52,16 +56,21 @@ def parse_yaml(content: bytes) -> Any:
 
 
 def text_of(value: object) -> str:
-    """The text, with unencodable characters replaced; empty for any other type."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+    """The start of the text, with unencodable characters replaced; empty for any other type.
+
+    Aliases in YAML may give one long text a million times, each of which would be copied.
+    """
+    if not isinstance(value, str):
+        return ""
+    return value[:_MAX_TEXT].encode("utf-8", "replace").decode()
 
 
-def number_of(value: object) -> float | None:
-    """The finite number; None for anything else."""
+def number_of(value: object, *, below: float = MAX_NUMBER) -> float | None:
+    """The number if it is less than `below`, without its sign; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # An integer may be too large for a float.
-    return float(value) if abs(value) < 1e300 and math.isfinite(value) else None
+    return float(value) if abs(value) < below else None
 
 
 def count_of(value: object) -> int | None:

@@ -30,9 +30,9 @@ from dlion_cli.inputs.runnable import check_can_simulate
 from dlion_cli.terminal import options
 from dlion_cli.terminal.formatting import UNKNOWN, format_percent, format_rate
 from dlion_results.replay_comparison import ReplayFigure, compare_figures, replay_figures
-from dlion_results.run_folder.description import read_job
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS, JOB, REPLAY, SUMMARY
+from dlion_results.run_folder.manifest import read_job
 from dlion_results.run_folder.storage import write_whole
 from dlion_results.summary.rank_mapping import consecutive_ranks, map_ranks
 from dlion_results.summary.summary import SCHEMA_VERSION
