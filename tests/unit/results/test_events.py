@@ -1,5 +1,6 @@
-"""Proves: reading events skips a torn last line in silence, names other bad lines, also numbers that
-no run has, and goes on. A pipe is refused. A follower reads each record of a growing file once, and all again once it was cut or replaced.
+"""Proves: reading events skips a torn last line in silence, names other bad lines, also numbers
+that no run has, and goes on. A pipe is refused. A follower reads each record of a growing file
+once, and all again once it was cut or replaced.
 
 Leaves out: the form of a record (tests of `dlion_api.protocol.records`).
 """

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 UNKNOWN: Final = "—"
+_MAX_WHOLE: Final = 1e15
+"""Larger numbers, which damaged files may have, are spelt with an exponent."""
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -12,7 +14,7 @@ def percent(value: float, digits: int = 1) -> str:
     >>> percent(0.98123), percent(0.98123, 0)
     ('98.1 %', '98 %')
     """
-    return f"{value * 100:.{digits}f} %"
+    return f"{_fixed(value * 100, f'.{digits}f')} %"
 
 
 def rough_percent(value: float) -> str:
@@ -46,6 +48,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     if abs(seconds) < 89.5:
         return f"{seconds:.0f} s"
+    if not abs(seconds) < _MAX_WHOLE:
+        return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
@@ -57,11 +61,19 @@ def figure(value: float) -> str:
     >>> figure(11392.2), figure(3.678), figure(7.98e-06)
     ('11,392', '3.68', '7.98e-06')
     """
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return whole(value) if abs(value) >= 100 else f"{value:.3g}"
 
 
 def whole(value: float) -> str:
-    return f"{value:,.0f}"
+    """
+    >>> whole(11392.2), whole(1e300)
+    ('11,392', '1e+300')
+    """
+    return _fixed(value, ",.0f")
+
+
+def _fixed(value: float, spelling: str) -> str:
+    return format(value, spelling if abs(value) < _MAX_WHOLE else ".3g")
 
 
 def or_unknown(spell: Callable[..., str], value: float | None, *options: int) -> str:

@@ -84,7 +84,10 @@ def at_times(points: Points, times_s: Sequence[float] | Points, column: int = 1)
     if len(points) == 0:
         return np.full(len(times_s), np.nan)
     ordered = points[np.argsort(points[:, 0], kind="stable")]
-    result: Points = np.interp(np.asarray(times_s), ordered[:, 0], ordered[:, column])
+    values = ordered[:, column]
+    between = np.interp(np.asarray(times_s), ordered[:, 0], values)
+    # Where times differ by next to nothing, the slope is infinite.
+    result: Points = np.clip(between, values.min(), values.max())
     return result
 
 

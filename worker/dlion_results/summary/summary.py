@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Job
-from dlion_results.run_folder.description import find_worker, worker_name
+from dlion_results.run_folder.description import find_worker
 from dlion_results.run_folder.environment import (
     EnvironmentReport,
     environment_document,
@@ -66,6 +67,7 @@ def summarise(
     `reference` is the summary of the same job on a single worker; without it there is no speed-up.
     """
     workers = [tally.workers[rank] for rank in sorted(tally.workers)]
+    known = {worker.rank: worker for worker in job.workers()}  # a look-up in the job takes all
     target = job.spec.trainer.stop.target_accuracy
     summary: Json = {
         "schema_version": SCHEMA_VERSION,
@@ -85,7 +87,10 @@ def summarise(
         "target": level_reached(workers, target) if target else None,
         "levels": [level_reached(workers, level) for level in LEVELS],
         "drift": _drift(tally.drift_curve.points()),
-        "workers": [_worker(job, worker) for worker in workers],
+        "workers": [
+            _worker(worker, known.get(worker.rank) or find_worker(job, worker.rank))
+            for worker in workers
+        ],
         "events": {"warnings": tally.warning_count, "reasons": dict(sorted(tally.reasons.items()))},
         "bad_line_count": bad_line_count,
         "environment": environment_document(environment) if environment else None,
@@ -171,7 +176,7 @@ def _time_use(workers: Sequence[WorkerTally]) -> Json | None:
         "waited_for": [
             {"rank": rank, "fraction": min(1.0, seconds / waited_s)}
             for rank, seconds in sorted(waited_for_s.items(), key=lambda item: (-item[1], item[0]))
-            if seconds > 0
+            if seconds > 0 and waited_s > 0
         ],
     }
 
@@ -237,12 +242,11 @@ def _drift(points: Points) -> Json:
     }
 
 
-def _worker(job: Job, worker: WorkerTally) -> Json:
+def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
     evaluation = worker.last_evaluation
-    identity = find_worker(job, worker.rank)
     return {
         "rank": worker.rank,
-        "name": worker_name(job, worker.rank),
+        "name": identity.name if identity else f"worker {worker.rank}",
         "site": identity.site if identity else "",
         "group": identity.group if identity else "",
         "incarnations": len(worker.incarnations),

@@ -20,6 +20,7 @@ from dlion_api.protocol.progress import (
     ProgressRecord,
     StepRecord,
 )
+from dlion_results.run_folder.stored_values import MAX_NUMBER
 from dlion_results.summary.curves import Curve
 
 _LINK_ROWS_IN_ALL = 60_000
@@ -135,7 +136,7 @@ class WorkerTally:
             self.waited_for_s[peer] = self.waited_for_s.get(peer, 0.0) + part_s
         self.cpu_s += record.cpu_s
         self.exchange_cpu_s += record.exchange_cpu_s
-        if math.isfinite(record.loss):
+        if abs(record.loss) < MAX_NUMBER:  # else it has diverged: not even sums are finite
             self.loss_sum += record.loss
             self.loss_count += 1
             self.loss_curve.append(record.time_s, record.loss)
