@@ -1,5 +1,7 @@
 """Proves: the report is one self-contained page with every section, escapes whatever it is given,
-stays small, and shows unfinished, empty and several runs. Runs of unequal length share one time
+stays small, whatever names, texts, numbers of workers and of runs there are, survives numbers that
+no run has and names that are no text, and shows unfinished, empty and several runs. The work for it
+grows as the workers. Runs of unequal length share one time
 axis, and where one ended it is marked.
 
 Leaves out: what a browser makes of it (test_report_in_browser), its sentences (test_headline).
@@ -11,9 +13,11 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -23,10 +27,11 @@ import yaml
 
 from dlion_api.errors import DataError
 from dlion_api.names import Rank
-from dlion_api.protocol.progress import EventRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
+from dlion_api.protocol.records import record_to_json
 from dlion_cli.__main__ import main
 from dlion_results.report import curve_charts, link_charts
-from dlion_results.report.page import PAGE_BYTES, SCRIPTS, render
+from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
 from dlion_results.report.runs import _labels, load_run, load_runs
 from dlion_results.run_folder.environment import (
     EnvironmentFigure,
@@ -244,6 +249,161 @@ def test_many_workers_and_hours_stay_below_a_megabyte(tmp_path, story):
     one = render([load_run(make(tmp_path / "run", story), "run")])
     assert len(one.encode()) < 1_000_000
     assert PAGE_BYTES < 2_000_000
+
+
+def of_many_workers(path, count):
+    """A folder of a run with three steps and evaluations of each worker."""
+    document = description(SHORT).to_document()
+    sites = [
+        {"name": f"s{place}", "groups": [{"name": "w", "workers": count // 40}]}
+        for place in range(40)
+    ]
+    batching = {"globalBatchSize": {"initial": 8 * count, "max": 16 * count}}
+    spec = {**document["spec"], "sites": sites, "batching": batching}
+    path.mkdir()
+    (path / "job.yaml").write_text(yaml.safe_dump({**document, "spec": spec}))
+    lines = [
+        record_to_json(record)
+        for time_s in (1.0, 2.0, 3.0)
+        for rank in range(count)
+        for record in (
+            step(time_s, rank=Rank(rank)),
+            EvaluationRecord(time_s, Rank(rank), int(time_s), 8, time_s / 4, 1.0, 100),
+        )
+    ]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def step(time_s, *, loss=1.0, rank=0, seconds=0.1):
+    own = [seconds] * 5
+    return StepRecord(time_s, Rank(rank), 0, int(min(time_s, 9)), loss, 8, 16, 0.1, *own, 8)
+
+
+def test_a_run_of_thousands_of_workers_has_details_below_two_megabytes(tmp_path):
+    run = load_run(of_many_workers(tmp_path / "run", 4000), "run")
+    text, shortened = render([run]), render([run], page_bytes=900_000)
+    assert len(text.encode()) < 2_000_000
+    assert {"s0/w-0", "s39/w-99"} <= set(Page(text).words)
+    assert len(shortened.encode()) <= 900_000
+    words = set(Page(shortened).words)
+    assert {"s0/w-0", "and 3,900 more workers, left out to keep the page small"} <= words
+    assert "The manifest with its defaults" in words
+    assert "Lines of 200 of 4,000 workers." in text
+    specs = chart_data(text)
+    assert len(specs["accuracy"]["series"]) == curve_charts.MAX_WORKER_LINES + 1
+    assert len(specs["run0-timeline"]["bars"]) == len(specs["run0-timeline"]["rows"])
+
+
+def test_the_work_for_a_page_grows_as_the_workers(tmp_path):
+    """Counted in calls of functions, as times vary."""
+    few, many = (calls_to_render(of_many_workers(tmp_path / f"{n}", n)) for n in (400, 1600))
+    assert many < 5 * few
+
+
+def calls_to_render(folder):
+    calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        render([load_run(folder, "run")])
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+HUGE = {
+    "losses": [step(float(t), loss=1.7e308) for t in range(3)],
+    "losses of both signs": [step(float(t), loss=(-1) ** t * 1e300) for t in range(3)],
+    "times": [step(1.0), step(1.7e308), step(1.7e308)],
+    "seconds": [step(float(t), seconds=1.7e308) for t in range(3)],
+    "seconds that cancel out": [
+        replace(step(1.0), waited_s=5.0, waited_for=(1,)), replace(step(2.0), waited_s=-5.0),
+    ],
+    "steps at next to one time": [step(0.0, seconds=0.0), step(1e-310, seconds=0.0)],
+    "evaluations": [
+        EvaluationRecord(t, Rank(0), 1, 8, a, 1.0, 10, sketch=(1e308,), weights_norm=1e308)
+        for t, a in ((0.0, -1e9), (1e-310, 1e9), (1.0, 1.7e308))
+    ],
+    "links": [
+        LinkRecord(t, Rank(0), Rank(1), 1, 2**53, 1, 1, 1, 2**53, 1.7e308, 0, True)
+        for t in (0.0, 1e-310, 1.0)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_numbers_that_no_run_has_do_not_hinder_the_page(tmp_path, name):
+    path = make(tmp_path / "run", SHORT)
+    lines = [record_to_json(record) for record in (step(0.5), *HUGE[name], step(9.0))]
+    (path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    for folders in ([path], [path, path]):
+        text = render(load_runs(folders))
+        chart_data(text)
+        assert not re.search(r"\d{40}|(,\d{3}){12}", text.partition("<script")[0])
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path, capfdbinary):
+    path = make(tmp_path / "run", SHORT)
+    named = [path.rename(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))]
+    named.append(make(tmp_path / os.fsdecode(b"run\xfe"), SHORT))
+    assert _labels(named) == ["run? (1)", "run? (2)"]
+    assert (
+        main(["report", *map(str, named), "--title", "a\udcff", "--out", str(tmp_path / "p")]) == 0
+    )
+    text = (tmp_path / "p").read_text("utf-8")
+    assert "a?" in text
+    assert "run? (1)" in text
+    labels = ["--label", "b\udcff", "--label", "c"]
+    assert main(["report", *map(str, named), *labels, "--out", str(tmp_path / "p")]) == 0
+    capfdbinary.readouterr()
+    assert main(["report", str(named[0])]) == 0
+    assert capfdbinary.readouterr().out == os.fsencode(named[0] / "report.html") + b"\n"
+
+
+def test_long_names_and_hostile_files_do_not_make_a_large_page(tmp_path):
+    path = make(tmp_path / "run", SHORT)
+    plain = len(render(load_runs([path])).encode())
+    text = f"name: &n '{'&' * 5_000_000}'\nnotes: [{', '.join(['*n'] * 5000)}]\n"
+    (path / "environment.yaml").write_text(text)
+    with (path / "events.jsonl").open("a") as events:
+        for place in range(300):
+            event = EventRecord(1.0, Rank(0), 1, "<" * 80, f"{place}" + "\U0001f600" * 900)
+            events.write(record_to_json(event) + "\n")
+    text = render(load_runs([path]))
+    assert len(text.encode()) < 2_000_000
+    assert len(text.encode()) < plain + 1_000_000
+    assert "The manifest with its defaults" in text
+
+
+def test_the_manifest_of_a_shortened_page_says_that_it_goes_on(tmp_path):
+    path = make(tmp_path / "run", SHORT)
+    document = description(SHORT).to_document()
+    document["metadata"]["annotations"] = {"a/b": "<" * 250_000}
+    (path / "job.yaml").write_text(yaml.safe_dump(document))
+    text = render(load_runs([path]), page_bytes=900_000)
+    assert len(text.encode()) <= 900_000
+    assert "the rest is in job.yaml" in text
+
+
+def test_a_single_run_without_room_for_details_has_advice_that_helps(tmp_path):
+    text = render(load_runs([make(tmp_path / "run", SHORT)]), page_bytes=1)
+    assert "The files of its folder have them" in text
+    assert "Make a report of its folder alone" not in text
+
+
+def test_of_many_runs_the_first_are_shown_and_the_others_named(tmp_path):
+    run = load_run(make(tmp_path / "run", SHORT), "")
+    runs = [replace(run, label=f"{place} " + "<" * 200) for place in range(400)]
+    text = render(runs)
+    assert len(text.encode()) < 2_000_000
+    assert "400 runs side by side" in text
+    assert f"{400 - MAX_RUNS} more runs are not shown, to keep the page small: {MAX_RUNS} " in text
+    assert text.count('<section class="run"') + text.count('<details class="run"') == MAX_RUNS
 
 
 def test_several_runs_are_compared_with_one_worker_as_the_reference(three_folders):

@@ -4,6 +4,7 @@ Each function returns a `PageChart`, whose `spec` becomes JSON in the page (for 
 Times count from the first step of any worker. Points are few enough for a small page.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +23,8 @@ MAX_REPLICA_LINES: Final = 120
 """With more replicas in all, several runs show their means alone."""
 INK: Final = -1
 """Place of the text's colour, for what belongs to no worker."""
-_MAX_EVENTS: Final = 150
+MAX_WORKER_LINES: Final = 200
+"""A chart of one run has lines of so many workers."""
 _TEXT_LENGTH: Final = 160
 _ENDED: Final = 0.95
 """A run whose evaluations end before this part of the common time is marked as ended."""
@@ -53,7 +55,7 @@ def accuracy_over_time(runs: Sequence[LoadedRun]) -> PageChart:
     for one in means:
         one["m"] = "ended" if several and one["x"][-1] < _ENDED * end_s else "end"
     ends = ", ".join(f"{one['n']} ends at {rough_percent(one['y'][-1] / 100)}" for one in means)
-    caption = "Held-out samples; time from the first step of any worker."
+    caption = "Held-out samples; time from the first step of any worker." + _chosen(runs)
     if several:
         caption += " Thick: mean over replicas; thin: each replica."
         if any(one["m"] == "ended" for one in means):
@@ -104,7 +106,8 @@ def loss_over_time(runs: Sequence[LoadedRun]) -> PageChart:
         return PageChart("loss", title, "", "No training loss was reported.")
     top = 1.1 * float(np.quantile(np.concatenate([one["y"] for one in series]), 0.985))
     spec = _lines(series, "time", _end_s(runs), "number", "loss", top=top)
-    return PageChart("loss", title, "Means over short stretches of steps.", title, spec)
+    caption = "Means over short stretches of steps." + _chosen(runs)
+    return PageChart("loss", title, caption, title, spec)
 
 
 def drift_over_time(runs: Sequence[LoadedRun]) -> PageChart:
@@ -138,17 +141,25 @@ def capacities(run: LoadedRun) -> PageChart:
     return _steps(run, "capacities", "Capacities", caption, curves, "samples/s")
 
 
-def timeline(run: LoadedRun) -> PageChart:
-    """When each worker trained, and its events; the first warnings before others."""
-    rows = {rank: group for group in row_groups(run) for rank in group.ranks}
-    bars = [
-        [rows[w.rank].name, rows[w.rank].place, *_rounded([w.started_s, w.last_step_s], run)]
-        for w in run.workers
-        if w.steps
-    ]
+def timeline(run: LoadedRun, *, most_events: int = 150) -> PageChart:
+    """When each worker trained, and its events; the first warnings before others.
+
+    With many workers a row has one bar, from the first start to the last end.
+    """
+    groups = row_groups(run)
+    rows = {rank: group for group in groups for rank in group.ranks}
+    spans = [(rows[w.rank], w.started_s, w.last_step_s) for w in run.workers if w.steps]
+    if len(spans) > MAX_WORKER_LINES:
+        spans = [
+            (group, min(starts_s), max(ends_s))
+            for group in groups
+            if (own := [(start_s, end_s) for row, start_s, end_s in spans if row is group])
+            for starts_s, ends_s in [zip(*own, strict=True)]
+        ]
+    bars = [[row.name, row.place, *_rounded(span_s, run)] for row, *span_s in spans]
     chosen = sorted(
         (event for event in run.tally.events if event.rank in rows), key=lambda e: not e.warning
-    )[:_MAX_EVENTS]
+    )[:most_events]
     dots: list[list[Any]] = [
         [
             rows[event.rank].name,
@@ -165,7 +176,7 @@ def timeline(run: LoadedRun) -> PageChart:
     begins_s = min([0.0, *(dot[2] for dot in dots)])
     caption = "Bars: from the first step to the last. Dots: events; diamonds: warnings."
     alt = f"Timeline of {len(run.workers)} workers with {len(dots)} events, listed below."
-    names = [group.name for group in row_groups(run)]
+    names = [group.name for group in groups]
     spec = {"kind": "timeline", "rows": names, "bars": bars, "dots": dots,
             "begin": begins_s, "end": max(run.length_s, 1e-3)}  # fmt: skip
     return PageChart("timeline", "Timeline", caption, alt, spec)
@@ -241,7 +252,7 @@ def _steps(
     last = [float(points[-1, 1]) for _, points in known]
     alt = f"{title} at the end: from {min(last):.4g} to {max(last):.4g} {unit}."
     spec = _lines(_by_worker(run, known, width=1.6), "time", run.length_s, "number", unit)
-    return PageChart(name, title, caption, alt, {**spec, "step": 1})
+    return PageChart(name, title, caption + _chosen([run]), alt, {**spec, "step": 1})
 
 
 def _by_worker(
@@ -256,6 +267,9 @@ def _by_worker(
         rank: group for group in coloured_groups(run) for rank in group.ranks
     }
     origin = run.began_s if began_s is None else began_s
+    if len(curves) > MAX_WORKER_LINES:  # evenly chosen, as workers of a site have adjacent ranks
+        places = np.linspace(0, len(curves) - 1, MAX_WORKER_LINES).round().astype(int)
+        curves = [curves[place] for place in places.tolist()]
     opacity = 0.9 if len(curves) <= len(groups) <= 8 else 0.5
     return [
         _series(
@@ -264,6 +278,13 @@ def _by_worker(
         )
         for worker, points in curves
     ]  # fmt: skip
+
+
+def _chosen(runs: Sequence[LoadedRun]) -> str:
+    """A sentence for the caption of a single run, if not every worker has a line."""
+    if len(runs) > 1 or len(runs[0].workers) <= MAX_WORKER_LINES:
+        return ""
+    return f" Lines of {MAX_WORKER_LINES} of {len(runs[0].workers):,} workers."
 
 
 def _series(
@@ -287,7 +308,8 @@ def _lines(
     rule: float | None = None,
     tall: bool = False,
 ) -> dict[str, Any]:
-    highest = max((max(one["y"], default=0.0) for one in series), default=0.0)
+    known = (y for one in series for y in one["y"] if math.isfinite(y))
+    highest = max(known, default=0.0)
     limit = 100.0 if y_kind == "percent" else 1.06 * highest if top is None else top
     return {"kind": "lines", "x": x_kind, "end": end or 1.0, "y": y_kind, "label": label,
             "top": limit or 1.0, "rule": rule, "tall": int(tall), "series": series}  # fmt: skip

@@ -7,14 +7,16 @@ scripts and allows no request, so a browser runs nothing else and fetches nothin
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
@@ -35,20 +37,45 @@ from dlion_results.report.runs import LoadedRun, load_runs
 from dlion_results.report.tiles import shares, tiles
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_results.run_folder.storage import write_whole
+from dlion_results.run_folder.stored_values import text_of
 from dlion_results.summary.time_use import time_sentences
 
 PAGE_BYTES: Final = 1_900_000
-"""Size from which on further runs have no section of their own: the page stays below 2 MB."""
+"""Size from which on further runs have no section of their own, and that of a single run is
+shortened: the page stays below 2 MB."""
+MAX_RUNS: Final = 80
+"""Further runs are only named."""
 SCRIPTS: Final = ("d3.min.js", "plot.umd.min.js", "page.js")
 _UNIT: Final = re.compile(r"(\d) (%|s\b|min\b|h\b)")
 """A number and its unit, between which a headline has no line break."""
-_MAX_EVENTS: Final = 80
 _MAX_MESSAGE: Final = 600
-_MAX_ROWS: Final = 200
+_MAX_TITLE: Final = 200
+_MAX_NAMED: Final = 1000
+"""Characters of the names of runs that are not shown."""
 _MAX_DIFFERENCES: Final = 12
 _MAX_WAITED_FOR: Final = 8
 _FAR_OFF: Final = 0.1
 """A measured quantity that deviates more from the requested one is marked."""
+
+
+@dataclass(frozen=True)
+class SectionLimits:
+    """How much of each long part a run's section has."""
+
+    workers: int = 4000
+    events: int = 80
+    dots: int = 150
+    """Events in the timeline."""
+    notes: int = 100
+    rows: int = 200
+    """Of the environment."""
+    manifest: int = 1_000_000
+    """Characters."""
+
+
+_SHORTENED: Final = SectionLimits(
+    workers=100, events=20, dots=40, notes=10, rows=40, manifest=20_000
+)
 
 
 def write_report(
@@ -64,24 +91,22 @@ def write_report(
     `reference` is the label of the one-worker run for the speed-up. Raises: DataError if a folder
     holds no run, or no run of one worker has that label; StorageError if `out` cannot be written.
     """
-    page = render(load_runs(folders, labels, reference=reference), title=title)
-    write_whole(out, page.encode())
+    page = render(load_runs(folders, labels, reference=reference), title=text_of(title))
+    write_whole(out, page.encode("utf-8", "replace"))
     return out
 
 
+@np.errstate(all="ignore")  # infinite figures of damaged files become gaps
 def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE_BYTES) -> str:
     """The self-contained page as HTML text.
 
     Several runs share the upper part; each has its own section below. Sections that would make
-    the page larger than `page_bytes` are replaced by a line with the reason.
+    the page larger than `page_bytes` are replaced by a line with the reason; that of a single run
+    is shortened. Runs after the first `MAX_RUNS` are only named.
     """
     environment = _environment()
-    top = [
-        curve_charts.accuracy_over_time(runs),
-        curve_charts.accuracy_over_bytes(runs),
-        curve_charts.loss_over_time(runs),
-        curve_charts.drift_over_time(runs),
-    ]
+    all_runs, runs = runs, runs[:MAX_RUNS]
+    top = _shared_charts(runs)
     overviews = [_overview(run) for run in runs]
     curves = environment.get_template("curves.html").render(
         runs=overviews, charts={chart.name: chart for chart in top}, levels=_levels(runs)
@@ -90,8 +115,12 @@ def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE
 
     def page(sections: Sequence[str], specs: dict[str, Any]) -> str:
         return environment.get_template("page.html").render(
-            title=title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)),
-            headline=_UNIT.sub("\\1\u00a0\\2", headline(runs)),
+            title=formats.shortened(
+                title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)), _MAX_TITLE
+            ),
+            headline=_UNIT.sub("\\1\u00a0\\2", headline(all_runs)),
+            run_count=len(all_runs),
+            not_shown=_not_shown(all_runs[MAX_RUNS:]),
             runs=overviews,
             tiles=tiles(runs),
             charts={chart.name: chart for chart in top},
@@ -106,16 +135,38 @@ def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE
         )
 
     specs = _specs(top, "")
-    sections = [_without_details(environment, run, place) for place, run in enumerate(runs)]
+    single = len(runs) == 1
+    sections = [
+        _without_details(environment, run, place, single=single) for place, run in enumerate(runs)
+    ]
     used = len(page(sections, specs).encode())
     for place, run in enumerate(runs):
-        html, own = _section(environment, run, place, curves=curves if len(runs) == 1 else "")
-        used += len((html + _json(own)).encode()) - len(sections[place].encode())
-        if used > page_bytes:
+        for limits in (SectionLimits(), _SHORTENED) if single else (SectionLimits(),):
+            html, own = _section(environment, run, place, limits, curves=curves if single else "")
+            grown = used + len((html + _json(own)).encode()) - len(sections[place].encode())
+            if grown <= page_bytes:
+                break
+        else:
             break
+        used = grown
         specs.update(own)
         sections[place] = html
     return page(sections, specs)
+
+
+def _shared_charts(runs: Sequence[LoadedRun]) -> list[PageChart]:
+    return [
+        curve_charts.accuracy_over_time(runs),
+        curve_charts.accuracy_over_bytes(runs),
+        curve_charts.loss_over_time(runs),
+        curve_charts.drift_over_time(runs),
+    ]
+
+
+def _not_shown(runs: Sequence[LoadedRun]) -> str:
+    """Names of those runs, as far as there is room for them."""
+    names = ", ".join(formats.shortened(run.label, 60) for run in runs)
+    return formats.shortened(names, _MAX_NAMED)
 
 
 def _environment() -> Environment:
@@ -135,7 +186,7 @@ def _environment() -> Environment:
 
 
 def _section(
-    environment: Environment, run: LoadedRun, place: int, *, curves: str
+    environment: Environment, run: LoadedRun, place: int, limits: SectionLimits, *, curves: str
 ) -> tuple[Markup, dict[str, Any]]:
     """The details of one run, and the data of their charts."""
     prefix = f"run{place}-"
@@ -143,7 +194,7 @@ def _section(
         link_charts.uplinks(run),
         curve_charts.batch_sizes(run),
         curve_charts.capacities(run),
-        curve_charts.timeline(run),
+        curve_charts.timeline(run, most_events=limits.dots),
     ]
     html = environment.get_template(
         "run.html"
@@ -158,18 +209,23 @@ def _section(
         waited_for=_waited_for(run),
         maps=[link_charts.link_map(run), link_charts.budget_map(run)],
         classes=link_charts.class_map(run),
-        events=_events(run),
-        environment=_imposed(run),
-        job_text=run.job_text,
+        events=_events(run, limits.events),
+        environment=_imposed(run, limits),
+        limits=limits,
+        job_text=run.job_text[: limits.manifest],
+        job_text_is_cut=len(run.job_text) > limits.manifest,
         bad_lines=run.bad_lines[:10],
         bad_line_count=len(run.bad_lines),
     )
     return Markup(html), _specs(charts, prefix)  # noqa: S704 - the template escaped it
 
 
-def _without_details(environment: Environment, run: LoadedRun, place: int) -> Markup:
+def _without_details(
+    environment: Environment, run: LoadedRun, place: int, *, single: bool
+) -> Markup:
     template = environment.get_template("left_out.html")
-    return Markup(template.render(label=run.label, place=place))  # noqa: S704 - escaped there
+    text = template.render(label=run.label, place=place, single=single)
+    return Markup(text)  # noqa: S704 - escaped there
 
 
 def _overview(run: LoadedRun) -> dict[str, Any]:
@@ -233,9 +289,9 @@ def _levels(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
     return rows
 
 
-def _events(run: LoadedRun) -> list[dict[str, Any]]:
+def _events(run: LoadedRun, most: int) -> list[dict[str, Any]]:
     """The first warnings, then other events, sorted by time."""
-    chosen = sorted(run.tally.events, key=lambda event: not event.warning)[:_MAX_EVENTS]
+    chosen = sorted(run.tally.events, key=lambda event: not event.warning)[:most]
     return [
         {
             **asdict(event),
@@ -247,13 +303,13 @@ def _events(run: LoadedRun) -> list[dict[str, Any]]:
     ]
 
 
-def _imposed(run: LoadedRun) -> dict[str, Any] | None:
+def _imposed(run: LoadedRun, limits: SectionLimits) -> dict[str, Any] | None:
     """Requested against measured values, a row per worker and quantity."""
     given = run.environment
     if given is None:
         return None
-    rows = [_environment_row(run, figure) for figure in given.figures[:_MAX_ROWS]]
-    return {"name": given.name, "notes": given.notes, "rows": rows}
+    rows = [_environment_row(run, figure) for figure in given.figures[: limits.rows]]
+    return {"name": given.name, "notes": given.notes[: limits.notes], "rows": rows}
 
 
 def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any]:
@@ -271,7 +327,16 @@ def _environment_row(run: LoadedRun, figure: EnvironmentFigure) -> dict[str, Any
 
 
 def _specs(charts: Sequence[PageChart], prefix: str) -> dict[str, Any]:
-    return {prefix + chart.name: chart.spec for chart in charts if chart.spec}
+    return {prefix + chart.name: _finite(chart.spec) for chart in charts if chart.spec}
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON does not have: gaps of a line."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(value: Any) -> Markup:

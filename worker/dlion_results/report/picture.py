@@ -15,6 +15,7 @@ from dlion_results.report.drawing import Chart, colour, page_colour
 from dlion_results.report.palette import DARK, LIGHT, css_colours
 from dlion_results.report.runs import LoadedRun, load_runs
 from dlion_results.run_folder.storage import write_whole
+from dlion_results.run_folder.stored_values import text_of
 
 _WIDTH, _MARGIN, _GAP = 1000.0, 20.0, 16.0
 _HEAD, _LEGEND_LINE, _CAPTION = 46.0, 22.0, 24.0
@@ -46,7 +47,7 @@ def write_picture(
     Raises: DataError if a folder holds no run; StorageError if `out` cannot be written.
     """
     runs = load_runs(folders, labels)
-    write_whole(out, picture(runs, title=title).encode())
+    write_whole(out, picture(runs, title=text_of(title)).encode())
     return out
 
 

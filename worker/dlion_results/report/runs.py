@@ -23,6 +23,7 @@ from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS
 from dlion_results.run_folder.manifest import read_job_and_text
 from dlion_results.run_folder.models import read_models
+from dlion_results.run_folder.stored_values import text_of
 from dlion_results.summary.curves import Points, mean_over_replicas
 from dlion_results.summary.summary import Json, scalability, summarise
 from dlion_results.summary.tally import RunTally, WorkerTally, first_step_s
@@ -43,12 +44,12 @@ class LoadedRun:
     reference: str | None = None
     """Label of the reference run for its speed-up."""
 
-    @property
+    @cached_property
     def workers(self) -> list[WorkerTally]:
         """Workers by rank."""
         return [self.tally.workers[rank] for rank in sorted(self.tally.workers)]
 
-    @property
+    @cached_property  # taken for every bar, dot and line
     def began_s(self) -> float:
         """Start of the first step of any worker, the zero of the page's time axes."""
         return first_step_s(self.workers) or 0.0
@@ -84,9 +85,9 @@ def load_runs(
     Their speed-up is relative to the run labelled `reference`, or else to the first with one
     worker. Raises DataError if a folder holds no run, or no run of one worker has that label.
     """
-    names = list(labels) or _labels(folders)
+    names = list(map(text_of, labels)) or _labels(folders)
     runs = [load_run(folder, label) for folder, label in zip(folders, names, strict=True)]
-    alone = _reference(runs, reference)
+    alone = _reference(runs, reference if reference is None else text_of(reference))
     if alone is not None:
         for place, run in enumerate(runs):
             if len(run.summary["workers"]) > 1:
@@ -132,9 +133,9 @@ def load_run(folder: Path, label: str) -> LoadedRun:
 def _labels(folders: Sequence[Path]) -> list[str]:
     """Folder names, with as many parent folders as needed to make them unique.
 
-    A folder that is given twice is numbered.
+    A folder that is given twice is numbered. A name that is no text has replacements.
     """
-    paths = [folder.resolve().parts for folder in folders]
+    paths = [tuple(map(text_of, folder.resolve().parts)) for folder in folders]
     for count in range(1, max(map(len, paths), default=0) + 1):
         names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(set(paths)):

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dlion_results.run_folder.environment import EnvironmentFigure, EnvironmentReport
 from dlion_results.run_folder.layout import ENVIRONMENT, SUMMARY
@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 UNFINISHED = "no summary: still running, or killed"
 """The stop reason of a run whose folder has no summary."""
+
+MAX_ENTRIES: Final = 1000
+"""Figures and notes of an environment that are read: the page shows fewer."""
 
 _SCALABILITY = ("accuracy", "speed_up", "efficiency", "throughput_ratio")
 
@@ -80,8 +83,8 @@ def read_environment(folder: Path) -> EnvironmentReport | None:
     document = stored.get("document")
     return EnvironmentReport(
         text_of(stored.get("name")),
-        tuple(filter(None, map(_figure, _list(stored, "figures")))),
-        tuple(map(text_of, _list(stored, "notes"))),
+        tuple(filter(None, map(_figure, _list(stored, "figures")[:MAX_ENTRIES]))),
+        tuple(map(text_of, _list(stored, "notes")[:MAX_ENTRIES])),
         document if isinstance(document, dict) else {},
     )
 

@@ -1,5 +1,6 @@
 """`dlion report`: one self-contained HTML page of one result folder, or of several."""
 
+import os
 from pathlib import Path
 
 import click
@@ -50,6 +51,6 @@ def report(
 
     target = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
     page = write_report(folders, target, labels=labels, title=title, reference=reference)
-    click.echo(page)
+    click.echo(os.fsencode(page))  # a name may be no text
     if picture is not None:
-        click.echo(write_picture(folders, picture, labels=labels, title=title))
+        click.echo(os.fsencode(write_picture(folders, picture, labels=labels, title=title)))
