@@ -304,8 +304,10 @@ def _remove_created(path: Path, created: Sequence[Path]) -> None:
     """
     shutil.rmtree(path / TENSORBOARD, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY):
+        for name in (JOB, ENVIRONMENT, EVENTS, SUMMARY, PROGRAM_ROOT):
             (path / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            (path / PROGRAM_ROOT).parent.rmdir()
         if is_lock(path / LOCK):
             (path / LOCK).unlink(missing_ok=True)
         for folder in created:
