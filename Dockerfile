@@ -101,6 +101,8 @@ RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
 FROM python AS worker-sources
 COPY api/dlion_api/ /sources/dlion_api/
 COPY worker/dlion_core/ /sources/dlion_core/
+# Has the reader of manifests and environments in result folders, which bounds what they unfold to.
+COPY worker/dlion_environments/ /sources/dlion_environments/
 COPY worker/dlion_results/ /sources/dlion_results/
 COPY worker/dlion_worker/ /sources/dlion_worker/
 RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \

@@ -182,18 +182,22 @@ def test_an_operator_that_has_run_leaves_nothing_but_the_definition_or_what_is_t
     def left() -> set[str]:
         return everything(site) - before
 
+    def is_only(kept: set[str]) -> bool:
+        print(f"besides: {sorted(left() - kept)}")
+        return left() <= kept
+
     def certificate() -> str:
         return str(system.get("secret", "dlion-authority")["data"]["tls.crt"])
 
     install(helm, site, values | {"authority": {"keep": True}})
     first = certificate()
     helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
-    eventually(lambda: left() <= KEPT | AUTHORITY, what="all gone that is not kept")
+    eventually(lambda: is_only(KEPT | AUTHORITY), what="all gone that is not kept")
     time.sleep(10)  # what garbage is collected goes in a moment
     assert left() == KEPT | AUTHORITY
     install(helm, site, values)
     assert certificate() == first
     assert left() > KEPT | AUTHORITY
     helm.run("uninstall", "dlion", "-n", NAMESPACE, "--wait")
-    eventually(lambda: left() <= KEPT, what=f"all of it gone: {left()}")
+    eventually(lambda: is_only(KEPT), what="all of it gone")
     assert left() == KEPT

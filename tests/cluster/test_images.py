@@ -49,7 +49,13 @@ ROOTS = {
         "dlion_worker.pod",
         "dlion_worker.sidecar",
     ],
-    Target.WORKER: ["dlion_api", "dlion_core", "dlion_results", "dlion_worker"],
+    Target.WORKER: [
+        "dlion_api",
+        "dlion_core",
+        "dlion_environments",
+        "dlion_results",
+        "dlion_worker",
+    ],
 }
 PROGRAMS = [
     (Target.OPERATOR, ["--help"], "--config"),

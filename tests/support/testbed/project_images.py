@@ -43,7 +43,9 @@ class Target(StrEnum):
     WORKER = "worker"
 
 
-_WORKER_SOURCES = ("worker/dlion_core", "worker/dlion_results", "worker/dlion_worker")
+_WORKER_SOURCES = (
+    "worker/dlion_core", "worker/dlion_environments", "worker/dlion_results", "worker/dlion_worker",
+)  # fmt: skip
 _SOURCES = {
     Target.OPERATOR: ("operator/dlion_operator",),
     Target.SIDECAR: _WORKER_SOURCES,

@@ -360,15 +360,6 @@ def test_labels_that_look_like_numbers_stay_texts(tmp_path):
     assert read_job(tmp_path / "run") == job
 
 
-def test_a_keeper_opens_folders_without_the_package_of_environments():
-    """The image of a worker, whose keeper opens result folders, has no `dlion_environments`."""
-    code = (
-        "import sys; sys.modules['dlion_environments'] = None\n"
-        "import dlion_worker.artifact_server.process, dlion_results.run_folder.folder"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def test_the_environment_is_kept_as_yaml_and_in_the_summary(tmp_path):
     figure = EnvironmentFigure(1, "link rate", "Mbit/s", 20.0, 19.6, peer=0)
     with ResultFolder.create(tmp_path / "run", description(STORY), now=NOW) as folder:

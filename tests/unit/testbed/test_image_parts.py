@@ -50,6 +50,7 @@ def keys() -> dict[Target, str]:
         ("operator/dlion_operator/model/settings.py", {Target.OPERATOR}),
         ("worker/dlion_worker/new.py", {Target.SIDECAR, Target.WORKER}),
         ("worker/dlion_core/new.py", {Target.SIDECAR, Target.WORKER}),
+        ("worker/dlion_environments/new.py", {Target.SIDECAR, Target.WORKER}),
         ("api/dlion_api/__pycache__/names.cpython-311.pyc", set()),
     ],
 )

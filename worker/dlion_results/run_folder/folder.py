@@ -47,6 +47,7 @@ from dlion_results.run_folder.layout import (
 )
 from dlion_results.run_folder.lock import LOCK, RESERVED, FolderLock, is_lock
 from dlion_results.run_folder.models import read_models
+from dlion_results.run_folder.resume_checks import check_resumable
 from dlion_results.run_folder.storage import (
     PROGRAM_ROOT,
     AppendedFile,
@@ -124,9 +125,6 @@ class ResultFolder:
         try:
             _check(path, resume=resume)  # another run may have used it before the lock was taken
             if resume:
-                # Not at the top: the image of a worker's keeper lacks the reader of manifests.
-                from dlion_results.run_folder.resume_checks import check_resumable
-
                 check_resumable(path, job)
             try:
                 write_whole(path / JOB, _yaml(job.to_document()))
