@@ -8,7 +8,7 @@ SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
 SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced fuzz mutate generate dist bundle format lock clean
+.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced paper-bytes fuzz mutate generate dist bundle format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ paper: setup ## Simulate the published evaluations again (takes days; goes on wh
 
 paper-reduced: setup ## The same with a small network and links slowed to match (goes on where it was), on a page of its own
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --reduced --page docs
+
+paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (an hour)
+	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files
 	$(BIN)/python -m pytest tests/fuzz --fuzz-count=1000000 --timeout=7200
