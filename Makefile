@@ -97,7 +97,7 @@ paper: setup ## Simulate the published evaluations again (takes days; goes on wh
 paper-reduced: setup ## The same with a small network and links slowed to match (goes on where it was), on a page of its own
 	$(BIN)/python benchmarks/paper/run.py --data $(DATA) --reduced --page docs
 
-paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (an hour)
+paper-bytes: setup ## Bytes that adaptive sends beside a ring all-reduce, and what that costs in accuracy (goes on where it was)
 	$(BIN)/python benchmarks/paper/bytes_sent.py --data $(DATA)
 
 fuzz: setup ## A million hostile frames, and a million other inputs: payloads, documents, files

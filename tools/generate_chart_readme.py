@@ -6,7 +6,6 @@ row.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
+from generated_files import options, write_or_compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,15 +96,7 @@ def text() -> str:
 
 def main() -> int:
     """Write or compare; return 1 if the file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    if not parser.parse_args().check:
-        TARGET.write_text(text(), encoding="utf-8")
-        return 0
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{TARGET.name} is out of date: run tools/{Path(__file__).name}", file=sys.stderr)
-    return 1
+    return write_or_compare({TARGET: text()}, check=options(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

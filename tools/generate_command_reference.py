@@ -5,12 +5,12 @@ Importing the commands imports no TensorFlow, so this takes a second.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from generated_files import options, write_or_compare
 
 from dlion_cli.__main__ import dlion
 
@@ -43,19 +43,11 @@ def section(context: click.Context) -> str:
 
 def main() -> int:
     """Write or compare; return 1 if the file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
     settings = dlion.context_settings
     root = click.Context(dlion, info_name="dlion", terminal_width=WIDTH, **settings)
-    text = HEAD + "\n".join(section(context) for context in commands(dlion, root))
+    page = HEAD + "\n".join(section(context) for context in commands(dlion, root))
     assert not {"tensorflow", "keras"} & sys.modules.keys(), "a command imports TensorFlow"
-    if not parser.parse_args().check:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{TARGET.name} is out of date: run tools/{Path(__file__).name}", file=sys.stderr)
-    return 1
+    return write_or_compare({TARGET: page}, check=options(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

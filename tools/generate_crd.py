@@ -6,12 +6,12 @@ The template adds the conditions `crds.enabled` and `crds.keep`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+from generated_files import options, write_or_compare
 
 from dlion_api.document import schema
 from dlion_api.names import GROUP, KIND, VERSION
@@ -122,18 +122,8 @@ def template() -> str:
 
 def main() -> int:
     """Write or compare; return 1 if a file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    check = parser.parse_args().check
-    stale = []
-    for path, contents in ((TARGET, text()), (TEMPLATE, template())):
-        if not check:
-            path.write_text(contents, encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
-            stale.append(path)
-    for path in stale:
-        print(f"{path} is out of date: run tools/generate_crd.py", file=sys.stderr)
-    return int(bool(stale))
+    files = {TARGET: text(), TEMPLATE: template()}
+    return write_or_compare(files, check=options(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

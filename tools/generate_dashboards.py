@@ -5,12 +5,13 @@ Each panel has a title, a query and a unit. Tests compare every query with docs/
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from generated_files import options, write_or_compare
 
 TARGET = Path(__file__).parent.parent / "helm" / "dlion" / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -167,20 +168,8 @@ def text(name: str) -> str:
 
 def main() -> int:
     """Write or compare; return 1 if a file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    check = parser.parse_args().check
-    stale = []
-    for name in DASHBOARDS:
-        path = TARGET / f"{name}.json"
-        if not check:
-            path.write_text(text(name), encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text(name):
-            stale.append(path.name)
-    for name in stale:
-        print(f"{name} is out of date: run tools/{Path(__file__).name}",
-              file=sys.stderr)  # fmt: skip
-    return int(bool(stale))
+    files = {TARGET / f"{name}.json": text(name) for name in DASHBOARDS}
+    return write_or_compare(files, check=options(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ ConfigMap, with a hash in its name. So an overlay with other settings restarts t
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from generated_files import options, write_or_compare
 
 ROOT = Path(__file__).parent.parent
 HEAD = "# Made by tools/generate_kustomize_bases.py from helm/dlion; do not edit.\n"
@@ -92,25 +92,17 @@ def _template(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Write or compare; return 1 if a file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
+    parser = options(__doc__)
     parser.add_argument("--helm", default=shutil.which("helm"), help="path of helm")
     arguments = parser.parse_args()
     if arguments.helm is None:
         parser.error("no helm command on the PATH: give one with --helm")
-    stale = []
-    for base in BASES:
-        for name, contents in files(arguments.helm, base).items():
-            path = ROOT / "config" / base / name
-            if not arguments.check:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(contents, encoding="utf-8")
-            elif not path.is_file() or path.read_text(encoding="utf-8") != contents:
-                stale.append(path)
-    for path in stale:
-        print(f"{path} is out of date: run tools/{Path(__file__).name}",
-              file=sys.stderr)  # fmt: skip
-    return int(bool(stale))
+    generated = {
+        ROOT / "config" / base / name: contents
+        for base in BASES
+        for name, contents in files(arguments.helm, base).items()
+    }
+    return write_or_compare(generated, check=arguments.check)
 
 
 if __name__ == "__main__":

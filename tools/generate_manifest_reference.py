@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
+
+from generated_files import options, write_or_compare
 
 from dlion_api.document import Explanation, explain
 from dlion_api.names import API_VERSION, KIND
@@ -56,16 +57,8 @@ def default(field: Explanation) -> str:
 
 def main() -> int:
     """Write or compare; return 1 if the file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    text = HEAD + "\n".join(sections(explain(Job)))
-    if not parser.parse_args().check:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{TARGET.name} is out of date: run tools/{Path(__file__).name}", file=sys.stderr)
-    return 1
+    page = HEAD + "\n".join(sections(explain(Job)))
+    return write_or_compare({TARGET: page}, check=options(__doc__).parse_args().check)
 
 
 if __name__ == "__main__":

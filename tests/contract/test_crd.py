@@ -28,6 +28,7 @@ NODES = list(nodes(openapi()))
     [
         "generate_crd.py",
         "generate_manifest_reference.py",
+        "generate_command_reference.py",
         "generate_dashboards.py",
         "generate_chart_readme.py",
     ],
@@ -35,6 +36,20 @@ NODES = list(nodes(openapi()))
 def test_generated_files_are_up_to_date(tool: str) -> None:
     command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     assert subprocess.run(command, check=False, timeout=300).returncode == 0
+
+
+def test_a_generated_file_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from generated_files import write_or_compare;"
+        "from pathlib import Path; path = Path(sys.argv[2]);"
+        "codes = [write_or_compare({path: 'a'}, check=check) for check in (True, False, True)];"
+        "path.write_text('b'); print(codes, write_or_compare({path: 'a'}, check=True))"
+    )
+    arguments = [str(ROOT / "tools"), str(tmp_path / "folder" / "page.md")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[1, 0, 0] 1\n"
 
 
 def test_the_definition_is_small_and_shows_what_it_should() -> None:

@@ -10,7 +10,7 @@ from dlion_api.errors import AbsentError, DataError, UnavailableError
 from dlion_cli.cluster.client import ClusterClient
 
 MAX_METRICS_BYTES: Final = 1 << 18
-"""Parsing takes a second for that many."""
+"""Bounds the time of parsing; a sidecar serves some kilobytes."""
 MAX_VALUE: Final = 1e15
 """Larger values are no measurements, and their sums may not be finite."""
 MAX_PEER_SITES: Final = 256

@@ -15,11 +15,12 @@ from dlion_api.errors import Problem, SpecError
 from dlion_api.spec import Job, load_job
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.kubeconfig import DEFAULT_NAMESPACE
+from dlion_cli.cluster.submission import valid_manifest
 from dlion_cli.inputs.chart_values import read_values, settings_of
-from dlion_cli.inputs.manifests import apply_set, load_manifest, read_document, source_of
-from dlion_cli.inputs.program_files import PackedProgram, packed_program
-from dlion_cli.inputs.required_files import find_program_root
+from dlion_cli.inputs.manifests import read_document, source_of
+from dlion_cli.inputs.program_files import PackedProgram
 from dlion_cli.terminal import options
+from dlion_environments.yaml_text import YamlDocument
 from dlion_operator.model.job_view import condition
 from dlion_operator.model.settings import Settings
 from dlion_operator.pki.job_authority import NamedAuthority
@@ -184,30 +185,16 @@ def _without_unknown(document: Document) -> Document:
 
 
 def _manifest(file: Path, namespace: str | None, assignments: tuple[str, ...]) -> RenderedManifest:
-    """Raises: SpecError, DataError."""
+    """The manifest as `dlion submit` would send it. Raises: SpecError, DataError."""
     source = source_of(file)
-    document, lines = read_document(file)
-    document = apply_set(document, assignments) if assignments else document
-    job = load_manifest(document, source=source, lines=None if assignments else lines)
-    named = document["metadata"].get("namespace")
-    if namespace and named and named != namespace:
-        problem = Problem(
-            "metadata.namespace",
-            "differs from the namespace of -n",
-            value=named,
-            allowed=namespace,
-            advice="Remove one of them",
-        )
-        raise SpecError([problem], source=source)
-    program, problems = packed_program(job, find_program_root(job, file, None))
-    if problems:
-        raise SpecError(problems, source=source)
-    spec = dict(document["spec"])
-    if program is not None:
-        spec["trainer"] = {**spec["trainer"], "program": program.field}
-    metadata = {**document["metadata"], "namespace": namespace or named or DEFAULT_NAMESPACE}
-    document = {**document, "metadata": metadata, "spec": spec}
-    return RenderedManifest(source, document, load_job(document, source=source), program)
+    text = YamlDocument(*read_document(file))
+    sent = valid_manifest(text, source, file, assignments, namespace)
+    namespace = namespace or sent.namespace or DEFAULT_NAMESPACE
+    document = {
+        **sent.document,
+        "metadata": {**sent.document["metadata"], "namespace": namespace},
+    }
+    return RenderedManifest(source, document, load_job(document, source=source), sent.program)
 
 
 def _chosen_site(job: Job, site: str | None, source: str) -> str:
