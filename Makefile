@@ -119,7 +119,7 @@ dist: setup ## Build the wheel: dist/dlion-VERSION-py3-none-any.whl
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --out-dir dist .
 	@ls dist/*.whl
 
-bundle: setup ## Build dist/dlion-bundle-VERSION.tar, for sites without network (PLATFORM=linux/arm64, BASE=IMAGE@DIGEST, BUILDER=docker)
+bundle: setup ## Build dist/dlion-bundle-VERSION-ARCH.tar, for sites without network (PLATFORM=linux/arm64, BASE=IMAGE@DIGEST, BUILDER=docker)
 	@PYTHONPATH=tools $(BIN)/python -m bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(BASE),--base "$(BASE)") \
 	  $(if $(BUILDER),--builder "$(BUILDER)")
 

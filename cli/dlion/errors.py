@@ -36,7 +36,7 @@ __all__ = [
 class JobEndedError(DLionError):
     """A job has ended in another state than the wanted ones; `job` is its last snapshot.
 
-    `exit_code` is that of `dlion run` or `dlion watch` for the same end.
+    `exit_code` is that of `dlion run` or `dlion watch`, as far as the job's reason tells; never 0.
     """
 
     def __init__(self, job: JobSnapshot, wanted: str) -> None:
@@ -56,7 +56,8 @@ def _exit_code(reason: str) -> ExitCode:
 
     codes = {str(EndReason.of(code)): code for code in ExitCode}
     codes |= {str(of_cluster): code for of_cluster, code in FAILURE_CODES.items()}
-    return ExitCode.FAILED if reason == EndReason.FAILED else codes.get(reason, ExitCode.FAILED)
+    code = ExitCode.FAILED if reason == EndReason.FAILED else codes.get(reason, ExitCode.FAILED)
+    return code or ExitCode.FAILED  # a job that has succeeded where another end was waited for
 
 
 class JobTimeoutError(DLionError, TimeoutError):

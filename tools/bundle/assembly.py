@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bundle.archives import ImageFacts, sha256_of, write_image, write_tar
 from bundle.errors import BundleError
-from bundle.image_builders import ROOT, BuildRequest, build_layout, own_platform
+from bundle.image_builders import ROOT, BuildRequest, build_layout
 from bundle.parts import collect_wheels, package_chart, write_sbom
 
 TARGETS = ("operator", "sidecar", "worker")
@@ -37,8 +37,7 @@ class BundlePlan:
     @property
     def name(self) -> str:
         """Of the file, less `.tar`, and of the folder in it."""
-        other = "" if self.platform == own_platform() else f"-{self.platform.partition('/')[2]}"
-        return f"dlion-bundle-{self.version}{other}"
+        return f"dlion-bundle-{self.version}-{self.platform.partition('/')[2]}"
 
 
 def build_bundle(plan: BundlePlan, out: Path) -> Path:

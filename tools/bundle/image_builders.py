@@ -102,14 +102,21 @@ def build_layout(builder: str, request: BuildRequest, layout: Path) -> None:
 
 
 def testbed_base() -> str:
-    """The name of the testbed's stand-in for the base image, made if it is not there."""
+    """The name of the testbed's stand-in for the base image, made if it is not there.
+
+    Raises: BundleError.
+    """
     _use_testbed()
+    from dlion_api.errors import UnavailableError
     from testbed.base_image import machine_settings, make_base_image
     from testbed.project_images import alone
 
-    with alone():
-        make_base_image()
-    return f"localhost/testbed-base:{machine_settings().key}"
+    try:
+        with alone():
+            make_base_image()
+        return f"localhost/testbed-base:{machine_settings().key}"
+    except UnavailableError as error:
+        raise BundleError(str(error)) from None
 
 
 def run(*command: str | Path, env: Mapping[str, str] | None = None) -> str:

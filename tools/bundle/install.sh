@@ -48,7 +48,6 @@ site='' namespace=dlion-system release=dlion registry='' kubeconfig='' context='
 images=node chart=yes dry_run='' insecure='' work='' done_so_far='' started=''
 
 say() { printf '%s\n' "$*"; }
-
 fail() { # code, message: ends with both
   code=$1 && shift
   printf 'install.sh: %s\n' "$*" >&2
@@ -240,9 +239,7 @@ require_space() { # folder, bytes, for what
 }
 
 missing_images() { # targets that containerd does not have
-  for target in operator sidecar worker; do
-    has_image "$target" || printf '%s ' "$target"
-  done
+  for target in operator sidecar worker; do has_image "$target" || printf '%s ' "$target"; done
 }
 
 import_images() {
@@ -276,10 +273,13 @@ of its architecture, or --skip-images if this is no node that runs DLion"
     reference=$(value_of "$target.reference")
     $ctr --namespace k8s.io images ls "name==$reference" | grep -q "^$reference " \
       || fail "$UNAVAILABLE" "$ctr imported images/$target.tar, and does not list $reference: $output"
-    # Else kubelet deletes it when the disk fills, and nothing could fetch it again.
-    $ctr --namespace k8s.io images label "$reference" io.cri-containerd.pinned=pinned \
-      >/dev/null 2>&1 || say "Note: $target could not be pinned; kubelet may delete it when the disk fills."
     done_so_far="${done_so_far% the import was begun on this node} imported on this node"
+  done
+  [ -z "$dry_run" ] || return 0
+  # Also of an earlier run that was broken off. Else kubelet deletes them when the disk fills, and nothing fetches them.
+  for target in operator sidecar worker; do
+    $ctr --namespace k8s.io images label "$(value_of "$target.reference")" io.cri-containerd.pinned=pinned >/dev/null 2>&1 \
+      || say "Note: $target could not be pinned; kubelet may delete it when the disk fills."
   done
 }
 
@@ -346,7 +346,7 @@ END"
     output=$(chart_values | run_helm "$@" --dry-run 2>&1) || fail "$UNAVAILABLE" "helm refuses it: $output"
     return
   fi
-  [ "$images" = registry ] || note_nodes_without_images
+  [ -n "$registry" ] || note_nodes_without_images
   say "Installing release $release in namespace $namespace ..."
   done_so_far="$done_so_far
   release $release in namespace $namespace: begun (helm status -n $namespace $release)"
@@ -374,12 +374,12 @@ Look at: kubectl -n $namespace describe pods; kubectl -n $namespace logs -l app.
 print_next() {
   say
   say "DLion $version runs as site $site."
-  [ "$images" = registry ] || say 'Each other node needs the images, too:  sh install.sh --images-only'
+  [ -n "$registry" ] || say 'Each other node needs the images, too:  sh install.sh --images-only'
   cat <<END
 Test it:       helm test -n $namespace $release
-The commands:  python3.11 -m pip install --no-index --find-links "$here/wheels" 'dlion[cluster]'
+The commands:  python3.11 -m venv dlion; dlion/bin/pip install --no-index --find-links "$here/wheels" 'dlion[cluster]'
 Other sites:   dlion trust show -n $namespace   (what they have to trust)
-A first job:   dlion init --template digits first   (its spec.sites names $site), then: dlion submit first/job.yaml --wait
+A first job:   dlion init first; name only $site in its spec.sites; dlion submit first/job.yaml --wait
 END
 }
 

@@ -254,8 +254,9 @@ def _run_path() -> list[str]:
     script = getattr(main, "__file__", None)
     if script is not None and getattr(main, "__spec__", None) is None:
         own = str(Path(script).resolve().parent)
-    else:  # `-m`, `-c`, a prompt or a notebook
-        paths = [each for each in paths if each]
+    elif "" in paths:  # `-c`, a prompt or a notebook
+        own = ""
+    else:  # `-m`
         try:
             own = str(Path.cwd())
         except FileNotFoundError:  # it was removed

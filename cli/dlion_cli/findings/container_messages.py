@@ -10,6 +10,7 @@ from typing import Final
 
 from dlion_api.endings import KILLED_HINT, SIGKILL_EXIT_CODE
 from dlion_api.exit_codes import ExitCode
+from dlion_cli.findings.job_problem import OBJECT_NAME
 
 IMAGE_REASONS: Final = frozenset(
     {
@@ -44,7 +45,11 @@ class _MessagePattern:
             return None
         groups = [str(group or "")[:200] for group in found.groups()]
         advice = self.advice.format(*groups)
-        return MessageAdvice(self.reason, advice, self.command.format(*groups))
+        # A group is any word of a message, and events may have any message.
+        names = [group if OBJECT_NAME.fullmatch(group) else "" for group in groups]
+        named = [place for place in range(len(groups)) if f"{{{place}}}" in self.command]
+        is_whole = all(names[place] for place in named)
+        return MessageAdvice(self.reason, advice, self.command.format(*names) if is_whole else "")
 
 
 _UNSCHEDULABLE: Final = (

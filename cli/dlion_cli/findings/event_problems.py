@@ -13,7 +13,13 @@ from dlion_api.status import Reason
 from dlion_cli.cluster.cluster_jobs import event_time
 from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.findings.container_messages import creation_problem
-from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity, one_line
+from dlion_cli.findings.job_problem import (
+    OBJECT_NAME,
+    JobProblem,
+    JobScope,
+    Severity,
+    one_line,
+)
 from dlion_cli.findings.pod_problems import EVENTS_WITHIN
 from dlion_cli.views.pod_status import PodStatus
 
@@ -102,7 +108,7 @@ def owner_event_problems(
             if _was_created_since(name, event, pods):
                 continue
             found = creation_problem(message)
-            command = found.command or f"kubectl describe {kind.lower()} {name}"
+            command = found.command or _describe(kind.lower(), name)
             yield JobProblem(
                 Severity.ERROR, found.reason, thing, f"it creates no pod: {message}",
                 found.advice, scope.command(command),
@@ -111,8 +117,13 @@ def owner_event_problems(
             yield JobProblem(
                 Severity.ERROR, "ClaimPending", thing, f"it gets no volume: {message}",
                 "Name a StorageClass that can provision it, or free storage",
-                scope.command(f"kubectl describe pvc {name}"),
+                scope.command(_describe("pvc", name)),
             )  # fmt: skip
+
+
+def _describe(kind: str, name: str) -> str:
+    """The command that shows the object; empty if it has no valid name."""
+    return f"kubectl describe {kind} {name}" if OBJECT_NAME.fullmatch(name) else ""
 
 
 def _was_created_since(

@@ -18,8 +18,11 @@ _WITHOUT_NAMESPACE: Final = re.compile(
 )
 
 
+OBJECT_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+"""A kind or name that a command may have. Those in events are not validated: they may be options,
+or hold what a shell executes."""
 _COMMAND: Final = re.compile(r"[A-Za-z0-9 ._:/=,@…-]*")
-"""Names in events are not validated: a command with any other character may do anything."""
+"""A command that does no more than its words say."""
 
 
 class Severity(StrEnum):
@@ -65,7 +68,7 @@ class JobScope:
 
     def command(self, words: str) -> str:
         """The command with the namespace, unless it is the default one or the command has none."""
-        if self.namespace == DEFAULT_NAMESPACE or _WITHOUT_NAMESPACE.search(words):
+        if not words or self.namespace == DEFAULT_NAMESPACE or _WITHOUT_NAMESPACE.search(words):
             return words
         return f"{words} -n {self.namespace}"
 

@@ -60,7 +60,7 @@ def run_checks(checks: Sequence[TimedCheck], within_s: float) -> list[Check]:
         found[place] = result
     if len(found) < len(checks):  # a credential plugin that hangs, for example
         for pid in _descendants(os.getpid()) - earlier:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
     return [found.get(place) or _late(timed, within_s) for place, timed in enumerate(checks)]
 

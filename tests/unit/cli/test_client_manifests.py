@@ -282,6 +282,7 @@ def test_every_character_arrives_in_the_run_as_it_was(tmp_path: Path) -> None:
         ("EndedEarly", ExitCode.ENDED_EARLY),
         ("Failed", ExitCode.FAILED),
         ("Killed", ExitCode.FAILED),
+        ("Completed", ExitCode.FAILED),
     ],
 )
 def test_a_failed_job_has_the_exit_code_of_its_command(reason: str, code: ExitCode) -> None:

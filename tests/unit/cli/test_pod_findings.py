@@ -318,7 +318,19 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [";curl x|sh", "\x1b]0;x\x07", "$(x)", "`x`", "&x", "\n-x"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ";curl x|sh",
+        "\x1b]0;x\x07",
+        "$(x)",
+        "`x`",
+        "&x",
+        "\n-x",
+        " --kubeconfig=/x",
+        " -n kube-system",
+    ],
+)
 def test_no_command_has_what_a_shell_or_terminal_takes_for_more_than_a_name(more: str) -> None:
     """The names in events are whatever their writer says."""
     event_of = event("FailedCreate", "no", kind="Job", name=JOB_NAME + more)
@@ -326,6 +338,8 @@ def test_no_command_has_what_a_shell_or_terminal_takes_for_more_than_a_name(more
         "ProvisioningFailed", "no", kind="PersistentVolumeClaim", name=f"digits-keeper{more}"
     )
     for problem in find_problems(job(), [], [event_of, claim], NOW):
+        assert "--kubeconfig" not in problem.command
+        assert "kube-system" not in problem.command
         assert problem.command.isprintable()
         assert not set(problem.command) & set(";|$`&()\n"), problem.command
 

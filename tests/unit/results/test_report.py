@@ -289,7 +289,7 @@ def test_a_run_of_thousands_of_workers_has_details_below_two_megabytes(tmp_path)
     words = set(Page(shortened).words)
     assert {"s0/w-0", "and 3,900 more workers, left out to keep the page small"} <= words
     assert "The manifest with its defaults" in words
-    assert "Lines of 200 of 4,000 workers." in text
+    assert "At most 200 of 4,000 workers have a line." in text
     specs = chart_data(text)
     assert len(specs["accuracy"]["series"]) == curve_charts.MAX_WORKER_LINES + 1
     assert len(specs["run0-timeline"]["bars"]) == len(specs["run0-timeline"]["rows"])

@@ -227,6 +227,7 @@ print([*found.files], *found.problems)
         (["PYTHONPATH", "go.py"], True),
         (["PYTHONPATH", "-m", "go"], True),
         (["PYTHONPATH", "-P", "-c", FIND], True),
+        (["PYTHONPATH", "-c", FIND], True),
     ],
 )
 def test_the_folder_of_a_script_or_a_shell_is_nothing_installed(

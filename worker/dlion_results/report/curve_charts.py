@@ -284,7 +284,7 @@ def _chosen(runs: Sequence[LoadedRun]) -> str:
     """A sentence for the caption of a single run, if not every worker has a line."""
     if len(runs) > 1 or len(runs[0].workers) <= MAX_WORKER_LINES:
         return ""
-    return f" Lines of {MAX_WORKER_LINES} of {len(runs[0].workers):,} workers."
+    return f" At most {MAX_WORKER_LINES} of {len(runs[0].workers):,} workers have a line."
 
 
 def _series(
