@@ -42,6 +42,9 @@ class BuildRequest:
         return [
             f"--target={self.target}", f"--tag={self.reference}", f"--platform={self.platform}",
             f"--build-arg=BASE={self.base}",
+            # The Dockerfile has this label, too, but buildah takes its layer from the cache if the
+            # same image was a base by another name.
+            f"--label=org.opencontainers.image.base.name={self.base}",
         ]  # fmt: skip
 
 
