@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PINNED = Path(__file__).with_name("pinned_traces.json")
 JOB = ROOT / "examples" / "digits.yaml"
-COMPUTED = frozenset({"loss", "accuracy", "class_accuracy", "sketch", "weights_norm"})
+COMPUTED = frozenset({"loss", "accuracy", "class_accuracy", "sketch", "weights_norm", "metrics"})
 """Fields of records that processors round differently."""
 
 Document = dict[str, Any]

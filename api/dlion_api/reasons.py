@@ -67,6 +67,10 @@ class EventReason(StrEnum):
     QUORUM_BACK = "QuorumBack", "enough sites are connected again"
     MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
+    PROGRAM_PART_UNUSED = (
+        "ProgramPartUnused",
+        "a part of the program has no effect in this run; the message has the reason",
+    )
     RECORDS_DROPPED = (
         "RecordsDropped",
         "a worker dropped records: the coordinator was unavailable too long",

@@ -17,6 +17,12 @@ DLion calls these functions. Only the first is required:
         the coefficient of determination of floats.
     optimizer()
         A Keras optimizer, for `trainer.optimizer.name: program`.
+    augment(x, y)
+        Changes a training batch by TensorFlow operations, such as those of tf.image.
+    callbacks()
+        A list of Keras callbacks that watch the training.
+
+A compiled model brings its loss, accuracy and optimizer. load_data may return a tf.data.Dataset.
 """
 
 from __future__ import annotations

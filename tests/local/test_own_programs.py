@@ -1,8 +1,10 @@
 """Facts: a program of each shape (probabilities, two classes of one output, float targets, several
-inputs and outputs, a loss of its own, a part with weights that does not train), with a package
-beside it, trains in a real run, and the model that its site keeps predicts as well as the summary
-says, from what the program itself calls inputs. The run is resumed and replayed from its result
-folder, with the package where it was. A package that fails ends the run with the user's line.
+inputs and outputs, a loss of its own, a part with weights that does not train, a script with
+compile(), tf.data, augmentation and callbacks), with a package beside it, trains in a real run. The
+model that its site keeps predicts as well as the summary says, from what the program itself calls
+inputs. The run is resumed and replayed from its result folder, with the package where it was. A
+package or a callback that fails ends the run with the user's line. Callbacks write into a folder of
+their worker, and compiled metrics are in the records.
 
 Left out: what goes wrong (tests/unit/worker/training/test_scoring and test_programs), virtual time
 (tests/simulated/test_own_programs), pods (tests/cluster/test_own_programs).
@@ -10,14 +12,16 @@ Left out: what goes wrong (tests/unit/worker/training/test_scoring and test_prog
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 from tests.support.simulations import run_commands
 
 from dlion_api.exit_codes import ExitCode
+from dlion_api.protocol.progress import EvaluationRecord, StepRecord
 from local_run import LocalRun
-from own_programs import FROZEN, OWN_PROGRAMS, TWO_INPUTS, OwnProgram
+from own_programs import FROZEN, KERAS_SCRIPT, OWN_PROGRAMS, SITES, TWO_INPUTS, OwnProgram
 
 pytestmark = pytest.mark.patient
 
@@ -42,6 +46,53 @@ def test_a_program_of_each_shape_trains_and_its_model_predicts(
         assert run.summary()["accuracy"]["min"] > own.min_accuracy
         model = next(iter(sorted(run.folder.glob("models/*/model.keras"))))
     own.judge(tmp_path, model)
+
+
+def most_samples(steps: list[StepRecord]) -> dict[int, int]:
+    """Each worker's own samples at the end."""
+    return {rank: max(s.samples for s in steps if s.rank == rank) for rank in (0, 1)}
+
+
+@pytest.mark.timeout(300)
+def test_a_script_for_keras_trains_as_it_says(tmp_path: Path) -> None:
+    """With its optimizer, metrics and callbacks; a resumed run goes on with all of them."""
+    KERAS_SCRIPT.project(tmp_path, steps=60)
+    often = ("--set", "checkpoint.everySeconds=5", "--set", "trainer.evaluation.everySamples=400")
+    with LocalRun(tmp_path, None, *often) as run:
+        assert run.finish(within_s=200) == ExitCode.OK, run.terminal()
+        steps = run.steps()
+        evaluations = [each for each in run.records() if isinstance(each, EvaluationRecord)]
+    assert {round(step.learning_rate, 6) for step in steps} == {0.02}
+    assert len(evaluations) > 2
+    for each in evaluations:
+        assert each.metrics.keys() == {"top2"}
+        assert each.metrics["top2"] >= each.accuracy
+        assert len(each.class_accuracy) == 3
+    more = ("--resume", str(run.folder), *often, "--set", "trainer.stop.maxSteps=90")
+    with LocalRun(tmp_path, None, *more) as again:
+        assert again.finish(within_s=200) == ExitCode.OK, again.terminal()
+    before, after = most_samples(steps), most_samples(again.steps())
+    for rank, site in enumerate(SITES):
+        folder = run.folder / "callbacks" / f"{site}.small-0"
+        with (folder / "log.csv").open() as file:
+            epochs = [int(row["epoch"]) for row in csv.DictReader(file)]
+        assert epochs == [*range(after[rank] // 400)]
+        assert len(epochs) > before[rank] // 400 > 0
+        norms = [line.split()[1] for line in (folder / "kernels.txt").read_text().splitlines()]
+        assert len(norms) == len(set(norms)) == len(epochs)
+
+
+def test_a_callback_that_fails_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    KERAS_SCRIPT.project(tmp_path)
+    program = tmp_path / "program.py"
+    text = program.read_text().replace('"kernels.txt", "a"', '"no/such/folder", "a"')
+    program.write_text(text)
+    line = next(n for n, each in enumerate(text.splitlines(), start=1) if "no/such" in each)
+    with LocalRun(tmp_path, None) as failing:
+        assert failing.finish() == ExitCode.PROGRAM
+    wanted = f"Kernels.on_epoch_end() failed at {program}:{line}: FileNotFoundError"
+    assert wanted in failing.terminal().replace("\n", " ")
+    assert wanted in failing.worker_log(0)
 
 
 @pytest.mark.timeout(300)

@@ -1,7 +1,8 @@
-"""Fact: programs with targets, several inputs and outputs, and an optimizer of their own, each with
-a package beside it, train in virtual time under the default policy, and end as well as they should:
-also one after the other in one process, where their packages have the same name. `compare` repeats
-a run whose package has changed.
+"""Fact: programs with targets, several inputs and outputs, an optimizer of their own, and all that
+a Keras script has, each with a package beside it, train in virtual time under the default policy,
+and end as well as they should: also one after the other in one process, where their packages have
+the same name. Callbacks are not called there, which is reported. `compare` repeats a run whose
+package has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import yaml
 from tests.support.simulations import run_commands
 
 from dlion_cli.__main__ import main
-from own_programs import OWN_PROGRAMS, PROBABILITIES, OwnProgram
+from own_programs import KERAS_SCRIPT, OWN_PROGRAMS, PROBABILITIES, OwnProgram
+
+
+def reported(folder: Path, reason: str) -> list[str]:
+    """Messages of the events with that reason."""
+    records = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [each["message"] for each in records if each.get("reason") == reason]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +43,9 @@ def accuracies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     for name, ended in run_commands(folder, commands).items():
         assert ended.exit_code == 0, ended.stderr
         summary = json.loads((folder / name / "out" / "summary.json").read_text())
+        notes = reported(folder / name / "out", "ProgramPartUnused")
+        assert len(notes) == (name == KERAS_SCRIPT.name), notes
+        assert all(note.startswith("callbacks() is not called in virtual time") for note in notes)
         # Its copy of the manifest leads to the program, as a replay needs it.
         assert main(["validate", "--no-run", str(folder / name / "out" / "job.yaml")]) == 0
         found[name] = summary["accuracy"]["mean"]

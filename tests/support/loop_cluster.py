@@ -34,6 +34,8 @@ from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.signal_handler import Interrupted
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.checkpointing import Checkpointer
+from dlion_worker.training.programs import TrainingProgram
+from dlion_worker.training.programs.callbacks import TrainingCallbacks
 
 SIZE = 6
 
@@ -375,6 +377,12 @@ class Node:
             incarnation=self.incarnation,
         )
         refusals = PeerRefusalReporter(reporter, sidecar, lambda: self.progress.iteration)
+        callbacks = TrainingCallbacks(
+            TrainingProgram("none", nothing),
+            contextlib.nullcontext,
+            epoch_samples=int,
+            own_samples=int,
+        )
         self.loop = TrainingLoop(
             TrainerComponents(
                 job=self._job, rank=self.rank, replica=self.replica, stream=self.stream,
@@ -383,7 +391,7 @@ class Node:
             ),
             progress=self.progress, checkpointer=self.checkpointer,
             external_stop=self._stopped, interrupted=lambda: False, after_step=nothing,
-            training_set_samples=lambda _: 1000,
+            training_set_samples=lambda _: 1000, callbacks=callbacks,
         )  # fmt: skip
         while self.loop.run() is None:
             self._come_in_anew()

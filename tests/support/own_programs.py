@@ -255,4 +255,48 @@ FROZEN = OwnProgram(
     0.85,
 )
 """Its frozen part comes with weights: from them the rest can learn the classes, from others not."""
-OWN_PROGRAMS = (PROBABILITIES, BINARY, REGRESSION, TWO_INPUTS, CUSTOM_LOSS, FROZEN)
+KERAS_SCRIPT = OwnProgram(
+    "keras-script",
+    """
+    import tensorflow as tf
+
+
+    class Kernels(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            norm = float(np.linalg.norm(self.model.layers[0].get_weights()[0]))
+            with open("kernels.txt", "a") as file:
+                file.write(f"{epoch} {norm:.6f}\\n")
+
+
+    def build_model():
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(16, "relu"), layers.Dense(3, "softmax")]
+        )
+        model.compile(
+            optimizer=keras.optimizers.Adam(0.02),
+            loss="sparse_categorical_crossentropy",
+            metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2")],
+        )
+        return model
+
+
+    def load_data(split, site, worker_index):
+        x = samples(split, site, worker_index)
+        pairs = tf.data.Dataset.from_tensor_slices((x, np.argmax(x[:, :3], axis=1)))
+        return pairs.shuffle(400).batch(64).prefetch(2) if split == "train" else pairs.batch(64)
+
+
+    def augment(x, y):
+        return x + tf.random.normal(tf.shape(x), stddev=0.02), y
+
+
+    def callbacks():
+        return [keras.callbacks.CSVLogger("log.csv", append=True), Kernels()]
+    """,
+    0.85,
+    optimizer="program",
+)
+"""What a script for one machine has: compile(), tf.data, augmentation and callbacks."""
+OWN_PROGRAMS = (
+    PROBABILITIES, BINARY, REGRESSION, TWO_INPUTS, CUSTOM_LOSS, FROZEN, KERAS_SCRIPT,
+)  # fmt: skip

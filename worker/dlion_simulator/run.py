@@ -43,6 +43,7 @@ from dlion_worker.training import datasets, programs, threads
 from dlion_worker.training.evaluation import Evaluator
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs.compiled import unused_optimizer
 from dlion_worker.training.replica import LocalReplica
 
 UNUSED_LINKS_INTERVAL_S = 10.0
@@ -208,7 +209,18 @@ class Simulation:
         parts = self._parts(identity, data, incarnation)
         parts.reporter.near_duplicates(data.near_duplicates_left_out, kept=data.samples)
         self._link(parts)
+        if identity == self._job.workers()[0] and incarnation == 1:
+            self._report_unused(parts.reporter)
         return VirtualWorker(parts, self._context)
+
+    def _report_unused(self, reporter: Reporter) -> None:
+        """Report what of the program has no effect."""
+        program = self._template_model.program
+        notes = [unused_optimizer(program, self._job.spec.trainer.optimizer)]
+        if program.callbacks is not None:
+            notes.append("callbacks() is not called in virtual time; `dlion run` calls it")
+        for note in filter(None, notes):
+            reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
 
     def _data(self, identity: WorkerIdentity) -> datasets.DataSet:
         return datasets.load(

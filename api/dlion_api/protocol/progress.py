@@ -82,6 +82,8 @@ class EvaluationRecord:
     """A random projection of the weights, with a shared seed, for `dlion_api.drift`."""
     weights_norm: float = 0.0
     final: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Other figures of the program's, by their names."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,11 @@ KINDS: Mapping[str, type[ProgressRecord]] = {
     "directive": DirectiveRecord,
     "event": EventRecord,
 }
-NON_FINITE_FIELDS = frozenset({"loss", "accuracy", "class_accuracy", "sketch", "weights_norm"})
+NON_FINITE_FIELDS = frozenset({
+    "loss", "accuracy", "class_accuracy", "sketch", "weights_norm", "metrics",
+})  # fmt: skip
+NAMED_FIELDS = frozenset({"metrics"})
+"""Mappings by name; the others are by rank."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _KIND_NAMES = {record_type: kind for kind, record_type in KINDS.items()}
 
@@ -130,13 +134,15 @@ def _number_in(value: object) -> float:
 def _encoding(name: str) -> Conversion:
     number = _number_out if name in NON_FINITE_FIELDS else _finite
     scalars = {int: _integer, float: number, str: _cut_text, bool: read_flag}
-    return Conversion(scalars, key=lambda rank: str(_integer(rank)), max_entries=MAX_ENTRIES)
+    key = _cut_text if name in NAMED_FIELDS else lambda rank: str(_integer(rank))
+    return Conversion(scalars, key=key, max_entries=MAX_ENTRIES)
 
 
 def _decoding(name: str) -> Conversion:
     number = _number_in if name in NON_FINITE_FIELDS else _finite
     scalars = {int: _integer, float: number, str: _text, bool: read_flag}
-    return Conversion(scalars, key=read_rank, max_entries=MAX_ENTRIES)
+    key = _text if name in NAMED_FIELDS else read_rank
+    return Conversion(scalars, key=key, max_entries=MAX_ENTRIES)
 
 
 _ENCODERS = {kind: fields_converter(record_type, _encoding) for kind, record_type in KINDS.items()}

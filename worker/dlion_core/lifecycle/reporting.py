@@ -5,7 +5,7 @@ blocks the loop; the coordination client sends in the background.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlion_api.names import Rank
@@ -33,6 +33,8 @@ class EvaluationResult:
     loss: float
     class_accuracy: tuple[float, ...]
     samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Other figures that the program names."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class EvaluatedSnapshot:
             sketch=self.sketch,
             weights_norm=self.weights_norm,
             final=final,
+            metrics=self.evaluation.metrics,
         )
 
 

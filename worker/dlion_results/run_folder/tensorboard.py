@@ -43,6 +43,7 @@ class TensorBoardLogs:
                 self._write(record, record.iteration, _step_scalars(record))
             case EvaluationRecord():
                 scalars = {"held-out/accuracy": record.accuracy, "held-out/loss": record.loss}
+                scalars |= {f"held-out/{name}": value for name, value in record.metrics.items()}
                 self._write(record, record.iteration, scalars)
             case LinkRecord():
                 self._add_link(record)

@@ -23,6 +23,7 @@ from dlion_api.atomic_file import write_atomically
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.npz_errors import as_array
 from dlion_core.policies.interface import Flat
+from dlion_worker.training.model import FlatModel, Snapshot
 from dlion_worker.training.snapshot import write_npz
 
 _LOG = logging.getLogger(__name__)
@@ -69,6 +70,21 @@ class FinalEvaluations:
             return None
         found = json.loads(result_path.read_text())
         return EvaluationResult(**{**found, "class_accuracy": tuple(found["class_accuracy"])})
+
+
+def ask_evaluator(
+    folder: str, model: FlatModel, key: str, snapshot: Snapshot, *, check: Callable[[], None]
+) -> EvaluationResult | None:
+    """The result for a snapshot of `model` whose hash is `key`. None: evaluate it here.
+
+    `folder`: of the run's evaluator process; empty if there is none. `check` may raise to end the
+    wait.
+    """
+    if not folder:
+        return None
+    state_S = model.get_state(snapshot)
+    final = FinalEvaluations(Path(folder))
+    return final.evaluate(key, snapshot.weights_D, state_S, between_polls=check)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.datasets import BatchStream
 from dlion_worker.training.evaluation import weights_hash
+from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.transport import PeerExchange
 
@@ -127,9 +128,11 @@ class TrainingLoop:
         interrupted: Callable[[], bool],
         after_step: Callable[[JobProgress], None],
         training_set_samples: Callable[[bool], int],
+        callbacks: TrainingCallbacks,
     ) -> None:
         """`training_set_samples`: of all workers; 0 if unknown. Its argument: whether this worker
         has made a step."""
+        self._callbacks, self._loss = callbacks, 0.0
         self._parts = parts
         self.progress = progress
         self._checkpointer = checkpointer
@@ -222,6 +225,7 @@ class TrainingLoop:
                     self._compute(batch_size)
                 case EndStep():
                     self._report()
+                    self._callbacks.step_ended(self._loss, self._cycle.local_batch_size)
                     self._after_step(self.progress)
                 case WaitForEvents():
                     self._wait()
@@ -229,11 +233,13 @@ class TrainingLoop:
     def _compute(self, batch_size: int) -> None:
         parts = self._parts
         self._silent_s = 0.0
+        self._callbacks.step_begins()
         self._clock = self._new_clock()
         with self._clock.own():
             x_B, y_B = parts.stream.next(batch_size)
             result = parts.replica.model.step(x_B, y_B)
         self._clock.compute_s = time.monotonic() - self._clock.began_s
+        self._loss = result.loss
         self._cycle.step_computed(result, samples=len(y_B), trained_s=self._trained_s())
         self._cycle.handle(parts.inbox.drain())
 

@@ -25,7 +25,7 @@ from dlion_core.policies import factory
 from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages_must_arrive
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
-from dlion_worker.evaluator.final_evaluations import FinalEvaluations
+from dlion_worker.evaluator.final_evaluations import ask_evaluator
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
@@ -39,6 +39,7 @@ from dlion_worker.trainer.background.speed_probing import compile_functions, mea
 from dlion_worker.trainer.end_report import end_report
 from dlion_worker.trainer.loop import TrainerComponents, TrainingLoop
 from dlion_worker.trainer.peer_selection import PeerSelection
+from dlion_worker.trainer.program_parts import make_callbacks, report_unused
 from dlion_worker.trainer.saving import StateSaver
 from dlion_worker.trainer.shutdown import Shutdown, announce_departure
 from dlion_worker.trainer.signal_handler import Interrupted, SignalHandler
@@ -119,6 +120,7 @@ class Worker:
                         self._exchange, self._inbox, reason, self._progress.iteration
                     )
                 self._saving.wait_for_upload()
+                self._callbacks.training_ended()
                 return reason
             self._report(EventReason.TRAINING_STOPPED, reason)
             self._saving.save()
@@ -138,8 +140,7 @@ class Worker:
         self._sidecar.close()
 
     def _load(self) -> None:
-        trainer = self._job.spec.trainer
-        root = Path(self._config.data_root)
+        trainer, root = self._job.spec.trainer, Path(self._config.data_root)
         program = programs.load(trainer.program, directory=self._config.program_dir)
         self._data = datasets.load(self._job, self._identity, program=program, data_root=root)
         self._reporter.near_duplicates(self._data.near_duplicates_left_out, kept=self._data.samples)
@@ -148,6 +149,10 @@ class Worker:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
+        report_unused(self._job, model, self._reporter)
+        self._callbacks = make_callbacks(
+            model, self._config, self._identity, stream=self._stream, progress=self._progress
+        )
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
         self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(
@@ -172,7 +177,9 @@ class Worker:
             max_samples=trainer.evaluation.max_samples,
             on_result=partial(self._reporter.evaluation, final=False),
             on_error=self._evaluation_failed,
-            elsewhere=self._final_evaluation,
+            elsewhere=partial(
+                ask_evaluator, self._config.snapshots_dir, model, check=self._signals.check
+            ),
         )
         self._closing.callback(self._evaluator.close)
 
@@ -295,8 +302,10 @@ class Worker:
             interrupted=self._signals.is_interrupted,
             after_step=self._after_step,
             training_set_samples=self._companions.training_set_samples,
+            callbacks=self._callbacks,
         )
         self._companions.start()
+        self._callbacks.training_begins()
         while (reason := self._loop.run()) is None:
             self._rejoin()
         return reason
@@ -372,24 +381,19 @@ class Worker:
                 on_saved=self._saving.upload_model_and_wait,
             )
             self._saved_ranks = shutdown.run(own, results_dir=results_dir, stop_reason=reason)
-            evaluated.result()  # raises what it raised
+            own_result = evaluated.result()  # raises what it raised
         self._loop.report_links(now=True)  # slower peers have received everything by now
+        self._callbacks.training_ended(own_result)
 
-    def _report_own(self, tag: tuple[int, int, float], snapshot: Snapshot) -> None:
+    def _report_own(self, tag: tuple[int, int, float], snapshot: Snapshot) -> EvaluationResult:
         """Evaluate the own replica at the end, while those of peers are on their way."""
-        self._reporter.evaluation(self._evaluated(tag, snapshot), final=True)
+        found = self._evaluated(tag, snapshot)
+        self._reporter.evaluation(found, final=True)
+        return found.evaluation
 
     def _evaluated(self, tag: Any, snapshot: Snapshot) -> EvaluatedSnapshot:
         check = self._signals.check
         return self._evaluator.evaluate_all(tag, snapshot=snapshot, between_batches=check)
-
-    def _final_evaluation(self, key: str, snapshot: Snapshot) -> EvaluationResult | None:
-        """Ask the run's evaluator process, if there is one."""
-        if not self._config.snapshots_dir:
-            return None
-        final = FinalEvaluations(Path(self._config.snapshots_dir))
-        state_S = self._replica.model.get_state(snapshot)
-        return final.evaluate(key, snapshot.weights_D, state_S, between_polls=self._signals.check)
 
     def _accuracy_of(self, own: Future[Any], state: TrainingState) -> float:
         wait([own])  # it may be of the same weights

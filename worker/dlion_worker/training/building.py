@@ -127,6 +127,11 @@ def few_samples(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
     return scaled(tensors(batch))
 
 
+def few_targets(shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Targets or class numbers for `few_samples`, all 0."""
+    return tensors(np.zeros((_SAMPLES, *shape), dtype))
+
+
 def scaled(inputs: Any) -> Any:
     """Pixels (uint8) as floats in 0..1; others unchanged."""
 

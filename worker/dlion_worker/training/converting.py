@@ -1,4 +1,4 @@
-"""Loads a saved model, or converts it to TensorFlow's SavedModel or TensorFlow Lite.
+"""Loads a saved model or its weights, or converts it to TensorFlow's SavedModel or TensorFlow Lite.
 
 `dlion fetch` and the Python client call it on the user's machine. Keras loads the `.keras` file in
 safe mode and runs no code from it, so a model with custom layers cannot be converted here.
@@ -6,10 +6,12 @@ safe mode and runs no code from it, so a model with custom layers cannot be conv
 
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 from dlion_api.errors import DataError, ProgramError
+from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_worker.training.framework import keras, tf
 
 Form = Literal["savedmodel", "tflite"]
@@ -27,6 +29,29 @@ def load_keras_file(path: Path) -> Any:
         raise DataError(
             f"{path}: cannot be loaded: {reason}. If the model has layers of your own, first "
             "import the program that registers them"
+        ) from error
+
+
+def load_weights(model: Any, path: Path) -> None:
+    """Load weights and statistics of a `.keras` file, or of the first in a result folder.
+
+    Reads only numbers, never code. Raises: DataError, also where they are of another architecture.
+    """
+    if path.is_dir():
+        path = next(iter(sorted(path.rglob("model.keras"))), path / "model.keras")
+    if not path.is_file():
+        raise DataError(
+            f"trainer.startFrom: no such file: {path}. Name a .keras file or a result folder"
+        )
+    try:
+        with warnings.catch_warnings():
+            # Keras skips mismatched weights with a warning, which would load half a model.
+            warnings.simplefilter("error", UserWarning)
+            model.load_weights(path)
+    except (*NPZ_ERRORS, UserWarning) as error:  # a `.keras` file is an archive, too
+        raise DataError(
+            f"trainer.startFrom: {path} does not fit this model: {error}. "
+            "Name a model saved by the same program"
         ) from error
 
 

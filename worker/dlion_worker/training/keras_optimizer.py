@@ -17,7 +17,7 @@ from dlion_worker.training.model import FlatModel
 from dlion_worker.training.optimizer import EXACT, FlatOptimizer
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
-_ADVICE = "It takes nothing and returns a keras.optimizers.Optimizer"
+_ADVICE = "Give a keras.optimizers.Optimizer"
 
 _REFUSED = (
     "clipnorm",
@@ -31,7 +31,7 @@ _REFUSED = (
 
 
 class KerasOptimizer:
-    """What `optimizer()` of a program returns, with the interface of `FlatOptimizer`.
+    """A program's `optimizer()` or that of `compile()`, with the interface of `FlatOptimizer`.
 
     Raises: ProgramError if that fails, or is no optimizer of single weights.
     """
@@ -41,7 +41,7 @@ class KerasOptimizer:
         self._size = size
         self._keras, self._schedule = _made(program)
         self._program = program
-        with user_code(program, "optimizer()", _ADVICE):
+        with user_code(program, program.optimizer_name, _ADVICE):
             _check_single_weights(program)
             self._weights = keras.Variable(tf.zeros([size]))
             self._keras.build([self._weights])
@@ -111,7 +111,9 @@ class KerasOptimizer:
         return int(self._keras.iterations.numpy())
 
     def _rate(self) -> float:
-        with user_code(self._program, "the learning rate of optimizer()", _ADVICE):
+        with user_code(
+            self._program, f"the learning rate of {self._program.optimizer_name}", _ADVICE
+        ):
             if isinstance(self._schedule, keras.optimizers.schedules.LearningRateSchedule):
                 return float(self._schedule(self._steps))
             return float(self._schedule() if callable(self._schedule) else self._schedule)
@@ -130,22 +132,23 @@ def _made(program: TrainingProgram) -> tuple[Any, Any]:
     """A new optimizer with a rate that can be set, and the program's rate or schedule."""
     if program.optimizer is None:
         raise ProgramError(
-            f"program {program.name}: trainer.optimizer.name is program, but it has no optimizer()"
+            f"program {program.name}: trainer.optimizer.name is program, but it has no optimizer() "
+            "and does not compile() its model"
         )
-    with user_code(program, "optimizer()", _ADVICE):
+    with user_code(program, program.optimizer_name, _ADVICE):
         given = program.optimizer()
+    what = f"program {program.name}: {program.optimizer_name}"
     is_scaling = isinstance(given, keras.optimizers.LossScaleOptimizer)
     if not isinstance(given, keras.optimizers.Optimizer) or is_scaling:
         raise ProgramError(
-            f"program {program.name}: optimizer() must return a keras.optimizers.Optimizer "
-            f"(given: {type(given).__name__})"
+            f"{what} must be a keras.optimizers.Optimizer (given: {type(given).__name__})"
         )
     if refused := [name for name in _REFUSED if getattr(given, name, None)]:
         raise ProgramError(
-            f"program {program.name}: optimizer() may not use {refused[0].strip('_')}: all weights "
-            "are updated as one vector, at each step. Remove it"
+            f"{what} may not use {refused[0].strip('_')}: all weights are updated as one vector, "
+            "at each step. Remove it"
         )
-    with user_code(program, "optimizer()", "Give custom optimizers a get_config()"):
+    with user_code(program, program.optimizer_name, "Give custom optimizers a get_config()"):
         rate = given._learning_rate  # noqa: SLF001 - `learning_rate` is the schedule's value
         given._learning_rate = None  # noqa: SLF001 - Keras cannot copy a function
         try:

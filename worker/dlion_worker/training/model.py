@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import math
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,31 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError, DataError, ProgramError
 from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import EvaluationResult
-from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_core.policies.interface import Flat
 from dlion_worker.training.building import (
     as_float32,
     build_model,
     call_arguments,
+    few_targets,
     scaled,
     specs,
     tensors,
     value_count,
 )
+from dlion_worker.training.converting import load_weights
 from dlion_worker.training.datasets.dataset import DataSet
 from dlion_worker.training.framework import tf
+from dlion_worker.training.programs.callbacks import WeightsChangedError
+from dlion_worker.training.programs.compiled import CompiledMetrics, with_compiled
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 from dlion_worker.training.scoring import Scoring, Sums
-from dlion_worker.training.variables import ModelVariables
+from dlion_worker.training.variables import (
+    ModelVariables,
+    aligned_zeros,
+    all_finite,
+    tensor_view,
+)
 
-_ALIGNMENT_BYTES = 64  # TensorFlow copies memory with a smaller alignment
 _MIN_EVALUATED, _MAX_EVALUATED = 64, 256
 """Samples of a batch that is evaluated. A larger one takes less CPU per sample, and more memory."""
 _EVALUATED_VALUES = 2**20
@@ -85,17 +92,25 @@ class FlatModel:
         freeze: Sequence[str] = (),
         input_dtype: np.dtype[Any] | type[Any] = np.float32,
         target_shape: Sequence[int] | None = (),
+        target_dtype: np.dtype[Any] | type[Any] | None = None,
     ) -> None:
-        """`class_count`: 0 if the data have targets of `target_shape` (None: several)."""
-        self.program = program
+        """`class_count`: 0 if the data have targets of `target_shape` (None: several).
+
+        `target_dtype`: int32 for classes and float32 for targets, or that of records.
+        """
         self.input_shape = tuple(input_shape)
         self.class_count = class_count
         built = build_model(program, self.input_shape, class_count, seed, np.dtype(input_dtype))
         self._keras = built.keras_model
-        self._scoring = Scoring(program, built, class_count, target_shape)
+        self.program = with_compiled(program, self._keras)
+        """With the loss and the optimizer of `compile()`, if it has none of its own."""
+        dtype = np.dtype(target_dtype or (np.int32 if class_count else np.float32))
+        examples = few_targets(target_shape or (), dtype)
+        metrics = CompiledMetrics(self.program, self._keras, examples, built.outputs)
+        self._scoring = Scoring(self.program, built, class_count, target_shape, metrics)
         self._variables = ModelVariables(self._keras, freeze)
         self.layout = self._variables.layout
-        self.weights_D = _aligned_zeros(self.layout.size)
+        self.weights_D = aligned_zeros(self.layout.size)
         """The live weights, to be changed in place between steps."""
         self._fixed: list[Any] = []
         self._state: list[Any] = []
@@ -119,6 +134,7 @@ class FlatModel:
             freeze=trainer.freeze,
             input_dtype=data.input_dtype,
             target_shape=data.target_shape,
+            target_dtype=data.held_out_y.dtype,
         )
 
     def sibling(self, *, seed: int, rank: int) -> FlatModel:
@@ -128,7 +144,7 @@ class FlatModel:
         rank). Replicas may step concurrently in threads.
         """
         other = copy.copy(self)
-        other.weights_D = _aligned_zeros(self.layout.size)
+        other.weights_D = aligned_zeros(self.layout.size)
         np.copyto(other.weights_D, self.weights_D)
         other._become_own(seed, rank)  # noqa: SLF001 - same class
         return other
@@ -150,7 +166,7 @@ class FlatModel:
         )
         gradient: Flat = np.asarray(gradient_D)
         value = float(loss)
-        return StepResult(value, gradient, math.isfinite(value) and _all_finite(gradient))
+        return StepResult(value, gradient, math.isfinite(value) and all_finite(gradient))
 
     def get_weights(self) -> Flat:
         """A copy of the weights."""
@@ -185,7 +201,7 @@ class FlatModel:
 
     def snapshot(self) -> Snapshot:
         """Current weights (copied) and state; call between steps."""
-        weights_D = _aligned_zeros(self.layout.size)
+        weights_D = aligned_zeros(self.layout.size)
         np.copyto(weights_D, self.weights_D)
         return Snapshot(weights_D, tuple(self._state))
 
@@ -194,7 +210,7 @@ class FlatModel:
 
         Raises: ContractError where a length belongs to another model.
         """
-        snapshot = Snapshot(_aligned_zeros(self.layout.size), ())
+        snapshot = Snapshot(aligned_zeros(self.layout.size), ())
         if weights_D.shape != snapshot.weights_D.shape:
             raise self._wrong_length(weights_D)
         np.copyto(snapshot.weights_D, weights_D)
@@ -214,21 +230,35 @@ class FlatModel:
 
         `between_batches` is called before each batch and may raise to end the evaluation.
         """
-        weights = self._weights if snapshot is None else _tensor_view(snapshot.weights_D)
+        weights = self._weights if snapshot is None else tensor_view(snapshot.weights_D)
         state = list(self._state if snapshot is None else snapshot.state)
         if batch_size is None:
             fitting = _EVALUATED_VALUES // value_count(x)
             batch_size = max(_MIN_EVALUATED, min(_MAX_EVALUATED, fitting))
         sums: Sums = ()
-        loss_sum = 0.0
+        metrics, loss_sum = self._scoring.metrics.initial, 0.0
         for start in range(0, len(x), batch_size):
             between_batches()
             x_B, y_B = self._checked(x[start : start + batch_size], y[start : start + batch_size])
             function = self._function("evaluate", x_B, y_B)
-            loss, added = self._run(function, weights, self._fixed, state, x_B, y_B)
+            loss, added, metrics = self._run(
+                function, weights, self._fixed, state, metrics, x_B, y_B
+            )
             loss_sum += float(loss) * len(x_B)
             sums = tuple(map(np.add, sums, added)) if sums else tuple(map(np.asarray, added))
-        return self._scoring.result(sums, loss_sum / len(x), len(x))
+        return self._scoring.result(sums, loss_sum / len(x), len(x), metrics)
+
+    @contextmanager
+    def readable(self) -> Iterator[Any]:
+        """The Keras model with the weights and statistics of now, to be read by user code.
+
+        Raises: WeightsChangedError afterwards if it has other ones.
+        """
+        with self._keras_lock:
+            self._variables.write(self.weights_D, self._state)
+            yield self._keras
+            if not self._variables.hold(self.weights_D, self._fixed, self._state):
+                raise WeightsChangedError
 
     # ---- files
 
@@ -258,23 +288,8 @@ class FlatModel:
         A result folder means the first model saved in it. Reads only numbers, never code. Raises:
         DataError.
         """
-        if path.is_dir():
-            path = next(iter(sorted(path.rglob("model.keras"))), path / "model.keras")
-        if not path.is_file():
-            raise DataError(
-                f"trainer.startFrom: no such file: {path}. Name a .keras file or a result folder"
-            )
         counters = self.get_counters()
-        try:
-            with warnings.catch_warnings():
-                # Keras skips mismatched weights with a warning, which would load half a model.
-                warnings.simplefilter("error", UserWarning)
-                self._keras.load_weights(path)
-        except (*NPZ_ERRORS, UserWarning) as error:  # a `.keras` file is an archive, too
-            raise DataError(
-                f"trainer.startFrom: {path} does not fit this model: {error}. "
-                "Name a model saved by the same program"
-            ) from error
+        load_weights(self._keras, path)
         self._read_keras()
         self.set_counters(counters)
 
@@ -289,7 +304,7 @@ class FlatModel:
     def _become_own(self, seed: int, rank: int) -> None:
         # A tf.Variable would cost an assignment per step: 1.2 ms of CPU for 1.1 M parameters, more
         # than the update.
-        self._weights = _tensor_view(self.weights_D)
+        self._weights = tensor_view(self.weights_D)
         self._state = self._variables.seeded(self._state, seed, rank)
 
     def _read_keras(self) -> None:
@@ -310,7 +325,10 @@ class FlatModel:
         key = (kind, x_B.dtype, y_B.dtype, y_B.shape[1:])
         with self._compile_lock:
             if key not in self._compiled:
-                body = self._train if kind == "train" else self._evaluate
+                is_training, states = kind == "train", [self._state]
+                if not is_training:
+                    states = [self._state, self._scoring.metrics.initial]
+                body = self._train if is_training else self._evaluate
                 with user_code(
                     self.program,
                     f"compiling its step ({kind})",
@@ -319,7 +337,7 @@ class FlatModel:
                     self._compiled[key] = tf.function(body, autograph=False).get_concrete_function(
                         tf.TensorSpec([self.layout.size], tf.float32),
                         [tf.TensorSpec(t.shape, t.dtype) for t in self._fixed],
-                        [tf.TensorSpec(t.shape, t.dtype) for t in self._state],
+                        *([tf.TensorSpec(t.shape, t.dtype) for t in each] for each in states),
                         specs(x_B),
                         specs(y_B),
                     )
@@ -355,10 +373,16 @@ class FlatModel:
             )
         return loss, tf.convert_to_tensor(gradient_D), self._variables.hold_frozen(state, after)
 
-    def _evaluate(self, weights_D: Any, fixed: Any, state: Any, x_B: Any, y_B: Any) -> Any:
+    def _evaluate(
+        self, weights_D: Any, fixed: Any, state: Any, metrics: Any, x_B: Any, y_B: Any
+    ) -> Any:
         outputs, _, _ = self._forward(weights_D, fixed, state, x_B, training=False)
-        count = tf.shape(tf.nest.flatten(x_B)[0])[0]
-        return self._scoring.mean_loss(y_B, outputs), self._scoring.sums(y_B, outputs, count)
+        count, scoring = tf.shape(tf.nest.flatten(x_B)[0])[0], self._scoring
+        return (
+            scoring.mean_loss(y_B, outputs),
+            scoring.sums(y_B, outputs, count),
+            scoring.metrics.updated(metrics, y_B, outputs),
+        )
 
     def _forward(
         self, weights_D: Any, fixed: Any, state: Any, x_B: Any, *, training: bool
@@ -373,23 +397,3 @@ class FlatModel:
                 **call_arguments(self._keras, training=training),
             )
         return as_float32(outputs), after, [tf.cast(p, tf.float32) for p in penalties]
-
-
-def _aligned_zeros(size: int) -> Flat:
-    """Zeros [size] in memory that TensorFlow uses without a copy."""
-    raw = np.zeros(4 * size + _ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[start : start + 4 * size].view(np.float32)
-
-
-def _all_finite(values_D: Flat) -> bool:
-    """Whether no entry is NaN or infinite; usually one pass without a temporary."""
-    # A sum of squares is finite if all entries are, unless it overflows; then check each entry.
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = float(np.dot(values_D, values_D))
-    return math.isfinite(square) or bool(np.isfinite(values_D).all())
-
-
-def _tensor_view(weights_D: Flat) -> Any:
-    """A tensor on the array's memory: it always has the array's current values."""
-    return tf.experimental.dlpack.from_dlpack(weights_D.__dlpack__())

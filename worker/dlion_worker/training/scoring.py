@@ -15,6 +15,7 @@ from dlion_api.errors import ProgramError
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_worker.training.building import BuiltModel
 from dlion_worker.training.framework import tf
+from dlion_worker.training.programs.compiled import CompiledMetrics
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 Sums = tuple[NDArray[Any], ...]
@@ -28,7 +29,7 @@ _WHOLE = 0.02
 
 
 class Scoring:
-    """The program's loss and accuracy, or the defaults for its data."""
+    """The program's loss and accuracy, those of `compile()`, or the defaults for its data."""
 
     def __init__(
         self,
@@ -36,8 +37,11 @@ class Scoring:
         built: BuiltModel,
         class_count: int,
         target_shape: Sequence[int] | None,
+        metrics: CompiledMetrics,
     ) -> None:
         """`class_count`: 0 if the data have targets of `target_shape` (None: several).
+
+        `metrics`: of `compile()`.
 
         Raises: ProgramError if they do not fit together.
         """
@@ -47,13 +51,22 @@ class Scoring:
         """Whether one output stands for classes 0 and 1."""
         self._has_logits = False
         """Whether Keras keeps logits with the outputs."""
-        if program.loss is None or program.accuracy is None:
+        self.metrics = metrics
+        outputs = built.outputs
+        self._compiled_accuracy = "" if program.accuracy is not None else metrics.accuracy
+        """Name of the metric that is the accuracy, if one is."""
+        self._adds_up = program.accuracy is not None or not metrics.accuracy
+        """Whether `sums` has the accuracy. Keras' own count of labels has no classes."""
+        if metrics.counts_labels and class_count and tf.is_tensor(outputs):
+            shape = tuple(outputs.shape[1:])
+            self._adds_up = shape[:-1] == target_shape and shape[-1] >= class_count
+        if program.loss is None or (program.accuracy is None and not metrics.accuracy):
             self._check(built, target_shape)
 
     def mean_loss(self, y_B: Any, outputs: Any) -> Any:
         """The batch's mean loss, a scalar tensor."""
         if self._program.loss is not None:
-            with user_code(self._program, "loss(y_true, y_pred)", "It takes and yields tensors"):
+            with user_code(self._program, self._program.loss_name, "It takes and yields tensors"):
                 value = tf.convert_to_tensor(self._program.loss(y_B, outputs))
                 return tf.reduce_mean(tf.cast(value, tf.float32))
         if not self._class_count:
@@ -67,7 +80,12 @@ class Scoring:
         return tf.reduce_mean(entropy)
 
     def sums(self, y_B: Any, outputs: Any, count: Any) -> Any:
-        """Tensors that add up over batches to what `result` takes. `count`: samples of this one."""
+        """Tensors that add up over batches to what `result` takes. `count`: samples of this one.
+
+        None if a metric of `compile()` is the accuracy.
+        """
+        if not self._adds_up:
+            return ()
         if self._program.accuracy is not None:
             advice = "It takes tensors and returns a value from 0 to 1, or one for each sample"
             with user_code(self._program, "accuracy(y_true, y_pred)", advice):
@@ -93,10 +111,16 @@ class Scoring:
             for each in (tf.reshape(correct, [-1]), tf.ones_like(labels))
         )
 
-    def result(self, sums: Sums, loss: float, samples: int) -> EvaluationResult:
-        """The evaluation of that many samples."""
+    def result(
+        self, sums: Sums, loss: float, samples: int, metrics: Sequence[Any]
+    ) -> EvaluationResult:
+        """The evaluation of that many samples. `metrics`: the state of `self.metrics`."""
         classes: tuple[float, ...] = ()
-        if self._program.accuracy is not None:
+        figures = dict(self.metrics.result(metrics))
+        compiled = figures.pop(self._compiled_accuracy, 0.0)
+        if not self._adds_up:
+            accuracy = compiled
+        elif self._program.accuracy is not None:
             total, counted = map(float, sums)
             accuracy = total / counted if counted else 0.0
             if not -_ROUNDING <= accuracy <= 1 + _ROUNDING:
@@ -112,14 +136,14 @@ class Scoring:
             correct_C, total_C = sums
             accuracy = float(correct_C.sum() / max(1, total_C.sum()))
             classes = tuple(float(a) for a in correct_C / np.maximum(1, total_C))
-        return EvaluationResult(accuracy, loss, class_accuracy=classes, samples=samples)
+        return EvaluationResult(accuracy, loss, classes, samples, figures)
 
     def _check(self, built: BuiltModel, target_shape: Sequence[int] | None) -> None:
         program, outputs = self._program, built.outputs
         if target_shape is None or not tf.is_tensor(outputs):
             raise ProgramError(
                 f"program {program.name}: several outputs or targets need loss(y_true, y_pred) and "
-                "accuracy(y_true, y_pred) in the program"
+                "accuracy(y_true, y_pred) in the program, or a loss and an accuracy in compile()"
             )
         shape = tuple(outputs.shape[1:])
         self._has_logits = has_logits = hasattr(outputs, "_keras_logits")

@@ -4,6 +4,7 @@ A process of its own (`python -m dlion_worker.training.trial`), as a program may
 reads a request from standard input and writes its answer to a file, both JSON.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -16,10 +17,13 @@ import numpy as np
 from dlion_api.errors import DLionError, ProgramError
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import Job, load_job
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_worker.training import datasets, programs
 from dlion_worker.training.evaluation import evaluated_subset
 from dlion_worker.training.keras_optimizer import make_optimizer
 from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs.callbacks import TrainingCallbacks
+from dlion_worker.training.programs.compiled import unused_optimizer
 
 MAX_BATCH, MAX_EVALUATED = 32, 64
 """Samples: enough to call everything, few enough to take no time."""
@@ -35,23 +39,35 @@ def try_program(job: Job, *, data_root: Path, program_root: Path) -> str:
     data = datasets.load(job, worker, program=program, data_root=data_root)
     model = FlatModel.of_data(program, data, trainer)
     stream = datasets.BatchStream(data, seed=trainer.seed, rank=worker.rank)
-    step = model.step(*stream.next(min(MAX_BATCH, data.samples)))
-    optimizer = make_optimizer(model, trainer.optimizer)
-    optimizer.apply(model.weights_D, step.gradient_D, trainer.optimizer.learning_rate)
-    if not step.finite or not np.isfinite(model.weights_D).all():
-        raise ProgramError(
-            f"program {program.name}: loss or gradient of the first batch has NaN or infinity "
-            f"(loss: {step.loss:g}). Scale the data, or correct the loss"
+    samples, progress = min(MAX_BATCH, data.samples), JobProgress()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # callbacks may write
+        callbacks = TrainingCallbacks(
+            model.program,
+            model.readable,
+            epoch_samples=lambda: samples,
+            own_samples=lambda: progress.own_samples,
         )
-    x, y = data.held_out_x, data.held_out_y
-    subset = evaluated_subset(len(x), seed=trainer.seed, max_samples=MAX_EVALUATED)
-    model.evaluate(x[subset], y[subset])
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_keras(Path(folder) / "model.keras")
+        callbacks.training_begins()
+        callbacks.step_begins()
+        step = model.step(*stream.next(samples))
+        optimizer = make_optimizer(model, trainer.optimizer)
+        optimizer.apply(model.weights_D, step.gradient_D, trainer.optimizer.learning_rate)
+        if not step.finite or not np.isfinite(model.weights_D).all():
+            raise ProgramError(
+                f"program {program.name}: loss or gradient of the first batch has NaN or infinity "
+                f"(loss: {step.loss:g}). Scale the data, or correct the loss"
+            )
+        progress.own_samples = samples  # a whole epoch
+        callbacks.step_ended(step.loss, samples)
+        x, y = data.held_out_x, data.held_out_y
+        subset = evaluated_subset(len(x), seed=trainer.seed, max_samples=MAX_EVALUATED)
+        callbacks.training_ended(model.evaluate(x[subset], y[subset]))
+        model.save_keras(Path("model.keras"))
     size, kind = model.layout.size, f"{data.class_count} classes" if data.class_count else "targets"
+    note = unused_optimizer(model.program, trainer.optimizer)
     return (
         f"{size:,} parameters ({4 * size / 1e6:.3g} MB); {worker.name} has {data.samples:,} "
-        f"samples with {kind}; one batch trained: loss {step.loss:.4g}"
+        f"samples with {kind}; one batch trained: loss {step.loss:.4g}{note and f'. Note: {note}'}"
     )
 
 

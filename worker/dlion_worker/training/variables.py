@@ -1,9 +1,11 @@
-"""Sorts a Keras model's variables into trained, frozen and state, with their positions.
+"""Sorts a Keras model's variables into trained, frozen and state, with their positions; memory that
+TensorFlow shares with NumPy.
 
 Only `FlatModel` uses it. Shape suffixes: D flat trained variables, S flat floating-point state
 (moving statistics).
 """
 
+import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +17,7 @@ from dlion_api.errors import ContractError, ProgramError
 from dlion_core.policies.interface import Flat, Layout
 from dlion_worker.training.framework import tf
 
+_ALIGNMENT_BYTES = 64  # TensorFlow copies memory with a smaller alignment
 _SEED_STATE = "seed_generator_state"
 """Suffix of the path of Keras' random generator state (dropout and similar)."""
 
@@ -84,6 +87,18 @@ class ModelVariables:
         for variable, value in zip(self._state, state, strict=True):
             variable.assign(value)
 
+    def hold(self, weights_D: Flat, fixed: Sequence[Any], state: Sequence[Any]) -> bool:
+        """Whether the Keras variables have these values."""
+        parts = [weights_D[part] for part in self.layout.slices()]
+        pairs = zip(self._trainable, self._is_trained, strict=True)
+        frozen = [variable for variable, is_trained in pairs if not is_trained]
+        variables = [*self._trained, *frozen, *self._state]
+        held = (np.asarray(variable.value) for variable in variables)
+        return all(
+            one.tobytes() == np.asarray(other).astype(one.dtype).tobytes()  # NaN equals NaN
+            for one, other in zip(held, [*parts, *fixed, *state], strict=True)
+        )
+
     def seeded(self, state: Sequence[Any], seed: int, rank: int) -> list[Any]:
         """The state with every random generator set from (seed, rank, position)."""
         result = list(state)
@@ -142,3 +157,23 @@ def _replaced(
         values = part.astype(state[i].dtype.as_numpy_dtype)
         result[i] = tf.constant(values.reshape(state[i].shape))
     return result
+
+
+def aligned_zeros(size: int) -> Flat:
+    """Zeros [size] in memory that TensorFlow uses without a copy."""
+    raw = np.zeros(4 * size + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return raw[start : start + 4 * size].view(np.float32)
+
+
+def all_finite(values_D: Flat) -> bool:
+    """Whether no entry is NaN or infinite; usually one pass without a temporary."""
+    # A sum of squares is finite if all entries are, unless it overflows; then check each entry.
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = float(np.dot(values_D, values_D))
+    return math.isfinite(square) or bool(np.isfinite(values_D).all())
+
+
+def tensor_view(weights_D: Flat) -> Any:
+    """A tensor on the array's memory: it always has the array's current values."""
+    return tf.experimental.dlpack.from_dlpack(weights_D.__dlpack__())

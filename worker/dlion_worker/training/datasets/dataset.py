@@ -1,6 +1,6 @@
 """A worker's samples, and validation of arrays from outside."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,9 @@ from dlion_api.errors import DataError
 Labels = NDArray[np.int32]
 Samples = tuple[NDArray[Any], NDArray[Any]]
 """x [N, ...] and y [N, ...], of equal length. Several inputs or targets are an array of records."""
+
+Augment = Callable[[NDArray[Any], NDArray[Any], Sequence[int]], Samples]
+"""Changes a training batch, with random numbers of that seed."""
 
 MAX_FIELDS = 256
 """Inputs or targets of a sample."""
@@ -39,6 +42,8 @@ class DataSet:
     near_duplicates_left_out: int = 0
     files: Mapping[str, Fingerprint] = field(default_factory=dict)
     """Watched files as of reading, whether or not they contain samples of this worker."""
+    augment: Augment | None = None
+    """For training batches only."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ but the last two depend only on labels and seed, so every worker knows all share
 """
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import DataError, ProgramError
 from dlion_api.names import WorkerIdentity
 from dlion_api.spec import Dataset, Job
-from dlion_worker.training.datasets import named_datasets, npz, open_sources, selection
+from dlion_worker.training.datasets import named_datasets, npz, open_sources, pipelines, selection
 from dlion_worker.training.datasets.dataset import (
     DataSet,
     Labels,
@@ -28,6 +29,7 @@ from dlion_worker.training.datasets.dataset import (
 from dlion_worker.training.datasets.file_intake import load_watched
 from dlion_worker.training.datasets.partition import part_index, partition
 from dlion_worker.training.datasets.sources import ArraySource, DatasetCache, SampleSource
+from dlion_worker.training.programs.augmentation import augmentation_of
 from dlion_worker.training.programs.program import TrainingProgram, user_code
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +53,18 @@ def load(
 
     Raises: DataError (missing or corrupt data, a share without samples), ProgramError.
     """
-    spec, cache = job.spec.trainer.dataset, cache or DatasetCache()
+    data = _load(job, identity, program, data_root, cache or DatasetCache())
+    return replace(data, augment=augmentation_of(program))
+
+
+def _load(
+    job: Job,
+    identity: WorkerIdentity,
+    program: TrainingProgram,
+    data_root: Path,
+    cache: DatasetCache,
+) -> DataSet:
+    spec = job.spec.trainer.dataset
     if spec.name is None and spec.path is None:
         return _from_program(job, identity, program)
     if spec.name is not None:
@@ -189,6 +202,7 @@ def _from_program(job: Job, identity: WorkerIdentity, program: TrainingProgram) 
     # counts over groups, so no two workers get the same data
     at_site = [worker for worker in job.workers() if worker.site == identity.site]
     number = part_index(identity, at_site)
+    pipelines.seed_shuffles([job.spec.trainer.seed, identity.rank])
     x, y = _user_samples(program, "train", str(identity.site), number)
     held_x, held_y = _user_samples(program, "test", str(identity.site), number)
     check_alike(held_x, tuple(x.shape[1:]), f"program {program.name}: load_data('test', ...)")
@@ -240,9 +254,12 @@ def _user_samples(program: TrainingProgram, split: str, site: str, number: int) 
     call = f"load_data({split!r}, {site!r}, {number})"
     with user_code(program, call, "It must return (x, y) as NumPy arrays or dicts of them"):
         result = program.load_data(split, site, number)
+    if pipelines.is_pipeline(result):
+        result = pipelines.read_pipeline(result, program, call)
     if not isinstance(result, tuple) or len(result) != 2:
         raise ProgramError(
-            f"program {program.name}: {call} must return (x, y) (given: {type(result).__name__})"
+            f"program {program.name}: {call} must return (x, y), or a tf.data.Dataset of both "
+            f"(given: {type(result).__name__})"
         )
     try:
         return checked_targets(result[0], result[1], f"program {program.name}: {call}")

@@ -36,7 +36,7 @@ class BatchStream:
                 f"worker {rank}: no sample to train on. Put data there before the start, or give "
                 "this worker a share of it"
             )
-        self._seed, self._rank = seed, rank
+        self._seed, self._rank, self._augment = seed, rank, data.augment
         self._lock = threading.Lock()
         self._x, self._y, self._rows = _joined(data.parts)
         self._epoch = 0
@@ -55,8 +55,9 @@ class BatchStream:
             return frozenset(self._rows)
 
     def next(self, batch_size: int) -> Samples:
-        """The next batch: x [batch_size, ...] and y, copies."""
+        """The next batch: x [batch_size, ...] and y, copies; augmented if the program does so."""
         with self._lock:
+            seed = (self._seed, self._rank, self._epoch, self._position)
             pieces: list[NDArray[np.int64]] = []
             missing = batch_size
             while missing > 0:
@@ -69,7 +70,8 @@ class BatchStream:
                 self._position += len(piece)
                 missing -= len(piece)
             rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            return self._x[rows], self._y[rows]
+            x_B, y_B = self._x[rows], self._y[rows]
+        return (x_B, y_B) if self._augment is None else self._augment(x_B, y_B, seed)
 
     def extend(self, parts: Mapping[str, Samples]) -> None:
         """Add samples under their keys; an existing key is replaced.

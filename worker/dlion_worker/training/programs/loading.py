@@ -3,15 +3,19 @@
 The user's protocol, in a file or an importable module:
 
     build_model() -> keras.Model
-    load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays, or dicts of them
+    load_data(split, site, worker_index) -> (x, y)   optional; NumPy arrays, dicts of them, or a
+                                                     finite tf.data.Dataset of both
+    augment(x, y) -> (x, y)                          optional; TensorFlow, on a training batch
     loss(y_true, y_pred)                             optional; a scalar or a value per sample
     accuracy(y_true, y_pred)                         optional; from 0 to 1, as loss
     optimizer() -> keras.optimizers.Optimizer        for trainer.optimizer.name: program
+    callbacks() -> list of keras.callbacks.Callback  optional
 
 `split` is "train" or "test". `worker_index` counts the workers of a site from 0, over all its
 groups. `x` of type uint8 is taken as pixels and scaled to 0..1; other types are unchanged. `y`
 holds class numbers from 0, or targets: floats, or a dict for several outputs. Without `load_data`,
-the manifest's `trainer.dataset` defines the data.
+the manifest's `trainer.dataset` defines the data. What the model was compiled with stands in for
+`loss`, `accuracy` and `optimizer` (`compiled`).
 
 A file may import modules beside it (`dlion_worker.program_modules`). One program is loaded at a
 time: the next one replaces its modules.
@@ -39,10 +43,8 @@ _BUILTINS: dict[str, Callable[[tuple[int, ...], int], Any]] = {
     "mobilenet": builtins.mobilenet,
 }
 
-_PROTOCOL = (
-    "A program needs build_model() and may have load_data(split, site, worker_index), loss, "
-    "accuracy and optimizer"
-)
+_OPTIONAL = ("load_data", "loss", "accuracy", "optimizer", "augment", "callbacks")
+_PROTOCOL = f"A program needs build_model() and may have {', '.join(_OPTIONAL)}"
 
 
 def load(spec: ProgramSpec, *, directory: Path) -> TrainingProgram:
@@ -113,7 +115,7 @@ def _from_module(name: str, directory: Path) -> TrainingProgram:
 
 
 def _from_namespace(module: ModuleType, name: str, sources: tuple[Path, ...]) -> TrainingProgram:
-    for function in ("build_model", "load_data", "loss", "accuracy", "optimizer"):
+    for function in ("build_model", *_OPTIONAL):
         value = getattr(module, function, None)
         if value is not None and not callable(value):
             raise ProgramError(f"program {name}: {function} is not a function. {_PROTOCOL}")
@@ -123,15 +125,8 @@ def _from_namespace(module: ModuleType, name: str, sources: tuple[Path, ...]) ->
     def build(_input_shape: tuple[int, ...], _class_count: int) -> Any:
         return module.build_model()
 
-    return TrainingProgram(
-        name=name,
-        build=build,
-        loss=getattr(module, "loss", None),
-        accuracy=getattr(module, "accuracy", None),
-        optimizer=getattr(module, "optimizer", None),
-        load_data=getattr(module, "load_data", None),
-        sources=sources,
-    )
+    optional: dict[str, Any] = {each: getattr(module, each, None) for each in _OPTIONAL}
+    return TrainingProgram(name=name, build=build, sources=sources, **optional)
 
 
 def _no_model(_input_shape: tuple[int, ...], _class_count: int) -> Any:

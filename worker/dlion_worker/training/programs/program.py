@@ -1,5 +1,6 @@
 """A program as the trainer sees it, and the boundary to user code."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ class TrainingProgram:
     labels, squared error of targets. `accuracy` gets the same and returns values from 0 to 1; None:
     the share of labels that the largest output meets, the coefficient of determination of targets.
     `optimizer` returns a Keras optimizer. `load_data` gets the split ("train" or "test"), the site
-    and the worker's number within its site. `sources` are the user's files, the program first; none
-    for a built-in program.
+    and the worker's number within its site. `augment` changes a training batch, and `callbacks`
+    returns Keras callbacks. `sources` are the user's files, the program first; none for a built-in
+    program. `loss_name` and `optimizer_name` say in messages where these come from.
     """
 
     name: str
@@ -29,6 +31,10 @@ class TrainingProgram:
     accuracy: Callable[[Any, Any], Any] | None = None
     optimizer: Callable[[], Any] | None = None
     load_data: Callable[[str, str, int], Any] | None = None
+    augment: Callable[[Any, Any], Any] | None = None
+    callbacks: Callable[[], Any] | None = None
+    loss_name: str = "loss(y_true, y_pred)"
+    optimizer_name: str = "optimizer()"
     sources: tuple[Path, ...] = ()
 
 
@@ -45,10 +51,11 @@ def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[Non
     # User code may raise anything, and `sys.exit` must not end the trainer silently.
     except (Exception, SystemExit) as error:
         location = _location(error, program.sources)
-        text = str(error).strip()[:1000]
+        kind, text = type(error).__name__, str(error).strip()
+        if text.startswith("in user code:"):  # TensorFlow puts a traceback before the message
+            text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
         raise ProgramError(
-            f"program {program.name}: {doing} failed{location}: {type(error).__name__}: {text}. "
-            f"{advice}"
+            f"program {program.name}: {doing} failed{location}: {kind}: {text[:1000]}. {advice}"
         ) from error
 
 
@@ -58,5 +65,10 @@ def _location(error: BaseException, sources: tuple[Path, ...]) -> str:
         return f" at {error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) in sources]
+    if not own:  # TensorFlow runs a copy of what it compiles, and names the original
+        named = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+        own_named = [each for each in named if Path(each[0]) in sources]
+        if own_named:
+            return " at {}:{}".format(*own_named[-1])
     chosen = own[-1] if own else (frames[-1] if frames else None)
     return f" at {chosen.filename}:{chosen.lineno}" if chosen else ""

@@ -1,0 +1,50 @@
+"""What a trainer does with optional parts of the program: callbacks, and parts without effect."""
+
+import os
+from pathlib import Path
+
+from dlion_api.names import WorkerIdentity
+from dlion_api.protocol.worker_config import WorkerConfig
+from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_worker.training.datasets import BatchStream
+from dlion_worker.training.model import FlatModel
+from dlion_worker.training.programs.callbacks import TrainingCallbacks
+from dlion_worker.training.programs.compiled import unused_optimizer
+
+FOLDER = "callbacks"
+"""In the folder of results: one folder for each worker, which callbacks write into."""
+
+
+def report_unused(job: Job, model: FlatModel, reporter: Reporter) -> None:
+    """Report once for the job what of the program has no effect."""
+    note = unused_optimizer(model.program, job.spec.trainer.optimizer)
+    if note and reporter.rank == job.workers()[0].rank:
+        reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
+
+
+def make_callbacks(
+    model: FlatModel,
+    config: WorkerConfig,
+    identity: WorkerIdentity,
+    *,
+    stream: BatchStream,
+    progress: JobProgress,
+) -> TrainingCallbacks:
+    """The program's callbacks. Their relative paths lie in a folder of this worker.
+
+    All other paths of a trainer are absolute. Raises: ProgramError; OSError.
+    """
+    if model.program.callbacks is not None:
+        name = f"{identity.site}.{identity.group}-{identity.index}"
+        folder = Path(config.results_dir) / FOLDER / name
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+    return TrainingCallbacks(
+        model.program,
+        model.readable,
+        epoch_samples=lambda: stream.samples,
+        own_samples=lambda: progress.own_samples,
+    )
