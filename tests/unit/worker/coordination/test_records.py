@@ -37,6 +37,9 @@ RECORDS: list[ProgressRecord] = [
     LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, None, None, 7, connected=False),
     LinkRecord(1.0, Rank(0), Rank(1), 2, 3, 4, 5, 6, 100, 2.5, 7, connected=True),
     EvaluationRecord(1.0, Rank(0), 2, 3, 0.5, 0.7, 100, (0.5, 0.25), (1.0, -2.0), 3.5, final=True),
+    EvaluationRecord(
+        1.0, Rank(0), 2, 3, 0.5, 0.7, 100, metrics={"mae \N{SNOWMAN}": 12.5, "1": 0.5}
+    ),
     DirectiveRecord(1.0, Rank(0), 2, 8, 32, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 9.0}, "why"),
     EventRecord(1.0, Rank(0), 2, "PeerLost", "rank 1 \N{SNOWMAN}", warning=True),
 ]
@@ -123,10 +126,16 @@ WRONG: dict[str, str | bytes] = {
     "lone surrogate": changed(weights_hash="\ud800"),
     "long text": changed(weights_hash="x" * 5000),
     "too long": changed(weights_hash="x" * MAX_RECORD_BYTES),
-    "odd rank in a map": record_to_json(RECORDS[4]).replace('"1":5', '"01":5'),
-    "text in a map": record_to_json(RECORDS[4]).replace('"1":5', '"1":"5"'),
-    "list for a map": record_to_json(RECORDS[4]).replace('{"1":5}', "[5]"),
+    "odd rank in a map": record_to_json(RECORDS[5]).replace('"1":5', '"01":5'),
+    "text in a map": record_to_json(RECORDS[5]).replace('"1":5', '"1":"5"'),
+    "list for a map": record_to_json(RECORDS[5]).replace('{"1":5}', "[5]"),
     "map for a list": record_to_json(RECORDS[3]).replace("[0.5,0.25]", "{}"),
+    "text for a metric": record_to_json(RECORDS[4]).replace("12.5", '"good"'),
+    "list for metrics": record_to_json(RECORDS[4])
+    .replace('{"mae', '[{"mae')
+    .replace("0.5}", "0.5}]"),
+    "long name of a metric": record_to_json(RECORDS[4]).replace("mae", "m" * 5000),
+    "lone surrogate in a name": record_to_json(RECORDS[4]).replace("mae", "\\ud800"),
     "many entries": record_to_json(RECORDS[3]).replace("[0.5,0.25]", str([0] * 5000)),
 }
 

@@ -128,7 +128,7 @@ def test_it_is_what_the_manifests_sgd_is() -> None:
     ("make", "message"),
     [
         (None, r"has no optimizer\(\)"),
-        (lambda: "adam", r"must return a keras.optimizers.Optimizer \(given: str\)"),
+        (lambda: "adam", r"must be a keras.optimizers.Optimizer \(given: str\)"),
         (lambda: 1 / 0, r"optimizer\(\) failed at .*ZeroDivisionError"),
         (lambda: optimizers.Lamb(0.01), "uses norms or shapes of layers"),
         (lambda: optimizers.Muon(0.01), "uses norms or shapes of layers"),
@@ -140,7 +140,7 @@ def test_it_is_what_the_manifests_sgd_is() -> None:
         (lambda: without_decay_of_biases(), "may not use exclude_from_weight_decay"),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
-            r"must return a keras.optimizers.Optimizer \(given: LossScaleOptimizer\)",
+            r"must be a keras.optimizers.Optimizer \(given: LossScaleOptimizer\)",
         ),
         (lambda: optimizers.SGD(Failing()), r"learning rate of optimizer\(\) failed.*no rate"),
     ],

@@ -207,7 +207,7 @@ def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("raise OSError('disk gone')", r"load_data\('train', 'plant-a', 0\) failed at .*:9: OSErr"),
-        ("return np.zeros((3, 4))", r"must return \(x, y\) \(given: ndarray\)"),
+        ("return np.zeros((3, 4))", r"must return \(x, y\), or a .* \(given: ndarray\)"),
         ("return [1, 2], np.zeros(2, int)", r"given: x list"),
         ("return np.zeros((3, 4)), np.zeros(2, int)", r"wrong shapes \(given: x \[3, 4\], y \[2\]"),
         ("return np.zeros((3, 4)), np.full(3, np.inf)", "y: sample 0 holds NaN or infinity"),
