@@ -1,5 +1,6 @@
-"""Fact: where workers wait for each other, the summary names the worker that holds the others up,
-be it by its cores or by its link.
+"""Facts: where workers wait for each other, the summary names the worker that holds the others up,
+be it by its cores or by its link; the parts of every worker's time add up to the whole; the kinds
+of bytes add up to what was sent.
 """
 
 from __future__ import annotations
@@ -46,3 +47,31 @@ def test_the_slow_worker_is_waited_for(summaries: dict[str, Any], name: str) -> 
     assert use["waited_for"][0]["fraction"] > 0.6
     hardly_waited = workers[3]["waited_s"] < 0.15 * workers[3]["compute_s"]
     assert hardly_waited == (name == "cores")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("cores", "SlowWorker"), ("link", "SlowLink")])
+def test_what_holds_the_run_up_is_named(summaries: dict[str, Any], name: str, kind: str) -> None:
+    culprit, slow = summaries[name]["culprit"], summaries[name]["workers"][3]["name"]
+    assert culprit["kind"] == kind
+    assert slow in culprit["sentence"]
+    assert culprit["fraction"] == summaries[name]["time_use"]["wait_fraction"]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_the_parts_of_the_time_and_the_kinds_of_bytes_add_up(
+    summaries: dict[str, Any], name: str
+) -> None:
+    summary = summaries[name]
+    main = ("compute", "wait", "select", "encode", "send", "decode", "apply", "other")
+    shares = [summary["time_use"][f"{part}_fraction"] for part in main]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-6)
+    for worker in summary["workers"]:
+        parts = ("compute_s", "waited_s", "select_s", "encode_s", "send_s", "decode_s", "apply_s")
+        # The records round phases to a microsecond.
+        known_s = sum(worker[part] for part in parts)
+        assert known_s + worker["other_s"] == pytest.approx(worker["wall_s"], abs=1e-3)
+        assert known_s <= worker["wall_s"] + 1e-3
+    kinds = summary["bytes"]
+    sent = kinds["gradient_bytes"] + kinds["weights_bytes"] + kinds["control_bytes"]
+    assert sent == summary["sent_bytes"] > 0
+    assert kinds["gradient_bytes"] > 0.9 * sent

@@ -6,12 +6,20 @@ fixed part scales in the same way.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from dlion_api.names import Rank
+from dlion_api.protocol.measurements import PhaseSeconds
 from dlion_environments.plan import Straggler
+
+_EXCHANGE_SHARES = PhaseSeconds(
+    select_s=0.29, encode_s=0.24, send_s=0.01, decode_s=0.32, apply_s=0.14
+)
+"""How a step's exchange cost divides among its phases: as measured with policy `dlion` and four
+workers (benchmarks/phase_cost.py). Other policies divide it otherwise; the sum is what is
+calibrated."""
 
 _STREAM = 0x57A6
 """Separates the draws of slowdowns from others with the same seed."""
@@ -44,6 +52,16 @@ class StepCosts:
     def computing_fraction(self, batch_size: int, exchanged_bytes: int) -> float:
         """Fraction of a step's time and CPU spent on computing."""
         return self.core_s(batch_size) / self.step_core_s(batch_size, exchanged_bytes)
+
+
+def exchange_phases(exchange_s: float) -> PhaseSeconds:
+    """The phases of a step whose exchange took that many seconds of the worker's time.
+
+    >>> round(exchange_phases(2.0).main_s, 9)
+    2.0
+    """
+    shares = asdict(_EXCHANGE_SHARES)
+    return PhaseSeconds(**{phase: share * exchange_s for phase, share in shares.items()})
 
 
 class StragglerModel:

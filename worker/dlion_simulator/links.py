@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_core.links.events import LinkCounters
-from dlion_core.links.framing import Lane, lane_of
+from dlion_core.links.framing import Lane, carries_gradient, lane_of
 from dlion_core.links.link_budget import LinkBudget, QueueRule
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES
 from dlion_core.policies.interface import Message
@@ -57,6 +57,7 @@ class VirtualLink:
         self._busy_since_s: float | None = None
         self._dropped = 0
         self._sent_bytes = self._arrived = 0
+        self._weights_bytes = self._control_bytes = 0
         self._reported_bytes, self._reported_busy_s = 0, 0.0
 
     def open(self) -> None:
@@ -166,6 +167,8 @@ class VirtualLink:
             acknowledged_total=arrived + self._pulled_bytes,
             dropped_messages=self._dropped,
             wire_sent_bytes=self._sent_bytes + self._pulled_bytes,
+            weights_total=self._weights_bytes + self._pulled_bytes,
+            control_total=self._control_bytes,
         )
 
     # ---- inside
@@ -174,6 +177,10 @@ class VirtualLink:
         if lane in self._in_flight or not self._queues[lane]:
             return
         message = self._queues[lane].popleft()
+        if lane is Lane.BULK:
+            self._weights_bytes += message.size_bytes
+        elif not carries_gradient(message.kind):
+            self._control_bytes += message.size_bytes
         if self._busy_since_s is None:
             self._busy_since_s = self._clock.now_s
         transfer = self._network.begin(

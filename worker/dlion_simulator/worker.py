@@ -30,6 +30,7 @@ from dlion_core.policies.catalogue import rejection_error
 from dlion_core.policies.interface import Event, MessageArrived, TopologyChanged
 from dlion_core.topology.clusters import graph_of_groups
 from dlion_simulator.context import WorkerPhase
+from dlion_simulator.costs import exchange_phases
 from dlion_worker.training.evaluation import weights_hash
 
 if TYPE_CHECKING:
@@ -292,6 +293,7 @@ class VirtualWorker:
             waited_s=wall_s - self._busy_s,
             cpu_s=cpu_s,
             exchange_cpu_s=cpu_s * (1 - self._computing_fraction),
+            phases=exchange_phases(self._busy_s - self._computed_s),
         )
         has_hash = parts.job.spec.trainer.hash_weights
         self.cycle.report_step(

@@ -41,6 +41,30 @@ class GradientNorms:
 
 
 @dataclass(frozen=True)
+class PhaseSeconds:
+    """Wall seconds of one step's exchange. The first five are of the main thread and do not
+    overlap; with computing and waiting they are at most the step's wall time."""
+
+    select_s: float = 0.0
+    encode_s: float = 0.0
+    send_s: float = 0.0
+    """Putting messages into the links' queues."""
+    decode_s: float = 0.0
+    """Checking, decoding and adding up the peers' messages."""
+    apply_s: float = 0.0
+    """Changing the weights."""
+    link_send_s: float = 0.0
+    """In the exchange's thread, beside the wall time: cutting messages into frames."""
+    link_receive_s: float = 0.0
+    """There, too: checking frames and joining them to messages."""
+
+    @property
+    def main_s(self) -> float:
+        """The main thread's part."""
+        return self.select_s + self.encode_s + self.send_s + self.decode_s + self.apply_s
+
+
+@dataclass(frozen=True)
 class StepTiming:
     """Timing of one local step, measured by the trainer.
 
@@ -65,6 +89,7 @@ class StepTiming:
     """The trainer's CPU quota changed during the step, so it measures neither quota."""
     norms: GradientNorms | None = None
     """With batching policy `goodput`, if the iteration had an update."""
+    phases: PhaseSeconds = field(default_factory=PhaseSeconds)
 
 
 @dataclass(frozen=True)

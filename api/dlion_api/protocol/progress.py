@@ -39,6 +39,21 @@ class StepRecord:
     unknown."""
     waited_for: tuple[int, ...] = ()
     """Ranks of the peers that came last, if this worker waited for some."""
+    select_s: float | None = None
+    """Part of `wall_s` in which the policy chose what to send. This and the next four are of the
+    main thread and do not overlap; the rest of `wall_s` is none of them. None: not measured, as in
+    records of older releases."""
+    encode_s: float | None = None
+    send_s: float | None = None
+    """Putting messages into the links' queues."""
+    decode_s: float | None = None
+    """Checking, decoding and adding up the peers' messages."""
+    apply_s: float | None = None
+    """Changing the weights."""
+    link_send_s: float | None = None
+    """In the exchange's thread, beside `wall_s`: cutting messages into frames."""
+    link_receive_s: float | None = None
+    """There, too: checking frames and joining them to messages."""
 
     @property
     def began_s(self) -> float:
@@ -64,6 +79,14 @@ class LinkRecord:
     connected: bool
     remade_count: int = 0
     """How often its stream has moved to a new connection without interruption."""
+    weights_bytes: int = 0
+    """Part of `sent_bytes`: weights. In virtual time whole states, too."""
+    control_bytes: int = 0
+    """Part of `sent_bytes`: neither gradients nor weights."""
+    header_bytes: int = 0
+    """Beside `sent_bytes`: frames' headers, greetings and heartbeats."""
+    state_bytes: int = 0
+    """Beside `sent_bytes`: whole states that the peer pulled."""
 
 
 @dataclass(frozen=True)

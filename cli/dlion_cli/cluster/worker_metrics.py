@@ -27,6 +27,8 @@ class WorkerMetrics:
     values: Mapping[str, float] = field(default_factory=dict)
     by_site: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics of links, by the site that they lead to."""
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics with a label `part`, by its value."""
 
 
 def read_metrics(cluster: ClusterClient, pod: str, within_s: float) -> WorkerMetrics:
@@ -51,13 +53,16 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
 
     values: dict[str, float] = {}
     by_site: dict[str, dict[str, float]] = {}
+    parts: dict[str, dict[str, float]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removeprefix(PREFIX)
                 if name == sample.name or not abs(sample.value) <= MAX_VALUE:
                     continue
-                if name not in _LINK_METRICS:
+                if (part := sample.labels.get("part")) is not None:
+                    parts.setdefault(name, {})[part] = sample.value
+                elif name not in _LINK_METRICS:
                     values[name] = sample.value
                 elif len(by_site) < MAX_PEER_SITES:
                     site = sample.labels.get("peer_site", "")
@@ -65,4 +70,4 @@ def parse_metrics(text: str, time_s: float) -> WorkerMetrics:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         # The parser has no error class of its own for malformed input.
         raise DataError(f"its metrics are not in Prometheus' format: {str(error)[:100]}") from None
-    return WorkerMetrics(time_s, values, by_site)
+    return WorkerMetrics(time_s, values, by_site, parts)

@@ -1,6 +1,6 @@
 """Rows of `dlion top`: the load of each worker and of the links to each site, from metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dlion_cli.terminal.table import plain_table
 from dlion_cli.views.job_status import text
 
 _BYTES_PER_MBIT = 125_000.0
+_EXCHANGE_PARTS = frozenset({"select", "encode", "send", "decode", "apply"})
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class WorkerLoad:
     steps_per_second: float | None = None
     iteration_seconds: float | None = None
     """Without waiting for peers."""
+    wait_fraction: float | None = None
+    """Share of the steps' time held by synchronisation."""
+    exchange_fraction: float | None = None
+    """Share of selecting, encoding, sending, decoding and applying."""
     quota_cores: float | None = None
     cpu_cores: float | None = None
     throttled_fraction: float | None = None
@@ -81,6 +86,8 @@ def worker_load(
         share_fraction=batch / all_batches if batch is not None and all_batches else None,
         steps_per_second=_rate("steps_total", before, now),
         iteration_seconds=values.get("iteration_own_seconds") or None,  # 0 before the first
+        wait_fraction=_share({"wait"}, before, now),
+        exchange_fraction=_share(_EXCHANGE_PARTS, before, now),
         quota_cores=quota,
         cpu_cores=_rate("trainer_cpu_seconds_total", before, now),
         throttled_fraction=_rate("trainer_throttled_seconds_total", before, now),
@@ -96,6 +103,20 @@ def _rate(name: str, before: WorkerMetrics | None, now: WorkerMetrics) -> float 
         return None
     grown, span_s = now.values[name] - before.values[name], now.time_s - before.time_s
     return grown / span_s if grown >= 0 and span_s > 0 else None
+
+
+def _share(
+    wanted: Collection[str], before: WorkerMetrics | None, now: WorkerMetrics
+) -> float | None:
+    """Share of these parts of the steps that ended since `before`; None: no step did."""
+    if before is None:
+        return None
+    earlier, later = (each.parts.get("step_seconds_total", {}) for each in (before, now))
+    grown = {part: value - earlier.get(part, 0.0) for part, value in later.items()}
+    total_s = sum(grown.values())
+    if total_s <= 0 or min(grown.values()) < 0:  # the sidecar was restarted in between
+        return None
+    return sum(value for part, value in grown.items() if part in wanted) / total_s
 
 
 def site_loads(metrics: Sequence[WorkerMetrics]) -> list[SiteLoad]:
@@ -120,8 +141,8 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
     """A table of workers and one of sites; several contexts have a column with their names."""
     first = ("CONTEXT",) if any(loads) else ()
     workers = plain_table(
-        *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "CPU",
-        "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "TEMP", folded="NOTE",
+        *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "WAIT",
+        "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "TEMP", folded="NOTE",
     )  # fmt: skip
     sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S")
     for context, load in loads.items():
@@ -145,6 +166,8 @@ def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
         format_percent(load.share_fraction),
         format_rate(load.steps_per_second),
         _format(load.iteration_seconds, "{:.3g} s"),
+        format_percent(load.wait_fraction),
+        format_percent(load.exchange_fraction),
         _format(load.cpu_cores, "{:.2f}"),
         _format(load.quota_cores, "{:.3g}"),
         format_percent(load.throttled_fraction),

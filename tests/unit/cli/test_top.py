@@ -48,7 +48,9 @@ DOCUMENT = changed(smallest(), {"spec.runId": "1", "metadata.name": "digits"})
 JOB: Answer = (200, json.dumps(DOCUMENT | {"status": {"state": "Training", "runId": "1"}}))
 
 
-def exported(*, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0) -> str:
+def exported(
+    *, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0, waited_s: float = 0.0
+) -> str:
     """What a sidecar of plant-a serves, whose peers 1 and 2 are at plant-a and 3 at plant-b."""
     reading = MetricsReading(
         capacity=Capacity(Rank(0), 813.25, 10.0, CapacitySource.RATE, 3),
@@ -60,6 +62,8 @@ def exported(*, steps: int = 0, cpu_s: float = 0.0, throttled_s: float = 0.0) ->
         allowance=CpuAllowance(quota_cores=1.5, cpu_s=cpu_s, throttled_s=throttled_s),
         steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, refused=0, refusals={},
         renewals=0,
+        step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
+        exchange_thread_seconds={"send": 99.0 * steps},
         node=NodeFacts(
             cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, temperature_celsius=61.7
         ),
@@ -90,7 +94,9 @@ def server(*pods: dict[str, Any], metrics: Any = None) -> Server:
 
     def growing() -> Answer:
         place = next(count)
-        return 200, exported(steps=place * 20, cpu_s=place * 2.0, throttled_s=place * 0.2)
+        return 200, exported(
+            steps=place * 20, cpu_s=place * 2.0, throttled_s=place * 0.2, waited_s=place * 0.25
+        )
 
     listed = (200, json.dumps({"items": pods or [pod(0)]}))
     return Server({"digits": JOB, "pods": listed, "metrics": metrics or growing})
@@ -115,6 +121,7 @@ def test_a_worker_has_the_figures_of_its_sidecar(
     assert worker == {
         "pod": "w-0", "worker": "small-0", "rank": 0, "samplesPerSecond": 813.25,
         "batchSamples": 48.0, "shareFraction": 0.25, "iterationSeconds": 0.125, "quotaCores": 1.5,
+        "waitFraction": 0.25, "exchangeFraction": 0.25,
         "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "temperatureCelsius": 61.7,
         "problem": "",
     }  # fmt: skip
@@ -126,6 +133,15 @@ def test_a_worker_has_the_figures_of_its_sidecar(
         {"site": "plant-b", "budgetBytesPerIteration": 2e6, "bandwidthBytesPerSecond": 1.25e6},
     ]  # fmt: skip
     assert "/api/v1/namespaces/ml/pods/w-0%3A9440/proxy/metrics" in told.asked
+
+
+@pytest.mark.parametrize("waited_s", [3.0, 0.0], ids=["no step ended", "restarted"])
+def test_shares_of_the_time_are_unknown_without_steps_in_between(waited_s: float) -> None:
+    before = parse_metrics(exported(steps=20, waited_s=3.0), 1.0)
+    load = worker_load(
+        "w-0", "small-0", 0, before, parse_metrics(exported(steps=20, waited_s=waited_s), 3.0)
+    )
+    assert (load.wait_fraction, load.exchange_fraction) == (None, None)
 
 
 def test_the_tables(kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:

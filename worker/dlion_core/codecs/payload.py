@@ -33,6 +33,7 @@ from dlion_core.codecs.positions import (
 )
 from dlion_core.codecs.selected import SelectedEntries
 from dlion_core.codecs.values import AnyCoding, Coding, IndexCodec, ValueCodec, coding_of, peak_of
+from dlion_core.phase_clock import Phase, counts_as
 
 Payload = bytes | memoryview
 
@@ -83,6 +84,7 @@ class GradientPart:
         self.where.add(np.ones(self.coded_K.size, np.float32), np.float32(1), mark_D)
         return np.flatnonzero(mark_D)
 
+    @counts_as(Phase.DECODE)
     def weighted(self, weight: np.float32) -> NDArray[np.float32]:
         """Return weight * part as a new float32 vector, the same as added to zeros."""
         if self.where is None:
@@ -93,6 +95,7 @@ class GradientPart:
             self.add_to(target_D, weight)
         return target_D
 
+    @counts_as(Phase.DECODE)
     def add_to(self, target_D: NDArray[np.float32], weight: np.float32) -> None:
         """target += weight * part, in float32."""
         if target_D.size != self.size:
@@ -187,6 +190,7 @@ def _max_that_fit(budget_bytes: int, size: int, bytes_of: Callable[[int], int]) 
     return bisect_right(range(1, size), budget_bytes, key=bytes_of)
 
 
+@counts_as(Phase.ENCODE)
 def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
     """Encode every entry, in order. Raises ValueError if one is not finite."""
     peak = peak_of(value_D, "values to send")
@@ -194,6 +198,7 @@ def encode_whole(value_D: NDArray[np.float32], coding: AnyCoding) -> Payload:
     return _assemble(value_D, peak, Positions.ALL, nowhere, size, coding_of(coding))
 
 
+@counts_as(Phase.ENCODE)
 def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: AnyCoding) -> Payload:
     """Encode the entries from `begin` to `end` (at least one), zeros included. At most
     `range_bytes(end - begin, D, coding)` long. Raises ValueError if one is not finite."""
@@ -204,6 +209,7 @@ def encode_range(value_D: NDArray[np.float32], begin: int, end: int, coding: Any
     return _assemble(value_K, peak, Positions.RANGE, where, value_D.size, coding_of(coding))
 
 
+@counts_as(Phase.ENCODE)
 def encode_selected(selected: SelectedEntries, coding: AnyCoding) -> Payload:
     """Encode some entries (at least one) with the shortest position scheme. At most `coded_bytes(K,
     D, coding)` long. The entries are finite if the peak is."""
@@ -265,6 +271,7 @@ def _assemble(
     return memoryview(payload).toreadonly()
 
 
+@counts_as(Phase.DECODE)
 def decode_gradient(payload: Payload, size: int) -> GradientPart:
     """Decode a gradient message for a model of `size` entries. Raises ContractError if it is no
     output of `encode_whole` or `encode_selected` for this model. A retry gives the same."""
@@ -298,6 +305,7 @@ def _read_header(payload: Payload, size: int) -> tuple[ValueCodec, Positions, in
     return _NUMBER_CODEC[codec], Positions(scheme), exponent, kept
 
 
+@counts_as(Phase.ENCODE)
 def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> Payload:
     """Encode weights for a `WEIGHTS` message, never coarser than float16, except by polyline.
 
@@ -309,6 +317,7 @@ def encode_weights(weights_D: NDArray[np.float32], coding: AnyCoding | str) -> P
     return encode_whole(weights_D, coding_of(coding).for_weights)
 
 
+@counts_as(Phase.DECODE)
 def decode_weights(payload: Payload, size: int) -> NDArray[np.float32]:
     """Decode all weights of a model of `size` entries. Raises ContractError."""
     part = decode_gradient(payload, size)

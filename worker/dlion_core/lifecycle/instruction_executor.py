@@ -18,6 +18,7 @@ from dlion_api.spec import Job
 from dlion_core.codecs import NotFiniteError
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.phase_clock import Phase, in_phase
 from dlion_core.policies.interface import (
     AddUpdate,
     ApplyGradient,
@@ -27,6 +28,7 @@ from dlion_core.policies.interface import (
     Instruction,
     MergeReplicas,
     Message,
+    MessageArrived,
     MessageKind,
     RejectMessage,
     ReplaceWeights,
@@ -135,7 +137,10 @@ class InstructionExecutor:
         """Pass an event to the policy and execute its instructions. Raises: DivergedError where
         weights or updates to send are not finite."""
         try:
-            self.carry_out(self.parts.machine.handle(event))
+            arrived = isinstance(event, MessageArrived)
+            with in_phase(Phase.DECODE if arrived else Phase.SELECT):
+                instructions = self.parts.machine.handle(event)
+            self.carry_out(instructions)
         except NotFiniteError as error:
             raise DivergedError(f"iteration {self.progress.iteration}: {error}") from error
 
@@ -144,6 +149,24 @@ class InstructionExecutor:
             self._carry_out(instruction)
 
     def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case SendMessage(peer=peer, message=message):
+                with in_phase(Phase.SEND):
+                    self.send(peer, message)
+            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
+                with in_phase(Phase.ENCODE):
+                    payload = self._replica.encoded_weights(weights_D)
+                with in_phase(Phase.SEND):
+                    self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
+            case RejectMessage(peer=peer, reason=reason):
+                self._refuse(peer, reason, self.progress.iteration)
+            case ReportEvent(reason=reason, text=text):
+                self._reporter.event(reason, text, iteration=self.progress.iteration)
+            case _:
+                with in_phase(Phase.APPLY):
+                    self._change_weights(instruction)
+
+    def _change_weights(self, instruction: Instruction) -> None:
         match instruction:
             case ApplyGradient():
                 self._descend(instruction)
@@ -155,17 +178,8 @@ class InstructionExecutor:
                 self._mix(instruction)
             case MergeReplicas():
                 self._fold(instruction)
-            case SendMessage(peer=peer, message=message):
-                self.send(peer, message)
-            case SendWeights(peer=peer, iteration=iteration, weights_D=weights_D):
-                payload = self._replica.encoded_weights(weights_D)
-                self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
             case WithholdUpdate(update_D=update_D):
                 self._replica.withhold(update_D)
-            case RejectMessage(peer=peer, reason=reason):
-                self._refuse(peer, reason, self.progress.iteration)
-            case ReportEvent(reason=reason, text=text):
-                self._reporter.event(reason, text, iteration=self.progress.iteration)
 
     def _descend(self, descend: ApplyGradient) -> None:
         began_cpu_s = self._cpu_s()

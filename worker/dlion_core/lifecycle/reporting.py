@@ -21,6 +21,16 @@ from dlion_api.protocol.progress import (
 from dlion_api.reasons import EventReason
 from dlion_core.links.events import LinkCounters
 
+_NOTHING_SENT = LinkCounters(
+    connected=False,
+    queued_bytes=0,
+    unacknowledged_bytes=0,
+    window_bytes=0,
+    sent_total=0,
+    acknowledged_total=0,
+    dropped_messages=0,
+    wire_sent_bytes=0,
+)
 LINK_INTERVAL_S = 1.0
 """Shortest interval between link reports. Counters accumulate, so nothing is lost."""
 
@@ -88,8 +98,8 @@ class Reporter:
         self._start_s = start_monotonic_s
         self._clock_s = clock_s
         self._send = send
-        self._sent_bytes: dict[Rank, int] = {}
-        self._acknowledged_bytes: dict[Rank, int] = {}
+        self._counted: dict[Rank, LinkCounters] = {}
+        """Each link's counters at its last record."""
         self._unused_links_every_s = unused_links_every_s
         self._reported: dict[Rank, LinkRecord] = {}
         self._next_links_s = 0.0
@@ -164,7 +174,7 @@ class Reporter:
     def _is_worth_reporting(self, record: LinkRecord) -> bool:
         """False for an unused link that was reported without change a short while ago."""
         last = self._reported.get(record.peer)
-        if last is None or self._sent_bytes[record.peer]:
+        if last is None or self._counted[record.peer].sent_total:
             return True
         if record.time_s >= last.time_s + self._unused_links_every_s:
             return True
@@ -178,17 +188,15 @@ class Reporter:
         directive: Directive | None,
         iteration: int,
     ) -> LinkRecord:
-        sent = state.sent_total - self._sent_bytes.get(peer, 0)
-        acknowledged = state.acknowledged_total - self._acknowledged_bytes.get(peer, 0)
-        self._sent_bytes[peer] = state.sent_total
-        self._acknowledged_bytes[peer] = state.acknowledged_total
+        before = self._counted.get(peer, _NOTHING_SENT)
+        self._counted[peer] = state
         return LinkRecord(
             time_s=time_s,
             rank=self.rank,
             peer=peer,
             iteration=iteration,
-            sent_bytes=sent,
-            acknowledged_bytes=acknowledged,
+            sent_bytes=state.sent_total - before.sent_total,
+            acknowledged_bytes=state.acknowledged_total - before.acknowledged_total,
             unacknowledged_bytes=state.unacknowledged_bytes,
             queued_bytes=state.queued_bytes,
             budget_bytes=directive.budget_bytes.get(peer) if directive else None,
@@ -196,6 +204,10 @@ class Reporter:
             dropped_messages=state.dropped_messages,
             connected=state.connected,
             remade_count=state.remade_count,
+            weights_bytes=state.weights_total - before.weights_total,
+            control_bytes=state.control_total - before.control_total,
+            header_bytes=state.header_total - before.header_total,
+            state_bytes=state.state_total - before.state_total,
         )
 
 

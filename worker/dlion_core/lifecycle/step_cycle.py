@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dlion_api.errors import DivergedError
 from dlion_api.names import Rank
-from dlion_api.protocol.measurements import Directive, StepTiming
+from dlion_api.protocol.measurements import Directive, PhaseSeconds, StepTiming
 from dlion_api.protocol.progress import StepRecord
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.policies.interface import BudgetsChanged, Event, Flat, LocalStepDone
@@ -84,6 +84,7 @@ class StepDuration:
     waited_s: float
     cpu_s: float
     exchange_cpu_s: float
+    phases: PhaseSeconds
 
 
 class StepLinks(Protocol):
@@ -291,6 +292,8 @@ class StepCycle:
                 weights_hash=weights_hash,
                 epochs=progress.epochs(training_set_samples),
                 waited_for=tuple(sorted(self._awaited)[:MAX_AWAITED]),
+                # Microseconds are enough, and half as many digits.
+                **{name: round(seconds, 6) for name, seconds in vars(took.phases).items()},
             )
         )
         self._awaited = frozenset()
@@ -315,4 +318,5 @@ class StepCycle:
             exchanged_bytes=exchanged_bytes,
             quota_changed=quota_changed,
             norms=self._norms.take(),
+            phases=took.phases,
         )

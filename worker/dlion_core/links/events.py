@@ -93,5 +93,16 @@ class LinkCounters:
     wire_sent_bytes: int
     remade_count: int = 0
     """How often the outgoing stream has moved to a new connection without interruption."""
+    weights_total: int = 0
+    """Part of `sent_total`: weights."""
+    control_total: int = 0
+    """Part of `sent_total`: neither gradients nor weights."""
+    state_total: int = 0
+    """Beside `sent_total`: states that the peer pulled."""
     problem: str = ""
     """Why the link is not up, for people; empty if it is."""
+
+    @property
+    def header_total(self) -> int:
+        """Bytes beside the payload: headers, greetings and heartbeats."""
+        return self.wire_sent_bytes - self.sent_total

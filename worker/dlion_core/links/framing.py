@@ -46,6 +46,7 @@ _EMPTY = frozenset(
     }
 )
 _BULK = frozenset({MessageKind.WEIGHTS, MessageKind.FOLD})
+_GRADIENTS = frozenset({MessageKind.GRADIENT, MessageKind.FORWARDED_STEP})
 _LARGE = _BULK | {MessageKind.GRADIENT, MessageKind.HELD}
 _KINDS = {kind.value: kind for kind in MessageKind}
 _MAX_ITERATION = 2**53
@@ -129,6 +130,11 @@ def uninitialized_buffer(size_bytes: int) -> memoryview:
 
 def lane_of(kind: MessageKind) -> Lane:
     return Lane.BULK if kind in _BULK else Lane.ORDERED
+
+
+def carries_gradient(kind: MessageKind) -> bool:
+    """Whether the payload is a gradient or an update, of the sender or of a peer."""
+    return kind in _GRADIENTS
 
 
 def allowed_bytes(kind: MessageKind, max_message_bytes: int) -> int:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from dlion_api.errors import ContractError, UnavailableError
 from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame
-from dlion_core.links.framing import MIN_CHUNK_BYTES, Lane, OutgoingMessage, lane_of
+from dlion_core.links.framing import (
+    MIN_CHUNK_BYTES,
+    Lane,
+    OutgoingMessage,
+    carries_gradient,
+    lane_of,
+)
 from dlion_core.links.link_budget import LinkBudget, QueueRule
 from dlion_core.policies.interface import Message
 
@@ -57,6 +63,7 @@ class SendQueue:
         self.receiver_busy_s_total = 0.0
         self.dropped_messages = 0
         self.wire_sent_bytes = 0
+        self.weights_total = self.control_total = 0
         self._base_delay_s = float("inf")
         self._delay_s = 0.0
         self._begin_epoch()
@@ -161,6 +168,10 @@ class SendQueue:
         if outgoing.done:
             queue.popleft()
         self._served_bytes[lane] += size
+        if lane is Lane.BULK:
+            self.weights_total += size
+        elif not carries_gradient(outgoing.message.kind):
+            self.control_total += size
         self.queued_bytes -= size
         return self._record_frame(frame, size, lane, now_s)
 

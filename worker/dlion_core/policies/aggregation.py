@@ -18,6 +18,7 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart
+from dlion_core.phase_clock import Phase, counts_as
 from dlion_core.policies.interface import Flat
 
 MAX_ITERATIONS_AHEAD = 1
@@ -47,6 +48,7 @@ class Contribution:
     part: GradientPart | None
 
 
+@counts_as(Phase.DECODE)
 def combined_gradient(
     contributions: Iterable[Contribution], late_sum_D: Flat | None, *, size: int, divisor: int
 ) -> Flat:

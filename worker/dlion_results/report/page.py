@@ -119,6 +119,7 @@ def render(runs: Sequence[LoadedRun], *, title: str = "", page_bytes: int = PAGE
                 title or ", ".join(dict.fromkeys(run.job.metadata.name for run in runs)), _MAX_TITLE
             ),
             headline=_UNIT.sub("\\1\u00a0\\2", headline(all_runs)),
+            culprit=all_runs[0].summary["culprit"] if len(all_runs) == 1 else None,
             run_count=len(all_runs),
             not_shown=_not_shown(all_runs[MAX_RUNS:]),
             runs=overviews,

@@ -21,9 +21,11 @@ from dlion_results.run_folder.environment import (
     finite_or_none,
 )
 from dlion_results.run_folder.models import SiteModel
+from dlion_results.summary.culprit import find_culprit, run_use
 from dlion_results.summary.curves import Points, at_times, time_to_accuracy
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.tally import LinkTally, RunTally, WorkerTally, first_step_s, training_s
+from dlion_results.summary.time_parts import fractions, link_bytes, pace_change, time_parts
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or is removed, but not for new fields."""
@@ -95,6 +97,8 @@ def summarise(
         "bad_line_count": bad_line_count,
         "environment": environment_document(environment) if environment else None,
     }
+    culprit = find_culprit(run_use(summary))
+    summary["culprit"] = culprit.as_json() if culprit else None
     summary["scalability"] = scalability(summary, reference) if reference else None
     return summary
 
@@ -152,6 +156,7 @@ def _totals(workers: Sequence[WorkerTally]) -> Json:
         "samples": samples,
         "samples_per_s": samples / span_s if span_s > 0 else 0.0,
         "sent_bytes": sum(worker.sent_bytes for worker in workers),
+        "bytes": link_bytes(link for worker in workers for link in worker.links.values()),
         "exchange_cpu_fraction": (
             sum(worker.exchange_cpu_s for worker in workers) / cpu_s if cpu_s > 0 else None
         ),
@@ -161,7 +166,7 @@ def _totals(workers: Sequence[WorkerTally]) -> Json:
 def _time_use(workers: Sequence[WorkerTally]) -> Json | None:
     """How all workers spent their time, and for which peers they waited; None without a step."""
     trained = [worker for worker in workers if worker.steps]
-    span_s = sum(worker.last_step_s - worker.started_s for worker in trained)
+    span_s = sum(worker.span_s for worker in trained)
     if span_s <= 0:
         return None
     computed_s = sum(worker.compute_s for worker in trained)
@@ -173,6 +178,7 @@ def _time_use(workers: Sequence[WorkerTally]) -> Json | None:
     return {
         "compute_fraction": min(1.0, computed_s / span_s),
         "wait_fraction": min(1.0, waited_s / span_s),
+        **fractions(trained),
         "waited_for": [
             {"rank": rank, "fraction": min(1.0, seconds / waited_s)}
             for rank, seconds in sorted(waited_for_s.items(), key=lambda item: (-item[1], item[0]))
@@ -268,6 +274,8 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
         },
         "compute_s": worker.compute_s,
         "waited_s": worker.waited_s,
+        **time_parts(worker),
+        "pace_change": pace_change(worker),
         "waited_for": [
             {"peer": peer, "seconds": seconds}
             for peer, seconds in sorted(worker.waited_for_s.items())
@@ -283,6 +291,7 @@ def _link(peer: int, link: LinkTally) -> Json:
     return {
         "peer": peer,
         "sent_bytes": link.sent_bytes,
+        **link_bytes([link]),
         "acknowledged_bytes": link.acknowledged_bytes,
         "most_unacknowledged_bytes": link.most_unacknowledged_bytes,
         "most_queued_bytes": link.most_queued_bytes,

@@ -26,6 +26,10 @@ from dlion_results.summary.curves import Curve
 _LINK_ROWS_IN_ALL = 60_000
 """Rows of all link curves together: 30 workers have 870 links."""
 _KEPT_EVENTS = 2000
+MAIN_PHASES = ("select_s", "encode_s", "send_s", "decode_s", "apply_s")
+"""Fields of step records: parts of the main thread's wall time."""
+PHASES = (*MAIN_PHASES, "link_send_s", "link_receive_s")
+"""With those of the exchange's thread, which works beside it."""
 
 
 @dataclass
@@ -42,6 +46,10 @@ class LinkTally:
     bandwidth_bytes_per_s: float | None = None
     most_unacknowledged_bytes: int = 0
     most_queued_bytes: int = 0
+    weights_bytes: int = 0
+    control_bytes: int = 0
+    header_bytes: int = 0
+    state_bytes: int = 0
     _dropped: int = 0
     _iteration: int = 0
 
@@ -63,6 +71,10 @@ class LinkTally:
         unacknowledged = record.unacknowledged_bytes
         self.most_unacknowledged_bytes = max(self.most_unacknowledged_bytes, unacknowledged)
         self.most_queued_bytes = max(self.most_queued_bytes, record.queued_bytes)
+        self.weights_bytes += record.weights_bytes
+        self.control_bytes += record.control_bytes
+        self.header_bytes += record.header_bytes
+        self.state_bytes += record.state_bytes
         self.curve.append(
             record.time_s,
             self.sent_bytes,
@@ -95,6 +107,8 @@ class WorkerTally:
     """That by the peers that came last, in equal parts."""
     cpu_s: float = 0.0
     exchange_cpu_s: float = 0.0
+    phase_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by the fields of `PHASES`; empty: not measured, as by older releases."""
     best_accuracy: float = math.nan
     last_evaluation: EvaluationRecord | None = None
     sent_bytes: int = 0
@@ -108,14 +122,20 @@ class WorkerTally:
     """Bytes sent so far on all links."""
     samples_curve: Curve = field(default_factory=lambda: Curve(1))
     """Samples trained on so far."""
+    pace_curve: Curve = field(default_factory=lambda: Curve(2, limit=256))
+    """Samples and seconds of computing so far."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
     """Relative compute power in samples/s, reported by this worker's sidecar."""
 
     @property
+    def span_s(self) -> float:
+        """Seconds from the start of the first step to the end of the last; 0 without a step."""
+        return max(0.0, self.last_step_s - self.started_s) if self.steps else 0.0
+
+    @property
     def samples_per_s(self) -> float:
         """Samples over wall time from the start of the first step to the end of the last."""
-        span_s = self.last_step_s - self.started_s
-        return self.samples / span_s if span_s > 0 else 0.0
+        return self.samples / self.span_s if self.span_s > 0 else 0.0
 
     def add_step(self, record: StepRecord) -> None:
         batch = record.local_batch_size
@@ -136,6 +156,10 @@ class WorkerTally:
             self.waited_for_s[peer] = self.waited_for_s.get(peer, 0.0) + part_s
         self.cpu_s += record.cpu_s
         self.exchange_cpu_s += record.exchange_cpu_s
+        for name in PHASES:
+            if (seconds := getattr(record, name)) is not None:
+                self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
+        self.pace_curve.append(record.time_s, self.samples, self.compute_s)
         if abs(record.loss) < MAX_NUMBER:  # else it has diverged: not even sums are finite
             self.loss_sum += record.loss
             self.loss_count += 1

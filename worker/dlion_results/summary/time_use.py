@@ -1,4 +1,4 @@
-"""Sentences on how the workers of a run spent their time, and which one they waited for.
+"""Sentences on how the workers of a run spent their time, and what held them up most.
 
 `dlion run` prints these sentences, and the report shows them above its bars.
 """
@@ -6,27 +6,27 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dlion_results.summary.culprit import HARDLY_WAITS, STANDS_OUT
+
 MIN_NAMED_WAIT: Final = 0.1
 """Share of the time from which on the worker is named that others waited for most."""
-STANDS_OUT: Final = 1.5
-"""Times its equal part of all waiting, from which on a worker is named."""
-HARDLY: Final = 0.15
-"""Waiting over computing time of a worker that holds others up by its own steps."""
+_PHASES: Final = ("select", "encode", "send", "decode", "apply")
 
 
 def time_sentences(summary: Mapping[str, Any]) -> list[str]:
-    """The shares of all workers' time, and the worker that the others waited for most.
+    """The shares of all workers' time; the culprit and what to do about it, or else the worker that
+    the others waited for most.
 
     Empty without a step. Names are as in the summary, unescaped.
     """
     if (use := summary["time_use"]) is None:
         return []
-    computed, waited = use["compute_fraction"], use["wait_fraction"]
-    other = _percent(max(0.0, 1 - computed - waited))
-    text = f"Time: computing {_percent(computed)}, waiting {_percent(waited)}"
-    sentences = [f"{text}, exchange and the rest {other}"]
+    sentences = [f"Time: {shares_text(use)}"]
+    if (culprit := summary.get("culprit")) is not None:
+        return [*sentences, culprit["sentence"], culprit["advice"]]
     workers = {each["rank"]: each for each in summary["workers"]}
-    first = use["waited_for"][0] if use["waited_for"] and waited >= MIN_NAMED_WAIT else None
+    named = use["waited_for"] and use["wait_fraction"] >= MIN_NAMED_WAIT
+    first = use["waited_for"][0] if named else None
     if first is not None and first["fraction"] > STANDS_OUT / len(workers):
         share = _percent(first["fraction"])
         sentences.append(f"{share} of the waiting was for {_cause(workers, first['rank'])}")
@@ -37,10 +37,26 @@ def _cause(workers: Mapping[int, Mapping[str, Any]], rank: int) -> str:
     """Why the others waited for that worker, as far as its own times show."""
     if (worker := workers.get(rank)) is None:
         return f"worker {rank}"
-    waited, computed = worker["waited_s"], worker["compute_s"]
-    if waited < HARDLY * computed:
+    if worker["waited_s"] < HARDLY_WAITS * worker["compute_s"]:
         return f"{worker['name']}, which hardly waited itself: its steps take the longest"
     return f"{worker['name']}, which waited itself, too: its messages arrive late"
+
+
+def shares_text(use: Mapping[str, float | None]) -> str:
+    """Shares of the time that add up to 100 %, from fields that end in `_fraction`.
+
+    >>> shares_text({"compute_fraction": 0.5, "wait_fraction": 0.25})
+    'computing 50.0 %, waiting 25.0 %, exchange and the rest 25.0 %'
+    """
+    computed, waited = use["compute_fraction"] or 0.0, use["wait_fraction"] or 0.0
+    text = f"computing {_percent(computed)}, waiting {_percent(waited)}"
+    rest = max(0.0, 1 - computed - waited)
+    if use.get("select_fraction") is None:  # not recorded
+        return f"{text}, exchange and the rest {_percent(rest)}"
+    phases = {name: use.get(f"{name}_fraction") or 0.0 for name in _PHASES}
+    parts = ", ".join(f"{name} {_percent(value)}" for name, value in phases.items())
+    other = max(0.0, rest - sum(phases.values()))
+    return f"{text}, exchange {_percent(sum(phases.values()))} ({parts}), other {_percent(other)}"
 
 
 def _percent(value: float) -> str:

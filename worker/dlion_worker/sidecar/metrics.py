@@ -5,7 +5,7 @@ server's thread, from objects that are replaced as a whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -31,6 +31,9 @@ class MetricsReading:
     refusals: Mapping[RefusalKey, int]
     renewals: int
     node: NodeFacts
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of the trainer's main thread, by part."""
+    exchange_thread_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class SidecarMetrics(Collector):
@@ -58,6 +61,16 @@ class SidecarMetrics(Collector):
                     made = family(f"dlion_{name}", meaning, labels=list(self._labels))
                     made.add_metric(list(self._labels.values()), value)
                     yield made
+        yield self._per_part(
+            "dlion_step_seconds",
+            "Time of the trainer's steps, by what its main thread did.",
+            reading.step_seconds,
+        )
+        yield self._per_part(
+            "dlion_exchange_thread_seconds",
+            "Time in which the exchange's thread handled frames, beside the steps.",
+            reading.exchange_thread_seconds,
+        )
         refusals = CounterMetricFamily(
             "dlion_peer_refusals",
             "Peers' calls refused here, and own calls that peers refused.",
@@ -77,6 +90,12 @@ class SidecarMetrics(Collector):
                 "Rate of the links to a site as their receivers measured it, summed.",
                 directive.bandwidth_bytes_per_s,
             )
+
+    def _per_part(self, name: str, meaning: str, seconds: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, meaning, labels=[*self._labels, "part"])
+        for part, value in seconds.items():
+            family.add_metric([*self._labels.values(), part], value)
+        return family
 
     def _per_site(self, name: str, meaning: str, values: Mapping[Rank, float]) -> Metric:
         family = GaugeMetricFamily(name, meaning, labels=[*self._labels, "peer_site"])

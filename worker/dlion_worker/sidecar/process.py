@@ -18,6 +18,7 @@ from dlion_api.protocol.measurements import (
     Directive,
     MeasuringEndpoint,
     Peers,
+    StepTiming,
     StreamRefusals,
 )
 from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
@@ -32,6 +33,7 @@ from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
 from dlion_worker.sidecar.peer_client import PeerSidecarClient
 from dlion_worker.sidecar.refusal_counter import RefusalCounter
+from dlion_worker.sidecar.step_seconds import StepSeconds
 from dlion_worker.sidecar.trainer_socket import TrainerSocket
 
 _LOG = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class SidecarProcess:
         self._metrics_address = (metrics_host, metrics_port)
         self._controller = ResourceController(job, config.rank)
         self.own, self.incarnation = self._controller.own, self._controller.incarnation
+        self._step_seconds = StepSeconds()
         self._endpoint: MeasuringEndpoint | None = None
         self._caller: PeerSidecarClient | None = None
         self._credentials = WorkerCredentials.insecure()
@@ -99,6 +102,8 @@ class SidecarProcess:
         if isinstance(record, StreamRefusals):
             self._refusals.set_stream_refusals(record)
             return
+        if isinstance(record, StepTiming):
+            self._step_seconds.add(record)
         self._issue(self._controller.handle(record, time.monotonic()))
         if isinstance(record, Peers):
             self._trust = record.trust
@@ -266,6 +271,8 @@ class SidecarProcess:
             samples=controller.samples_total,
             iteration_s=controller.links.iteration_s(),
             trainer_connected=self._local.connected(),
+            step_seconds=self._step_seconds.main,
+            exchange_thread_seconds=self._step_seconds.thread,
             refused=self._refusals.messages(),
             refusals=self._refusals.counts(),
             renewals=self._credentials.renewals,

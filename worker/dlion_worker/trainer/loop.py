@@ -7,7 +7,7 @@ errors, such as a loss that is not finite, raise; peers' faults do not.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlion_api.names import Rank
 from dlion_api.protocol.measurements import Directive
@@ -28,6 +28,7 @@ from dlion_core.lifecycle.step_cycle import (
     WaitForEvents,
 )
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
+from dlion_core.phase_clock import PhaseClock, measured_by
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
@@ -52,6 +53,8 @@ class StepClock:
     update_began_cpu_s: float
     began_thread_s: float
     """The main thread's CPU clock."""
+    link_began_s: tuple[float, float]
+    """The exchange's seconds of sending and receiving."""
     compute_s: float = 0.0
     own_thread_s: float = 0.0
     """CPU of the main thread that it would have spent without peers, except the update."""
@@ -153,6 +156,7 @@ class TrainingLoop:
             _Links(parts.exchange, parts.sidecar),
             checkpointer,
         )
+        self._phases = PhaseClock(time.monotonic)
         self._quota = QuotaWatch()
         self._silent_s = 0.0
         """How long nothing came while only stopped peers were awaited."""
@@ -170,7 +174,8 @@ class TrainingLoop:
         quorum or could not catch up. A local step without an update is undone.
         """
         self._parts.exchange.set_iteration(self.progress.iteration)
-        with self._quota.reporting_changes(self._parts.sidecar.send):
+        changes = self._quota.reporting_changes(self._parts.sidecar.send)
+        with changes, measured_by(self._phases):
             reason = self._iterate() if self._begin() else self._over()
         if reason is not None and not self._interrupted():
             self._announce(reason)
@@ -315,12 +320,18 @@ class TrainingLoop:
 
     def _report(self) -> None:
         parts, clock = self._parts, self._clock
+        sent_s, received_s = parts.exchange.framing_s()
         took = StepDuration(
             compute_s=clock.compute_s,
             wall_s=time.monotonic() - clock.began_s,
             waited_s=clock.waited_s,
             cpu_s=time.process_time() - clock.began_cpu_s,
             exchange_cpu_s=self._exchange_cpu_s(),
+            phases=replace(
+                self._phases.read(),
+                link_send_s=sent_s - clock.link_began_s[0],
+                link_receive_s=received_s - clock.link_began_s[1],
+            ),
         )
         with clock.own():
             has_hash = parts.job.spec.trainer.hash_weights
@@ -371,6 +382,7 @@ class TrainingLoop:
         return max(0.0, time.process_time() - self._clock.began_cpu_s - self._exchange_cpu_s())
 
     def _new_clock(self) -> StepClock:
+        self._phases.restart()
         return StepClock(
             began_s=time.monotonic(),
             began_cpu_s=time.process_time(),
@@ -378,4 +390,5 @@ class TrainingLoop:
             exchange_began_bytes=self._parts.exchange.wire_bytes(),
             update_began_cpu_s=self._instructions.update_cpu_s,
             began_thread_s=time.thread_time(),
+            link_began_s=self._parts.exchange.framing_s(),
         )

@@ -175,6 +175,7 @@ class OutgoingStream:
                 await before.call.done_writing()
             now_s = time.monotonic()
             data = self._link.next_frame(now_s)
+            self._link.send_s += time.monotonic() - now_s
             if data is None:
                 self._link.wake.clear()
                 await self._link.wake.wait()

@@ -176,6 +176,11 @@ class PeerExchange:
         """Bytes sent and received so far, on all current and former links."""
         return sum(link.wire_bytes for link in list(self._links.by_rank.values()))
 
+    def framing_s(self) -> tuple[float, float]:
+        """Seconds so far in which this thread cut messages into frames, and joined others."""
+        links = list(self._links.by_rank.values())
+        return sum(link.send_s for link in links), sum(link.receive_s for link in links)
+
     def cpu_s(self) -> float:
         """CPU seconds so far, including gRPC's threads. Call it from one thread only."""
         return self._cpu.seconds()

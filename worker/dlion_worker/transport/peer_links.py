@@ -69,7 +69,9 @@ class PeerLink:
         """Whether streams are or were kept: their counters still count."""
         self.incoming: LinkStream | None = None
         self.outgoing: LinkStream | None = None
-        self.wire_received_bytes = 0
+        self.wire_received_bytes = self.state_bytes = 0
+        self.send_s = self.receive_s = 0.0
+        """Seconds of cutting messages into frames, and of joining them."""
         self.remade_count = 0
         self._last_error = "no answer yet"
         self.wake = asyncio.Event()  # there may be something to send
@@ -272,6 +274,9 @@ class PeerLink:
             dropped_messages=box.dropped_messages,
             wire_sent_bytes=box.wire_sent_bytes,
             remade_count=self.remade_count,
+            weights_total=box.weights_total,
+            control_total=box.control_total,
+            state_total=self.state_bytes,
             problem=self._problem(),
         )
 

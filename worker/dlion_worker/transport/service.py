@@ -268,6 +268,7 @@ class IncomingStream:
         self, link: PeerLink, frame: Frame, payload: memoryview | None, now_s: float
     ) -> None:
         message = self._receiver.feed(frame, now_s, payload)
+        link.receive_s += time.monotonic() - now_s
         if message is None:
             return
         self._has_messages = True

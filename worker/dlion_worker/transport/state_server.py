@@ -59,7 +59,8 @@ class StateServer:
         """Yield the chunks of the requested state; empty chunks while it is being gathered."""
         try:
             request = PullStateRequest.FromString(data)
-            puller = self._authorize(request, context).rank
+            link = self._authorize(request, context)
+            puller = link.rank
         except (ContractError, DecodeError) as error:
             kind = refusal_kind(error)
             self._links.emit(Refused(None, f"pull of state: {error}", kind=kind))
@@ -85,6 +86,7 @@ class StateServer:
             while not (await asyncio.wait({gathering}, timeout=HEARTBEAT_S))[0]:
                 yield StateChunk().SerializeToString()
             for chunk in state_chunks(gathering.result()):
+                link.state_bytes += len(chunk)
                 yield chunk
             self._links.emit(StatePulled(puller, weights_only=request.weights_only))
         except UnavailableError as error:

@@ -157,7 +157,8 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
     """Show the load of job NAME's workers at this site and of their links.
 
     A row per worker: capacity in samples/s, batch and its share of the global batch, steps/s, time
-    of an iteration without waiting, CPU used and its quota, share of the time that the quota held
+    of an iteration without waiting, shares of the steps' time that went to waiting for peers and to
+    the exchange, CPU used and its quota, share of the time that the quota held
     it, share of the time that tasks waited for CPU or memory, temperature. A row per site: bytes
     that the links to it may carry per iteration, and their measured rate.
 

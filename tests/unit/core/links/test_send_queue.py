@@ -215,6 +215,20 @@ def test_gradients_pass_between_the_slices_of_bulk_and_bulk_keeps_half() -> None
     assert kinds[:6] == [MessageKind.GRADIENT] * 6
 
 
+def test_bytes_are_counted_by_the_kind_of_message() -> None:
+    """Gradients are what is left; headers and heartbeats come beside it."""
+    wire = Wire()
+    wire.send_queue.push(Message(MessageKind.WEIGHTS, 1, payload=bytes(300 * KIB)))
+    wire.send_queue.push(gradient(2))
+    wire.send_queue.push(Message(MessageKind.LOSS, 2, payload=bytes(8)))
+    wire.send_queue.push(progress(3))
+    wire.run()
+    queue = wire.send_queue
+    assert (queue.weights_total, queue.control_total) == (300 * KIB, 8)
+    assert queue.sent_total == 400 * KIB + 8
+    assert 0 < queue.wire_sent_bytes - queue.sent_total < 1000
+
+
 def test_bulk_is_not_starved_by_gradients_without_end() -> None:
     wire = Wire()
     wire.send_queue.set_budget(128 * KIB)

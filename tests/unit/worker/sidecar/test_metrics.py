@@ -7,14 +7,24 @@ labels it names; missing facts leave their family out. Leaves out: HTTP (tests/l
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dlion_api.names import JobKey, Rank, SiteName
-from dlion_api.protocol.measurements import Capacity, CapacitySource, CpuAllowance, Directive
+from dlion_api.protocol.measurements import (
+    Capacity,
+    CapacitySource,
+    CpuAllowance,
+    Directive,
+    PhaseSeconds,
+    StepTiming,
+)
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import NodeFacts
+from dlion_worker.sidecar.step_seconds import StepSeconds
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 SITES = {Rank(1): SiteName("a"), Rank(2): SiteName("b"), Rank(3): SiteName("b")}
@@ -46,6 +56,8 @@ def reading(*, full: bool) -> MetricsReading:
         refused=0,
         refusals={("exchange", "served", "BadCertificate"): 2} if full else {},
         renewals=0,
+        step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
+        exchange_thread_seconds={"send": 0.5} if full else {},
         node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9) if full else NodeFacts(),
     )
 
@@ -54,6 +66,21 @@ def test_the_document_lists_what_is_exported_and_nothing_else() -> None:
     names = set(re.findall(r"^(dlion_\w+)\{", exported(reading(full=True)), re.MULTILINE))
     ours = DOCUMENT.read_text().partition("## Sidecars")[2].partition("\n## ")[0]
     assert names == set(re.findall(r"^\| `(dlion_\w+)`", ours, re.MULTILINE))
+
+
+def test_the_parts_of_steps_add_up_to_their_time_and_never_shrink() -> None:
+    seconds = StepSeconds()
+    phases = PhaseSeconds(0.1, 0.05, 0.0, 0.1, 0.05, link_send_s=0.2, link_receive_s=0.3)
+    step = StepTiming(1, 48, 1.0, 2.0, 2.0, waited_s=0.5, phases=phases)
+    seconds.add(step)
+    first = seconds.main
+    assert sum(first.values()) == pytest.approx(2.0)
+    assert first["other"] == pytest.approx(0.2)
+    seconds.add(replace(step, wall_s=0.1))  # clocks may differ by their resolution
+    assert all(seconds.main[part] >= value for part, value in first.items())
+    assert seconds.thread == {"send": 0.4, "receive": 0.6}
+    text = exported(replace(reading(full=True), step_seconds=seconds.main))
+    assert re.search(r'^dlion_step_seconds_total{.*part="wait".*} 1.0$', text, re.MULTILINE)
 
 
 def test_links_are_summed_per_site() -> None:

@@ -1,0 +1,160 @@
+"""Facts: each planted cause of a slow run is named, with its figures and with advice; in a balanced
+run, and in one of which nothing is known, nothing is; the largest of several causes counts.
+
+Left out: the figures of a simulated run (tests/simulated/test_time_use.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dlion_results.summary.culprit import (
+    AwaitedPeer,
+    CulpritKind,
+    LinkUse,
+    RunUse,
+    find_culprit,
+    run_use,
+)
+
+MBIT = 125_000.0
+BALANCED = {
+    "compute": 0.7, "wait": 0.12, "select": 0.05, "encode": 0.02, "send": 0.0, "decode": 0.04,
+    "apply": 0.02, "other": 0.05,
+}  # fmt: skip
+BUSY = LinkUse("hospital → factory", 18 * MBIT, 20 * MBIT)
+RESTING = LinkUse("hospital → factory", 2 * MBIT, 20 * MBIT)
+UNMEASURED = LinkUse("hospital → factory", 2 * MBIT, None)
+
+
+def use(
+    awaited: AwaitedPeer | None = None, changes: dict[str, float] | None = None, **shares: float
+) -> RunUse:
+    return RunUse({**BALANCED, **shares}, 4, awaited, changes)
+
+
+def peer(
+    link: LinkUse | None = None, *, fraction: float = 0.8, waits: float | None = 1.0
+) -> AwaitedPeer:
+    return AwaitedPeer("b-0", fraction, waits, link)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        (
+            use(peer(BUSY), wait=0.72),
+            CulpritKind.SLOW_LINK,
+            "72 % of the time waits for link hospital → factory: 18 of 20 Mbit/s used",
+        ),
+        (
+            use(peer(BUSY, fraction=0.25), wait=0.72),
+            CulpritKind.SLOW_LINK,
+            "72 % of the time waits, most of all for link hospital → factory: 18 of 20 Mbit/s",
+        ),
+        (
+            use(peer(RESTING), wait=0.72),
+            CulpritKind.WAITING,
+            "72 % of the time waits, mostly for b-0, whose messages arrive late",
+        ),
+        (use(peer(UNMEASURED), wait=0.5), CulpritKind.WAITING, "b-0, whose messages arrive late"),
+        (use(peer(), wait=0.5), CulpritKind.WAITING, "b-0, whose messages arrive late"),
+        (
+            use(peer(RESTING, fraction=0.25), wait=0.5),
+            CulpritKind.WAITING,
+            "50 % of the time waits for peers' messages, of no worker in particular",
+        ),
+        (use(wait=0.5), CulpritKind.WAITING, "50 % of the time waits for peers' messages"),
+        (
+            use(peer(BUSY, waits=0.05), wait=0.4),
+            CulpritKind.SLOW_WORKER,
+            "40 % of the time waits, mostly for b-0, whose steps take the longest",
+        ),
+        (
+            use(peer(BUSY, waits=0.05), {"a-0": 1.0, "b-0": 0.4}, wait=0.4),
+            CulpritKind.SLOWED_WORKER,
+            "mostly for b-0: it computes at 40 % of what it did at the start",
+        ),
+        (
+            use(None, {"a-0": 1.1, "b-0": 0.4}),
+            CulpritKind.SLOWED_WORKER,
+            "b-0 computes at 40 % of what it did at the start",
+        ),
+        (use(select=0.31), CulpritKind.SELECT, "31 % of the time goes to selecting"),
+        (use(encode=0.31), CulpritKind.ENCODE, "31 % of the time goes to encoding"),
+        (use(send=0.31), CulpritKind.SEND, "31 % of the time goes to queueing messages"),
+        (use(decode=0.31), CulpritKind.DECODE, "31 % of the time goes to decoding"),
+        (use(apply=0.31), CulpritKind.APPLY, "31 % of the time goes to changing the weights"),
+        (use(other=0.4), CulpritKind.OTHER, "40 % of the time passes neither in gradients nor"),
+        (use(peer(BUSY), wait=0.3, select=0.5), CulpritKind.SELECT, "50 % of the time goes to"),
+        (use(peer(BUSY), wait=0.5, select=0.3), CulpritKind.SLOW_LINK, "50 % of the time waits"),
+    ],
+    ids=str,
+)
+def test_a_planted_culprit_is_named(given: RunUse, kind: CulpritKind, said: str) -> None:
+    culprit = find_culprit(given)
+    assert culprit is not None
+    assert culprit.kind is kind
+    assert said in culprit.sentence
+    assert len(culprit.advice) > 20
+    assert not culprit.sentence.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        use(),
+        use(peer(BUSY)),
+        use(None, {"a-0": 1.4, "b-0": 0.8}),
+        use(wait=0.2, select=0.15),
+        RunUse({}, 1),
+        RunUse({"compute": 1.0}, 1, None, {}),
+    ],
+    ids=str,
+)
+def test_in_a_balanced_run_nothing_is_named(given: RunUse) -> None:
+    assert find_culprit(given) is None
+
+
+def worker(rank: int, **more: Any) -> dict[str, Any]:
+    return {
+        "rank": rank, "name": f"w-{rank}", "steps": 10, "compute_s": 10.0, "waited_s": 5.0,
+        "wall_s": 20.0, "pace_change": 1.0, "waited_for": [], "links": [], **more,
+    }  # fmt: skip
+
+
+def test_the_link_is_that_to_the_worker_that_waited_most_for_the_peer() -> None:
+    def link(to: int, acknowledged: int) -> dict[str, Any]:
+        rate = {"last_bandwidth_bytes_per_s": 2.0 * MBIT}
+        return {"peer": to, "acknowledged_bytes": acknowledged, **rate}
+
+    summary = {
+        "time_use": {
+            "compute_fraction": 0.3, "wait_fraction": 0.6, "select_fraction": None,
+            "waited_for": [{"rank": 2, "fraction": 0.9}, {"rank": 0, "fraction": 0.1}],
+        },
+        "workers": [
+            worker(0, waited_for=[{"peer": 2, "seconds": 3.0}]),
+            worker(1, waited_for=[{"peer": 2, "seconds": 9.0}]),
+            worker(2, links=[link(0, 1), link(1, 30 * 125_000)]),
+        ],
+    }  # fmt: skip
+    given = run_use(summary)
+    assert given.fractions == {"compute": 0.3, "wait": 0.6}
+    assert given.awaited == AwaitedPeer("w-2", 0.9, 0.5, LinkUse("w-2 → w-1", 1.5 * MBIT, 2 * MBIT))
+    culprit = find_culprit(given)
+    assert culprit is not None
+    assert culprit.kind is CulpritKind.SLOW_LINK
+
+
+def test_a_peer_that_left_no_steps_is_named_by_its_rank() -> None:
+    use_of = {"wait_fraction": 0.6, "waited_for": [{"rank": 7, "fraction": 0.9}]}
+    culprit = find_culprit(run_use({"time_use": use_of, "workers": [worker(0), worker(1)]}))
+    assert culprit is not None
+    assert "worker 7" in culprit.sentence
+
+
+def test_a_run_without_a_step_has_none() -> None:
+    assert find_culprit(run_use({"time_use": None, "workers": [worker(0, steps=0)]})) is None

@@ -1,0 +1,113 @@
+"""Facts: the parts of a worker's time add up to the time from its first step to its last, with the
+time between steps in the rest; records of older releases, without phases and kinds of bytes, are
+summarised as before; a worker that becomes slower is seen, a first step that traces is not.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import LinkRecord, StepRecord
+from dlion_api.protocol.records import record_from_json, record_to_json
+from dlion_results.summary.tally import MAIN_PHASES, WorkerTally
+from dlion_results.summary.time_parts import fractions, link_bytes, pace_change, time_parts
+
+OLD_STEP = (
+    '{"kind":"step","time_s":2.0,"rank":0,"incarnation":1,"iteration":1,"loss":1.0,'
+    '"local_batch_size":8,"global_batch_size":8,"learning_rate":0.1,"compute_s":0.5,"wall_s":1.0,'
+    '"cpu_s":1.0,"exchange_cpu_s":0.1,"waited_s":0.2,"samples":8}'
+)
+OLD_LINK = (
+    '{"kind":"link","time_s":2.0,"rank":0,"peer":1,"iteration":1,"sent_bytes":100,'
+    '"acknowledged_bytes":100,"unacknowledged_bytes":0,"queued_bytes":0,"budget_bytes":null,'
+    '"bandwidth_bytes_per_s":null,"dropped_messages":0,"connected":true}'
+)
+
+
+def step(iteration: int, *, compute_s: float = 0.5, batch: int = 8) -> StepRecord:
+    """A step of a second; each begins half a second after the last has ended."""
+    return StepRecord(
+        1.5 * iteration, Rank(0), 1, iteration, 1.0, batch, batch, 0.1, compute_s, 1.0, 1.0, 0.1,
+        0.2, batch * iteration,
+        select_s=0.05, encode_s=0.04, send_s=0.01, decode_s=0.03, apply_s=0.02,
+        link_send_s=0.3, link_receive_s=0.4,
+    )  # fmt: skip
+
+
+def tally_of(*records: StepRecord) -> WorkerTally:
+    tally = WorkerTally(Rank(0))
+    for record in records:
+        tally.add_step(record)
+    return tally
+
+
+def test_the_parts_add_up_to_the_time() -> None:
+    tally = tally_of(*(step(number) for number in range(1, 11)))
+    parts = time_parts(tally)
+    assert parts["wall_s"] == pytest.approx(14.5)
+    known = [parts[name] for name in (*MAIN_PHASES, "other_s")]
+    total_s = tally.compute_s + tally.waited_s + sum(each or 0.0 for each in known)
+    assert total_s == pytest.approx(14.5)
+    assert parts["other_s"] == pytest.approx(10 * 0.15 + 9 * 0.5)
+    assert parts["link_send_s"] == pytest.approx(3.0)
+
+
+def test_shares_of_several_workers_are_of_all_their_time() -> None:
+    short, long = tally_of(step(1)), tally_of(*(step(number) for number in range(1, 11)))
+    shares = fractions([short, long])
+    assert shares["select_fraction"] == pytest.approx(11 * 0.05 / 15.5)
+    assert shares["other_fraction"] == pytest.approx((11 * 0.15 + 9 * 0.5) / 15.5)
+
+
+def test_records_of_older_releases_have_no_phases() -> None:
+    record = record_from_json(OLD_STEP)
+    assert isinstance(record, StepRecord)
+    tally = tally_of(record)
+    parts = time_parts(tally)
+    assert [parts[name] for name in MAIN_PHASES] == [None] * 5
+    assert parts["other_s"] == pytest.approx(0.3)
+    shares = fractions([tally])
+    assert shares["select_fraction"] is None
+    assert shares["other_fraction"] == pytest.approx(0.3)
+
+
+def test_links_of_older_releases_count_as_gradients() -> None:
+    record = record_from_json(OLD_LINK)
+    assert isinstance(record, LinkRecord)
+    tally = WorkerTally(Rank(0))
+    tally.add_link(record, 8)
+    assert link_bytes(tally.links.values()) == {
+        "gradient_bytes": 100, "weights_bytes": 0, "control_bytes": 0, "header_bytes": 0,
+        "state_bytes": 0,
+    }  # fmt: skip
+
+
+def test_a_step_record_stays_one_short_line() -> None:
+    text = record_to_json(step(1))
+    assert record_from_json(text) == step(1)
+    assert len(text) < 640
+    assert json.loads(text)["select_s"] == 0.05
+
+
+def test_time_without_a_step_is_zero() -> None:
+    assert time_parts(WorkerTally(Rank(0)))["wall_s"] == 0.0
+    assert fractions([])["other_fraction"] is None
+
+
+@pytest.mark.parametrize(
+    ("paces_s", "change"),
+    [
+        ([0.5] * 40, 1.0),
+        ([9.0] + [0.5] * 40, 1.0),  # it traces in its first step
+        ([0.5] * 20 + [1.25] * 20, 0.4),
+        ([0.5] * 1000 + [1.0] * 1000, 0.5),
+        ([0.5] * 5 + [1.0] * 5, None),
+    ],
+    ids=["even", "traced", "slowed", "long", "short"],
+)
+def test_a_worker_that_becomes_slower_is_seen(paces_s: list[float], change: float | None) -> None:
+    tally = tally_of(*(step(k + 1, compute_s=each) for k, each in enumerate(paces_s)))
+    assert pace_change(tally) == (None if change is None else pytest.approx(change, rel=0.03))

@@ -1,0 +1,257 @@
+"""What holds a run up most, in one sentence, and what to do about it. Pure.
+
+Used for `summary.json`, the report and, with the figures of a job's status, by `dlion describe`.
+The rules, the largest share of the time first; below its threshold nothing is named:
+
+- waiting: for a worker that computes slower than at the start, for one whose steps take the
+  longest, for a link, or for nothing in particular
+- a phase of the exchange, or what passes outside of steps
+- a worker that computes much slower than at the start although none waits for it
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+MIN_WAIT: Final = 0.25
+"""Share of the time from which on waiting is named. Synchronous steps of equal workers differ by
+chance, so some waiting is usual."""
+MIN_PHASE: Final = 0.2
+MIN_OTHER: Final = 0.3
+STANDS_OUT: Final = 1.5
+"""Times its equal part of all waiting, from which on a worker is named."""
+HARDLY_WAITS: Final = 0.15
+"""Waiting over computing time of a worker that holds others up by its own steps."""
+IS_SLOWED: Final = 0.6
+"""Pace over that at the start."""
+BUSY_LINK: Final = 0.6
+"""Share of the waiting in which a link that is the reason for it carries bytes at least. While
+synchronous workers compute it may rest."""
+_BITS: Final = 8 / 1e6
+
+
+class CulpritKind(StrEnum):
+    """Stable names, for programs."""
+
+    SLOWED_WORKER = "SlowedWorker"
+    SLOW_WORKER = "SlowWorker"
+    SLOW_LINK = "SlowLink"
+    WAITING = "Waiting"
+    SELECT = "Select"
+    ENCODE = "Encode"
+    SEND = "Send"
+    DECODE = "Decode"
+    APPLY = "Apply"
+    OTHER = "Other"
+
+
+_PHASES: Final[Mapping[str, tuple[CulpritKind, str, str]]] = {
+    "select": (
+        CulpritKind.SELECT, "selecting what to send",
+        "Exchange less often (exchange.policy: adaptive) or with fewer peers (exchange.topology)",
+    ),
+    "encode": (
+        CulpritKind.ENCODE, "encoding",
+        "Choose a cheaper exchange.codec, such as float16, or fewer peers (exchange.topology)",
+    ),
+    "send": (
+        CulpritKind.SEND, "queueing messages",
+        "Give the worker another core, or fewer peers (exchange.topology)",
+    ),
+    "decode": (
+        CulpritKind.DECODE, "decoding and adding up what peers sent",
+        "Exchange less often (exchange.policy: adaptive) or with fewer peers (exchange.topology)",
+    ),
+    "apply": (
+        CulpritKind.APPLY, "changing the weights",
+        "Update less often: raise batching.globalBatchSize, or choose a simpler optimizer",
+    ),
+}  # fmt: skip
+_SLOWED_ADVICE: Final = (
+    "See what else runs on its machine; in a cluster `dlion top` shows quota, throttling, "
+    "temperature"
+)
+_SLOW_ADVICE: Final = (
+    "Let batches follow the capacities (batching.policy), give it more cores, or relax "
+    "synchronization.mode"
+)
+_LINK_ADVICE: Final = (
+    "Send less (exchange.policy: adaptive, a smaller exchange.codec), or give the link more "
+    "bandwidth"
+)
+_LATE_ADVICE: Final = (
+    "Synchronise less often (exchange.policy: adaptive) or more loosely (synchronization.mode); "
+    "measure the link"
+)
+_OTHER_ADVICE: Final = (
+    "Look for restarts and pauses among the events; evaluate and save less often "
+    "(trainer.evaluation.everySamples, checkpoint.everySeconds)"
+)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What holds a run up most. `fraction`: its share of all workers' time."""
+
+    kind: CulpritKind
+    fraction: float
+    sentence: str
+    """Without a full stop; names in it are as given, not escaped."""
+    advice: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "kind": str(self.kind)}
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """The link from the peer that was waited for most to the worker that waited most for it."""
+
+    name: str
+    used_bytes_per_s: float
+    rate_bytes_per_s: float | None
+    """As measured; None: unknown."""
+
+    def explains(self, waiting: float) -> bool:
+        """Whether it carries bytes for about as long as workers wait, a share of the time."""
+        rate = self.rate_bytes_per_s
+        return rate is not None and 0 < BUSY_LINK * waiting * rate <= self.used_bytes_per_s
+
+
+@dataclass(frozen=True)
+class AwaitedPeer:
+    """A worker, as those see it that wait for it."""
+
+    name: str
+    fraction: float
+    """Of all waiting."""
+    waits: float | None
+    """Its own waiting over its computing time; None: unknown."""
+    link: LinkUse | None = None
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """The figures that a culprit is derived from."""
+
+    fractions: Mapping[str, float]
+    """Shares of all workers' time: `wait`, the phases, `other`; unknown ones are absent."""
+    worker_count: int
+    awaited: AwaitedPeer | None = None
+    """The one that was waited for most."""
+    pace_changes: Mapping[str, float] | None = None
+    """Pace of computing over that at the start, by worker."""
+
+
+def find_culprit(use: RunUse) -> Culprit | None:
+    """The largest of what costs more than is usual; None if nothing does.
+
+    >>> find_culprit(RunUse({"wait": 0.1, "select": 0.02, "other": 0.05}, 4)) is None
+    True
+    >>> find_culprit(RunUse({"wait": 0.1, "select": 0.31}, 4)).sentence
+    '31 % of the time goes to selecting what to send'
+    """
+    return max(_candidates(use), key=lambda each: each.fraction, default=None)
+
+
+def _candidates(use: RunUse) -> Iterator[Culprit]:
+    waiting = use.fractions.get("wait", 0.0)
+    if waiting >= MIN_WAIT:
+        yield _of_waiting(use, waiting)
+    for phase, (kind, text, advice) in _PHASES.items():
+        if (share := use.fractions.get(phase, 0.0)) >= MIN_PHASE:
+            yield Culprit(kind, share, f"{_percent(share)} of the time goes to {text}", advice)
+    if (share := use.fractions.get("other", 0.0)) >= MIN_OTHER:
+        text = f"{_percent(share)} of the time passes neither in gradients nor in the exchange"
+        yield Culprit(CulpritKind.OTHER, share, text, _OTHER_ADVICE)
+    changes = use.pace_changes or {}
+    if changes:
+        name = min(changes, key=lambda each: changes[each])
+        if changes[name] <= IS_SLOWED:
+            lost = use.fractions.get("compute", 1.0) * (1 - changes[name]) / use.worker_count
+            yield Culprit(
+                CulpritKind.SLOWED_WORKER, lost, _slowed(name, changes[name]), _SLOWED_ADVICE
+            )
+
+
+def _of_waiting(use: RunUse, waiting: float) -> Culprit:
+    share, peer = _percent(waiting), use.awaited
+    if peer is None:
+        text = f"{share} of the time waits for peers' messages"
+        return Culprit(CulpritKind.WAITING, waiting, text, _LATE_ADVICE)
+    stands_out = peer.fraction > STANDS_OUT / use.worker_count
+    change = (use.pace_changes or {}).get(peer.name)
+    if stands_out and change is not None and change <= IS_SLOWED:
+        text = f"{share} of the time waits, mostly for {peer.name}: {_slowed('it', change)}"
+        return Culprit(CulpritKind.SLOWED_WORKER, waiting, text, _SLOWED_ADVICE)
+    if stands_out and peer.waits is not None and peer.waits < HARDLY_WAITS:
+        text = f"{share} of the time waits, mostly for {peer.name}, whose steps take the longest"
+        return Culprit(CulpritKind.SLOW_WORKER, waiting, text, _SLOW_ADVICE)
+    if (link := peer.link) is not None and link.explains(waiting):
+        used, rate = link.used_bytes_per_s * _BITS, (link.rate_bytes_per_s or 0.0) * _BITS
+        most = "" if stands_out else ", most of all"
+        text = (
+            f"{share} of the time waits{most} for link {link.name}: "
+            f"{used:.3g} of {rate:.3g} Mbit/s used"
+        )
+        return Culprit(CulpritKind.SLOW_LINK, waiting, text, _LINK_ADVICE)
+    if stands_out:
+        late = "" if peer.waits is None else ", whose messages arrive late"
+        text = f"{share} of the time waits, mostly for {peer.name}{late}"
+    else:
+        text = f"{share} of the time waits for peers' messages, of no worker in particular"
+    return Culprit(CulpritKind.WAITING, waiting, text, _LATE_ADVICE)
+
+
+def run_use(summary: Mapping[str, Any]) -> RunUse:
+    """The figures of a summary."""
+    workers: Sequence[Mapping[str, Any]] = [each for each in summary["workers"] if each["steps"]]
+    use = summary["time_use"] or {}
+    changes = {
+        each["name"]: change for each in workers if (change := each.get("pace_change")) is not None
+    }
+    return RunUse(
+        fractions={
+            name.removesuffix("_fraction"): value
+            for name, value in use.items()
+            if name.endswith("_fraction") and value is not None
+        },
+        worker_count=max(1, len(workers)),
+        awaited=_awaited(workers, use),
+        pace_changes=changes,
+    )
+
+
+def _awaited(workers: Sequence[Mapping[str, Any]], use: Mapping[str, Any]) -> AwaitedPeer | None:
+    if not use.get("waited_for"):
+        return None
+    first, by_rank = use["waited_for"][0], {each["rank"]: each for each in workers}
+    if (peer := by_rank.get(first["rank"])) is None:
+        return AwaitedPeer(f"worker {first['rank']}", first["fraction"], None)
+    waits = peer["waited_s"] / peer["compute_s"] if peer["compute_s"] > 0 else None
+    waiter = max(workers, key=lambda each: _waited_for(each, peer["rank"]))
+    return AwaitedPeer(peer["name"], first["fraction"], waits, _link(peer, waiter))
+
+
+def _waited_for(worker: Mapping[str, Any], rank: int) -> float:
+    found = (each["seconds"] for each in worker["waited_for"] if each["peer"] == rank)
+    return float(next(found, 0.0))
+
+
+def _link(sender: Mapping[str, Any], receiver: Mapping[str, Any]) -> LinkUse | None:
+    link = next((each for each in sender["links"] if each["peer"] == receiver["rank"]), None)
+    span_s = sender.get("wall_s") or 0.0
+    if link is None or span_s <= 0:
+        return None
+    used = link["acknowledged_bytes"] / span_s
+    name = f"{sender['name']} → {receiver['name']}"
+    return LinkUse(name, used, link["last_bandwidth_bytes_per_s"])
+
+
+def _slowed(name: str, change: float) -> str:
+    return f"{name} computes at {_percent(change)} of what it did at the start"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

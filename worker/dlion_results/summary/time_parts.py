@@ -1,0 +1,75 @@
+"""Where the time and the bytes of a run went, in parts that add up to the whole.
+
+Computed from the tally for `summary`. `time_use` puts them into sentences.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from dlion_results.summary.tally import MAIN_PHASES, PHASES, LinkTally, WorkerTally
+
+MIN_PACE_ROWS: Final = 16
+"""Fewer steps say nothing about a change of pace."""
+
+
+def time_parts(worker: WorkerTally) -> dict[str, float | None]:
+    """Seconds of one worker from its first step to the end of its last.
+
+    `compute_s`, `waited_s`, the phases and `other_s` add up to `wall_s`. `other_s` is what passes
+    between steps (reports, checkpoints, copies for the evaluation, pauses, restarts) and the rest
+    of steps. Phases are None if the run did not record them; `other_s` then has them. The last two
+    are of the exchange's thread, beside the wall time.
+    """
+    phases = {name: worker.phase_s.get(name) for name in PHASES}
+    known_s = sum(phases[name] or 0.0 for name in MAIN_PHASES)
+    other_s = max(0.0, worker.span_s - worker.compute_s - worker.waited_s - known_s)
+    return {"wall_s": worker.span_s, **phases, "other_s": other_s}
+
+
+def fractions(workers: Iterable[WorkerTally]) -> dict[str, float | None]:
+    """Shares of all these workers' time by part; the names end in `_fraction`.
+
+    Those of the main thread, with computing and waiting, add up to 1.
+    """
+    parts = [time_parts(worker) for worker in workers]
+    wall_s = sum(each["wall_s"] or 0.0 for each in parts)
+    made: dict[str, float | None] = {}
+    for name in (*PHASES, "other_s"):
+        known = [seconds for each in parts if (seconds := each[name]) is not None]
+        share = min(1.0, sum(known) / wall_s) if known and wall_s > 0 else None
+        made[f"{name.removesuffix('_s')}_fraction"] = share
+    return made
+
+
+def link_bytes(links: Iterable[LinkTally]) -> dict[str, int]:
+    """Bytes by kind. The first three add up to the links' `sent_bytes`, the others come beside
+    it."""
+    all_links = list(links)
+    weights = sum(link.weights_bytes for link in all_links)
+    control = sum(link.control_bytes for link in all_links)
+    sent = sum(link.sent_bytes for link in all_links)
+    return {
+        "gradient_bytes": max(0, sent - weights - control),
+        "weights_bytes": weights,
+        "control_bytes": control,
+        "header_bytes": sum(link.header_bytes for link in all_links),
+        "state_bytes": sum(link.state_bytes for link in all_links),
+    }
+
+
+def pace_change(worker: WorkerTally) -> float | None:
+    """Samples per second of computing in the last quarter of the steps, over those in the first.
+
+    None with few steps. The very first step is left out: TensorFlow traces the model in it.
+    """
+    rows = worker.pace_curve.points()[1:]
+    if len(rows) < MIN_PACE_ROWS:
+        return None
+    quarter = len(rows) // 4
+
+    def pace(begin: int, end: int) -> float:
+        _, samples, compute_s = rows[end] - rows[begin]
+        return float(samples / compute_s) if compute_s > 0 else 0.0
+
+    first, last = pace(0, quarter), pace(len(rows) - 1 - quarter, len(rows) - 1)
+    return last / first if first > 0 else None

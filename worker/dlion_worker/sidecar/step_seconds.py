@@ -1,0 +1,42 @@
+"""Sums up what the trainer's steps spent their time on, for the sidecar's metrics."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from dlion_api.protocol.measurements import StepTiming
+
+
+class StepSeconds:
+    """Seconds of all steps so far, by part. A part never shrinks."""
+
+    def __init__(self) -> None:
+        self._main: defaultdict[str, float] = defaultdict(float)
+        self._thread: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, step: StepTiming) -> None:
+        """Add one step."""
+        phases, waited_s = step.phases, step.waited_s or 0.0
+        other_s = step.wall_s - step.compute_s - waited_s - phases.main_s
+        for part, seconds in (
+            ("compute", step.compute_s),
+            ("wait", waited_s),
+            ("select", phases.select_s),
+            ("encode", phases.encode_s),
+            ("send", phases.send_s),
+            ("decode", phases.decode_s),
+            ("apply", phases.apply_s),
+            ("other", max(0.0, other_s)),
+        ):
+            self._main[part] += seconds
+        self._thread["send"] += phases.link_send_s
+        self._thread["receive"] += phases.link_receive_s
+
+    @property
+    def main(self) -> Mapping[str, float]:
+        """Of the trainer's main thread; they add up to the steps' wall time."""
+        return dict(self._main)
+
+    @property
+    def thread(self) -> Mapping[str, float]:
+        """Of the exchange's thread, which works beside it."""
+        return dict(self._thread)
