@@ -4,6 +4,7 @@ docs/exchange.md describes each policy. A default is marked "as recalled" if it 
 system's from memory.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -82,6 +83,16 @@ class GlobalBatchSize:
             reads=("warmupFraction", "maxFraction"),
         ),
     )
+
+    def grown(self, size: int, training_set_samples: int) -> int:
+        """The size after one more adjustment; the same size at the end of growth."""
+        warm = min(self.warmup_fraction, self.max_fraction) * training_set_samples
+        if size < math.floor(warm):
+            wanted, bound = size + (self.increment or self.initial), warm
+        else:
+            wanted = math.ceil(size * self.factor)
+            bound = self.max_fraction * training_set_samples
+        return max(size, min(wanted, math.floor(min(bound, self.max))))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,29 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_remaining(
+    seconds: float | None, target_s: tuple[float, float] | None, *, has_target: bool
+) -> str:
+    """The time that is left until an end that is known, or until an accuracy, a range.
+
+    `has_target`: an accuracy may end the run before `seconds`.
+
+    >>> format_remaining(90, None, has_target=False), format_remaining(90, None, has_target=True)
+    ('1:30', '≤ 1:30')
+    >>> format_remaining(90, (40, 200), has_target=True)
+    '0:40 to 1:30'
+    >>> format_remaining(None, None, has_target=True)
+    '—'
+    """
+    if target_s is not None:
+        low_s, high_s = target_s
+        high_s = high_s if seconds is None else min(high_s, seconds)
+        return f"{format_duration(min(low_s, high_s))} to {format_duration(high_s)}"
+    if seconds is None:
+        return UNKNOWN
+    return f"{'≤ ' if has_target else ''}{format_duration(seconds)}"
+
+
 def format_rate(value: float | None) -> str:
     """A number with three digits.
 

@@ -4,7 +4,9 @@ Called by the commands that show jobs. Other versions of the operator may write 
 `dlion_api.status`.
 """
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -12,8 +14,11 @@ from typing import Any, Final
 from dlion_api.exit_codes import ExitCode
 from dlion_api.status import ConditionType, Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
-from dlion_cli.terminal.formatting import UNKNOWN, printable
+from dlion_cli.terminal.formatting import UNKNOWN, format_remaining, printable
 
+TO_TARGET: Final = "secondsToTarget"
+MAX_FIGURE: Final = 1e9
+_TIME_FIGURE: Final = re.compile(r"[a-z]+Fraction|waitedFor(Fraction|Rank)")
 FAILURE_CODES: Final = {
     Reason.INVALID_SPEC: ExitCode.SPEC,
     Reason.PROGRAM_FAILED: ExitCode.PROGRAM,
@@ -90,9 +95,36 @@ class JobStatus:
         value = self._trainer.get("estimatedRemainingSeconds")
         return value if isinstance(value, int) else None
 
+    def eta(self, passed_s: float = 0.0) -> str:
+        """The time that is left, `passed_s` after this status was written, as text."""
+        ends = re.fullmatch(r"(\d{1,10}) to (\d{1,10})", self._all_metrics.get(TO_TARGET, ""))
+        target_s = (float(ends[1]) - passed_s, float(ends[2]) - passed_s) if ends else None
+        left_s = None if self.remaining_s is None else self.remaining_s - passed_s
+        stop = mapping_of(mapping_of(self._spec.get("trainer")).get("stop"))
+        return format_remaining(left_s, target_s, has_target="targetAccuracy" in stop)
+
     @property
     def metrics(self) -> dict[str, str]:
         """Values such as loss and accuracy, by name."""
+        return {
+            name: value
+            for name, value in self._all_metrics.items()
+            if name != TO_TARGET and not _TIME_FIGURE.fullmatch(name)
+        }
+
+    @property
+    def time_figures(self) -> dict[str, float]:
+        """Shares of the workers' time, and the peer that was waited for most, by metric."""
+        found = {}
+        for name, value in self._all_metrics.items():
+            with suppress(ValueError):
+                number = float(value)
+                if _TIME_FIGURE.fullmatch(name) and 0 <= number <= MAX_FIGURE:
+                    found[name] = number
+        return found
+
+    @property
+    def _all_metrics(self) -> dict[str, str]:
         items = mappings_in(self._trainer.get("metrics"))
         return {text(item.get("name")): text(item.get("value")) for item in items}
 

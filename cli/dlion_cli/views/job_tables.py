@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dlion_api.status import ConditionType
 from dlion_cli.cluster.cluster_jobs import event_time
-from dlion_cli.terminal.formatting import UNKNOWN, format_duration
+from dlion_cli.terminal.formatting import UNKNOWN
 from dlion_cli.terminal.table import plain_table
 from dlion_cli.views.job_status import ConditionView, JobStatus, age_of, text
 
@@ -74,7 +74,7 @@ def _wide_cells(job: JobStatus) -> list[str]:
     ready = job.outcome or job.condition(ConditionType.READY)
     return [
         job.run_id,
-        format_duration(job.remaining_s),
+        job.eta(),
         metrics.get("loss", UNKNOWN),
         metrics.get("accuracy", UNKNOWN),
         job.links,
@@ -89,7 +89,7 @@ def one_job(
     parts: list[RenderableType] = [list_table([job], now, wide=False, everywhere=False), Text("")]
     if not job.was_ever_observed:
         parts += [Text(NOT_OBSERVED, style="yellow"), Text("")]
-    figures = f"ETA {format_duration(job.remaining_s)}  ·  {figures_line(job)}"
+    figures = f"ETA {job.eta()}  ·  {figures_line(job)}"
     parts += [Text(figures), Text(""), sites_table(job), Text("")]
     if job.link_pairs:
         parts += [pairs_table(job), Text("")]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlion_cli.cluster.cluster_jobs import Document
-from dlion_cli.terminal.formatting import format_duration
+from dlion_cli.terminal.formatting import UNKNOWN
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import (
     NOT_OBSERVED,
@@ -92,7 +92,7 @@ class JobProgressView(TerminalView):
         parts = [
             job.state,
             job.progress,
-            f"ETA {format_duration(self._remaining_s(job))}",
+            f"ETA {self._eta(job)}",
             f"sites {job.ready_sites}",
             f"workers {job.ready_workers}",
             f"{job.steps_per_second} steps/s",
@@ -116,15 +116,13 @@ class JobProgressView(TerminalView):
         grid.add_row(
             ProgressBar(total=100, completed=progress or 0, width=40) if known else Text(""),
             Text(job.progress if known else ""),
-            Text(f"ETA {format_duration(self._remaining_s(job))}"),
+            Text(f"ETA {self._eta(job)}"),
         )
         return grid
 
-    def _remaining_s(self, job: JobStatus) -> float | None:
+    def _eta(self, job: JobStatus) -> str:
         """Counted down locally: the operator updates the status at most every ten seconds."""
-        if job.remaining_s is None or job.outcome is not None:
-            return None
-        return max(0.0, job.remaining_s - (self._clock() - self._changed_s))
+        return UNKNOWN if job.outcome is not None else job.eta(self._clock() - self._changed_s)
 
     def _print_changes(self) -> None:
         for each in self._job.conditions:

@@ -13,7 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dlion_api.protocol.progress import EventRecord, ProgressRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord, ProgressRecord, StepRecord
+from dlion_api.remaining_time import RemainingTime
 from dlion_api.spec import Job
 from dlion_cli.terminal.formatting import (
     UNKNOWN,
@@ -21,6 +22,7 @@ from dlion_cli.terminal.formatting import (
     format_duration,
     format_percent,
     format_rate,
+    format_remaining,
     printable,
 )
 from dlion_cli.views.link_table import link_table, links_cell, links_columns, sparkline
@@ -62,6 +64,7 @@ class LiveView(TerminalView):
         self._line_due_s = self._started_s + LINE_INTERVAL_S
         self._lock = threading.Lock()
         self._rows = {w.rank: WorkerRow(w.rank, w.name) for w in job.workers()}
+        self._remaining = RemainingTime(job.spec)
         self._events: deque[EventRecord] = deque(maxlen=_EVENT_COUNT)
         self._newest_s = 0.0
         self._newest_at_s = self._started_s
@@ -78,6 +81,8 @@ class LiveView(TerminalView):
             row = self._rows.get(record.rank)
             if row is not None:
                 row.add(record)
+                if isinstance(record, StepRecord | EvaluationRecord):
+                    self._remaining.take(record)
             if record.time_s > self._newest_s:
                 self._newest_s, self._newest_at_s = record.time_s, self._clock()
             if isinstance(record, EventRecord):
@@ -118,7 +123,7 @@ class LiveView(TerminalView):
                     f"{format_bytes(sum(row.sent_bytes for row in rows))} sent",
                 ]
             if set(states) != {WorkerDisplayState.FINISHED}:
-                parts.insert(1, f"ETA {self.remaining()}")
+                parts.insert(1, self._way())
             counts = [
                 f"{states.count(state)} {state}" for state in WorkerDisplayState if state in states
             ]
@@ -136,35 +141,27 @@ class LiveView(TerminalView):
         if self._environment:
             header.append(f"  ·  {printable(self._environment)}")
         header.append(f"  ·  {format_duration(self._clock() - self._started_s)} elapsed")
-        header.append(f"  ·  ETA {self.remaining()}")
+        header.append(f"  ·  {self._way()}")
         header.append(f"  ·  accuracy {self._accuracy()}")
         if self._stop.target_accuracy:
             header.append(f" of {format_percent(self._stop.target_accuracy)}")
         return header
 
     def remaining(self) -> str:
-        """Time until the first predictable stop condition; — if there is none.
+        """The time that is left until the first end that can be predicted; — if there is none.
 
         `≤` if another condition (an accuracy) may end the run earlier.
         """
-        stop, rows = self._stop, self._rows.values()
-        ends = []
-        starts_s = [row.first_step_s for row in rows if row.first_step_s is not None]
-        if stop.max_seconds is not None and starts_s:
-            ends.append(max(0.0, stop.max_seconds - (self._now_s() - min(starts_s))))
-        # The first worker to reach the last step or epoch ends the run for all.
-        paces = [
-            *((stop.max_steps, row.iteration, row.steps_per_s) for row in rows),
-            *((stop.max_epochs, row.epochs, row.epochs_per_s) for row in rows),
-        ]
-        ends += [
-            max(0.0, last - done) / per_s
-            for last, done, per_s in paces
-            if last is not None and done is not None and per_s
-        ]
-        if not ends:
-            return UNKNOWN
-        return ("≤ " if stop.target_accuracy else "") + format_duration(min(ends))
+        predicted = self._remaining.predict(self._now_s())
+        return format_remaining(
+            predicted.seconds, predicted.target_s, has_target=predicted.has_target
+        )
+
+    def _way(self) -> str:
+        """The share of the way that is done, if it is known, and the time that is left."""
+        fraction = self._remaining.predict(self._now_s()).fraction
+        done = "" if fraction is None else f"{100 * fraction:.0f} % done, "
+        return f"{done}ETA {self.remaining()}"
 
     def _accuracy(self) -> str:
         known = [row.accuracy for row in self._rows.values() if row.accuracy is not None]

@@ -1,7 +1,7 @@
 """Compute progress, pace and losses of a run from its workers' records. Pure, bounded memory."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -17,6 +17,7 @@ from dlion_api.protocol.progress import (
     StepRecord,
 )
 from dlion_api.reasons import EventReason
+from dlion_api.remaining_time import Remaining, RemainingTime
 from dlion_api.spec import Job
 from dlion_api.status import LinkStatus, Metric, TrainerStatus
 from dlion_operator.federation.reports import LinksTo
@@ -25,6 +26,16 @@ PACE_STEPS = 32
 """A worker's pace is taken over this number of steps."""
 RATE_TOLERANCE = 0.1
 """A link's rate is reported again once it has changed by this fraction."""
+_PARTS = {
+    "compute": "compute_s",
+    "wait": "waited_s",
+    "select": "select_s",
+    "encode": "encode_s",
+    "send": "send_s",
+    "decode": "decode_s",
+    "apply": "apply_s",
+}
+"""Parts of a worker's time, and the fields of step records that have their seconds."""
 EXTRA_RANKS = 1024
 """Limit for ranks in workers' records: groups may grow, memory must not."""
 
@@ -36,8 +47,6 @@ class _StepCounter(NamedTuple):
     iteration: int
     samples: int
     """Of this worker so far."""
-    epochs: float
-    """Of the job so far; 0: not known."""
 
 
 @dataclass
@@ -47,21 +56,23 @@ class _WorkerProgress:
     loss: float = math.nan
     accuracy: float = math.nan
     global_batch_size: int = 0
-    first_s: float | None = None
-    """When the first step that is known here began."""
-    done_before: int = 0
-    """Earlier steps: reported to an earlier operator, or done before a restart."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the steps known here, by part of the worker's time."""
+    waited_for_s: dict[int, float] = field(default_factory=dict)
 
-    def began_s(self) -> float:
-        """Estimate when it began to train. Unknown steps count at the latest pace."""
-        pace = _pace(self)
-        missed_s = self.done_before / pace if pace else 0.0
-        return max(0.0, (self.first_s or 0.0) - missed_s)
+    def spend(self, record: StepRecord, max_rank: int) -> None:
+        """Add the parts of one step's time; peers of higher ranks cannot be."""
+        self.seconds["wall"] = self.seconds.get("wall", 0.0) + record.wall_s
+        for part, name in _PARTS.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + (getattr(record, name) or 0.0)
+        for rank in (each for each in record.waited_for if each < max_rank):
+            part_s = record.waited_s / len(record.waited_for)
+            self.waited_for_s[rank] = self.waited_for_s.get(rank, 0.0) + part_s
 
 
 class RunProgress:
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self._remaining = RemainingTime(job.spec)
         self._workers: dict[Rank, _WorkerProgress] = {}
         self._links: dict[tuple[Rank, Rank], LinkRecord] = {}
         self._reported_rates: dict[SiteName, float] = {}
@@ -77,6 +88,7 @@ class RunProgress:
         """Set the job's current workers; figures of others no longer count."""
         sites = self._sites = {worker.rank: worker.site for worker in workers}
         self._workers = {rank: each for rank, each in self._workers.items() if rank in sites}
+        self._remaining.expect(sites)
 
     def take(self, record: ProgressRecord) -> None:
         """Add one record, in order of arrival."""
@@ -84,18 +96,16 @@ class RunProgress:
         match record:
             case StepRecord():
                 self.training = True
-                if worker.first_s is None:
-                    worker.first_s = record.time_s - record.wall_s
-                    worker.done_before = max(0, record.iteration - 1)
+                self._remaining.take(record)
                 if worker.steps and record.iteration <= worker.steps[-1].iteration:
                     worker.steps.clear()  # it resumed from a checkpoint: its old pace is void
-                epochs = record.epochs or 0.0
-                step = _StepCounter(record.time_s, record.iteration, record.samples, epochs)
-                worker.steps.append(step)
+                worker.steps.append(_StepCounter(record.time_s, record.iteration, record.samples))
+                worker.spend(record, self._max_rank)
                 worker.loss = record.loss
                 worker.global_batch_size = record.global_batch_size
             case EvaluationRecord():
                 worker.accuracy = record.accuracy
+                self._remaining.take(record)
                 if (compared := self._drifting.add(record)) is not None:
                     self._drift = compared[1] if math.isfinite(compared[1]) else None
             case LinkRecord() if record.peer < self._max_rank:
@@ -182,44 +192,17 @@ class RunProgress:
         """The training progress, or None if nothing is known. `now` is in Kubernetes' format."""
         if not any(worker.steps for worker in self._workers.values()):
             return None
-        fraction, remaining_s = self._remaining()
+        predicted = self._remaining.predict()
         return TrainerStatus(
-            progress_percentage=None if fraction is None else int(100 * fraction),
-            estimated_remaining_seconds=None if remaining_s is None else round(remaining_s),
-            metrics=tuple(self._metrics()),
+            progress_percentage=None
+            if predicted.fraction is None
+            else int(100 * predicted.fraction),
+            estimated_remaining_seconds=None
+            if predicted.seconds is None
+            else round(predicted.seconds),
+            metrics=(*self._metrics(), *_target_metric(predicted), *self._time_metrics()),
             last_updated_time=now,
         )
-
-    def _remaining(self) -> tuple[float | None, float | None]:
-        """Fraction done and seconds left until the nearest end by time, steps or epochs."""
-        stop = self._job.spec.trainer.stop
-        ends: list[tuple[float, float]] = []
-        trained_s, iteration = self._trained()
-        if stop.max_seconds is not None:
-            ends.append((trained_s / stop.max_seconds, stop.max_seconds - trained_s))
-        if stop.max_steps is not None:
-            ends += [
-                (iteration / stop.max_steps, (stop.max_steps - worker.steps[-1].iteration) / pace)
-                for worker in self._workers.values()
-                if (pace := _pace(worker))
-            ]
-        if stop.max_epochs is not None:
-            ends += [  # each worker counts the samples of all
-                (done / stop.max_epochs, (stop.max_epochs - done) / pace)
-                for worker in self._workers.values()
-                if (pace := _pace(worker, "epochs")) and (done := worker.steps[-1].epochs)
-            ]
-        if not ends:
-            return None, None
-        fraction, remaining_s = min(ends, key=lambda end: end[1])
-        return min(1.0, fraction), min(max(0.0, remaining_s), 2.0**31 - 1)
-
-    def _trained(self) -> tuple[float, int]:
-        """Seconds since the first step, and the iteration of the most advanced worker."""
-        stepping = [worker for worker in self._workers.values() if worker.steps]
-        began_s = min(worker.began_s() for worker in stepping)
-        last = [worker.steps[-1] for worker in stepping]
-        return max(step.time_s for step in last) - began_s, max(step.iteration for step in last)
 
     def _metrics(self) -> list[Metric]:
         workers = self._workers.values()
@@ -230,16 +213,43 @@ class RunProgress:
             ("accuracy", sum(accuracies) / len(accuracies) if accuracies else None, "{:.4f}"),
             ("drift", self._drift, "{:.4g}"),
             ("globalBatchSize", max((w.global_batch_size for w in workers), default=0), "{:d}"),
-            ("iteration", self._trained()[1], "{:d}"),
+            ("iteration", self.iteration(), "{:d}"),
         ]
         return [Metric(name=n, value=form.format(v)) for n, v, form in figures if v is not None]
 
+    def _time_metrics(self) -> Iterator[Metric]:
+        """Shares of the steps' time, and the peer that was waited for most with its share."""
+        total: defaultdict[str, float] = defaultdict(float)
+        waited: defaultdict[int, float] = defaultdict(float)
+        for worker in self._workers.values():
+            for part, seconds in worker.seconds.items():
+                total[part] += seconds
+            for rank, seconds in worker.waited_for_s.items():
+                waited[rank] += seconds
+        wall_s = total.pop("wall", 0.0)
+        if wall_s <= 0:
+            return
+        shares = {part: min(1.0, seconds / wall_s) for part, seconds in total.items()}
+        shares["other"] = max(0.0, 1.0 - sum(shares.values()))
+        for part, share in shares.items():
+            yield Metric(name=f"{part}Fraction", value=f"{share:.4f}")
+        if total["wait"] > 0 and waited:
+            rank, seconds = max(waited.items(), key=lambda item: item[1])
+            yield Metric(name="waitedForRank", value=f"{rank}")
+            yield Metric(name="waitedForFraction", value=f"{min(1.0, seconds / total['wait']):.4f}")
+
+
+def _target_metric(predicted: Remaining) -> Iterator[Metric]:
+    """The range until the target accuracy, if there is one."""
+    if predicted.target_s is not None:
+        low_s, high_s = predicted.target_s
+        yield Metric(name="secondsToTarget", value=f"{low_s:.0f} to {high_s:.0f}")
+
 
 def _pace(
-    worker: _WorkerProgress, of: Literal["iteration", "samples", "epochs"] = "iteration"
+    worker: _WorkerProgress, of: Literal["iteration", "samples"] = "iteration"
 ) -> float | None:
-    """Units per second over the worker's last steps. None: not known, or no progress (data may grow
-    faster than epochs pass)."""
+    """Units per second over the worker's last steps. None: not known, or no progress."""
     if len(worker.steps) < 2:
         return None
     first, last = worker.steps[0], worker.steps[-1]

@@ -25,6 +25,7 @@ from dlion_api.cluster_names import group_job_name, keeper_claim_name, keeper_na
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import JobKey
 from dlion_cli.__main__ import main
+from dlion_cli.views.job_status import JobStatus
 from manifest_table import changed, smallest
 from told_servers import Server, served
 
@@ -173,7 +174,8 @@ def test_describe_as_json(
     file = kubeconfig(a=server(job(TRAINS)))
     assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"job", "pods", "events", "problems", "notes"}
+    assert set(told) == {"job", "pods", "events", "problems", "culprit", "notes"}
+    assert told["culprit"] is None
     assert [each["reason"] for each in told["events"]] == [each["reason"] for each in OURS]
     (problem,) = told["problems"]
     assert problem == {
@@ -183,6 +185,78 @@ def test_describe_as_json(
         "command": "dlion logs digits --group small --worker 0 -n ml",
     }  # fmt: skip
     assert not any("managedFields" in each["metadata"] for each in [told["job"], *told["pods"]])
+
+
+def training(figures: dict[str, str], **more: Any) -> dict[str, Any]:
+    metrics = [{"name": name, "value": value} for name, value in figures.items()]
+    return job(TRAINS, trainerStatus={"metrics": metrics, **more})
+
+
+WAITING = {
+    "computeFraction": "0.2", "waitFraction": "0.7", "selectFraction": "0.04",
+    "encodeFraction": "0.03", "sendFraction": "0.0", "decodeFraction": "0.01",
+    "applyFraction": "0.01", "otherFraction": "0.01", "waitedForRank": "1",
+    "waitedForFraction": "0.9", "loss": "0.5",
+}  # fmt: skip
+
+
+def test_where_the_time_goes_and_what_to_do(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = kubeconfig(a=server(training(WAITING)))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("TIME")
+    assert lines[at + 1].startswith(
+        "computing 20.0 %, waiting 70.0 %, exchange 9.0 % (select 4.0 %"
+    )
+    assert lines[at + 1].endswith("other 1.0 %")
+    assert lines[at + 2].startswith("70 % of the time waits, mostly for plant-")
+    assert lines[at + 3].startswith("→ ")
+    (figures,) = [line for line in lines if line.startswith("ETA ")]
+    assert "loss 0.5" in figures
+    assert "Fraction" not in figures
+    assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    assert json.loads(capsys.readouterr().out)["culprit"]["kind"] == "Waiting"
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {},
+        {"computeFraction": "0.9"},
+        {"computeFraction": "much", "waitFraction": "0.1"},
+        {"computeFraction": "nan", "waitFraction": "-1"},
+        {"computeFraction": "1e400", "waitFraction": "1e400"},
+    ],
+    ids=str,
+)
+def test_figures_of_other_releases_hide_only_the_times(
+    kubeconfig: Callable[..., str], capsys: pytest.CaptureFixture[str], figures: dict[str, str]
+) -> None:
+    file = kubeconfig(a=server(training(figures)))
+    assert main(["describe", "digits", "--kubeconfig", file]) == 0
+    assert "TIME" not in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("told", "target", "eta"),
+    [
+        ({"estimatedRemainingSeconds": 90}, False, "1:30"),
+        ({"estimatedRemainingSeconds": 90}, True, "≤ 1:30"),
+        ({}, True, "—"),
+        ({"metrics": [{"name": "secondsToTarget", "value": "40 to 200"}]}, True, "0:40 to 3:20"),
+        ({"metrics": [{"name": "secondsToTarget", "value": "soon"}]}, True, "—"),
+        ({"metrics": [{"name": "secondsToTarget", "value": "9" * 400}]}, True, "—"),
+    ],
+    ids=str,
+)
+def test_the_time_left_is_a_range_where_an_accuracy_ends_the_run(
+    told: dict[str, Any], target: bool, eta: str
+) -> None:
+    document = job(TRAINS, trainerStatus=told)
+    document["spec"]["trainer"]["stop"] = {"targetAccuracy": 0.9} if target else {"maxSteps": 9}
+    assert JobStatus(document).eta() == eta
 
 
 @pytest.mark.parametrize("what", ["pods", "events"])

@@ -67,14 +67,7 @@ class GlobalBatchController:
         return grown if whole_way == grown else self._size
 
     def _grown(self, training_set_samples: int) -> int:
-        growth = self._growth
-        warm = min(growth.warmup_fraction, growth.max_fraction) * training_set_samples
-        if self._size < math.floor(warm):
-            wanted, bound = self._size + (growth.increment or growth.initial), warm
-        else:
-            wanted = math.ceil(self._size * growth.factor)
-            bound = growth.max_fraction * training_set_samples
-        return max(self._size, min(wanted, math.floor(min(bound, growth.max))))
+        return self._growth.grown(self._size, training_set_samples)
 
 
 def shares(global_batch_size: int, capacity_samples_per_s: Mapping[Rank, float]) -> dict[Rank, int]:

@@ -19,6 +19,7 @@ from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.findings.find_problems import find_problems, why_not_running
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
+from dlion_cli.findings.time_use import culprit_of, time_parts
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
 from dlion_cli.views.event_table import events_table
@@ -48,11 +49,13 @@ class JobFacts:
 
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""
+        culprit = culprit_of(JobStatus(self.job))
         return {
             "job": self.job,
             "pods": self.pods,
             "events": self.events,
             "problems": [each.as_json() for each in self.problems],
+            "culprit": None if culprit is None else culprit.as_json(),
             "notes": self.notes,
         }
 
@@ -87,11 +90,12 @@ def describe(jobs: JobClient, name: str, output: str) -> None:
     """Describe job NAME: problems and what to do, sites, conditions, pods and events.
 
     The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
-    a command that helps. Then follow what `dlion get NAME` shows, the pods of this site with the
-    reason why one does not run, and the newest events of the job and its objects.
+    a command that helps. Then follow what `dlion get NAME` shows, what the time of this site's
+    workers goes to and what holds them up, the pods of this site with the reason why one does not
+    run, and the newest events of the job and its objects.
 
-    -o json prints {job, pods, events, problems, notes}. Pods and events are null if you may not
-    read them.
+    -o json prints {job, pods, events, problems, culprit, notes}. Pods and events are null if you
+    may not read them.
 
     \b
     dlion describe cifar10
@@ -139,6 +143,7 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
     job = JobStatus(facts.job)
     parts: list[RenderableType] = [Text("PROBLEMS", style="bold"), *_problems(facts), Text("")]
     parts += one_job(job, [], facts.now)
+    parts += time_parts(job)
     if facts.pods:
         pods = pods_of_run(facts.pods, job.run_id)
         scope = JobScope(job.name, job.namespace, facts.now)

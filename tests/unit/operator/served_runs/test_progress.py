@@ -176,9 +176,25 @@ def test_figures_are_means_over_replicas_without_those_not_finite() -> None:
         evaluation(1, 0.75),
         evaluation(2, math.inf),
     )
-    assert figures(progress) == {
+    told = {n: v for n, v in figures(progress).items() if not n.endswith("Fraction")}
+    assert told == {
         "loss": "1.5", "accuracy": "0.5000", "globalBatchSize": "24", "iteration": "9",
     }  # fmt: skip
+
+
+def test_the_parts_of_the_steps_time_are_told_and_who_was_waited_for() -> None:
+    def spent(rank: int, waited_for: tuple[int, ...]) -> Any:
+        return replace(
+            step(rank, 1, 1.0, wall_s=2.0), compute_s=1.0, waited_s=0.5, waited_for=waited_for,
+            select_s=0.2, encode_s=0.1, send_s=0.0, decode_s=0.06, apply_s=0.04,
+        )  # fmt: skip
+
+    told = figures(fed(job(), spent(0, (2,)), spent(1, (0, 2)), spent(1, (10**6,))))
+    main = ("compute", "wait", "select", "encode", "send", "decode", "apply", "other")
+    assert sum(float(told[f"{part}Fraction"]) for part in main) == pytest.approx(1.0, abs=1e-3)
+    assert (told["selectFraction"], told["otherFraction"]) == ("0.1000", "0.0500")
+    assert told["waitedForRank"] == "2"
+    assert float(told["waitedForFraction"]) == pytest.approx(0.5)
 
 
 def test_links_are_those_of_workers_that_are_there() -> None:

@@ -1,0 +1,290 @@
+"""How much of a run is done, and how long it will take, for each of its stop rules. Pure.
+
+Used for the same records by `dlion run`, by the operator (`status.trainerStatus`) and by the Python
+client, so that all predict the same. Memory is bounded.
+
+- maxSeconds: what is left of the seconds.
+- maxSteps, maxEpochs: the samples or epochs that are left, at the pace of the second half of the
+  run so far. The first half has the start-up, the second one follows changes. Batches that are to
+  grow make later steps longer. The worker that ends first counts.
+- targetAccuracy: a range. The mean accuracy of the replicas is fitted over several parts of the
+  curve, by lines and by approaches to several limits, in seconds and in their logarithm. The
+  predictions of all fits that match the curve are the range. How a learning curve will flatten does
+  not show in its beginning, so a single figure would pretend a precision that there is not.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EvaluationRecord, StepRecord
+from dlion_api.spec import GlobalBatchSize, Spec
+
+MAX_POINTS: Final = 128
+"""Points of a curve that are kept; of a longer one every second is dropped."""
+PACE_SHARE: Final = 0.5
+"""The last part of the time so far that a pace is taken over."""
+MAX_ADJUSTMENTS: Final = 1000
+"""Of the global batch that are looked ahead."""
+MIN_EVALUATIONS: Final = 6
+"""Of the mean over replicas, before a target is predicted."""
+LIMITS: Final = (0.25, 0.5, 1.0)
+"""Limits of accuracy that curves are fitted to: how far from the target to 1."""
+CURVE_PARTS: Final = (1.0, 0.6)
+"""The last parts of the curve that are fitted."""
+WORSE_FIT: Final = 1.5
+FIT_TOLERANCE: Final = 0.005
+"""Fits count whose error, in accuracy, is at most so many times that of the best, and so much."""
+MAX_RATIO: Final = 4.0
+"""Of the longest to the shortest prediction; wider ranges are unknown."""
+MAX_REMAINING_S: Final = 2.0**31 - 1
+"""Longer times are this one: they fit the status."""
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """When the run will end, as far as that can be predicted."""
+
+    fraction: float | None = None
+    """Of the way to that end; None: unknown."""
+    seconds: float | None = None
+    """Until the first end that can be predicted exactly; None: there is none."""
+    target_s: tuple[float, float] | None = None
+    """The range until the target accuracy; None: no target, or unknown."""
+    has_target: bool = False
+    """Whether an accuracy may end the run before `seconds`."""
+
+
+class BoundedCurve:
+    """Values over time, of which at most MAX_POINTS are kept, evenly spread, and the newest."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, float]] = []
+        self._newest: tuple[float, float] | None = None
+        self._stride, self._skipped = 1, 0
+
+    def append(self, time_s: float, value: float) -> None:
+        """Add a point; those of earlier times are ignored."""
+        if self._newest is not None and time_s < self._newest[0]:
+            return
+        self._newest = time_s, value
+        self._skipped += 1
+        if self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self._points.append(self._newest)
+        if len(self._points) >= MAX_POINTS:
+            self._points = self._points[::2]
+            self._stride *= 2
+
+    def points(self) -> list[tuple[float, float]]:
+        newest = [] if self._newest is None or self._newest in self._points[-1:] else [self._newest]
+        return [*self._points, *newest]
+
+    def recent_pace(self) -> float | None:
+        """Growth per second over the last half of the time; None: unknown, or no growth (data may
+        grow faster than epochs pass)."""
+        points = self.points()
+        if len(points) < 2:
+            return None
+        since_s = points[-1][0] - PACE_SHARE * (points[-1][0] - points[0][0])
+        first = next((point for point in reversed(points[:-1]) if point[0] <= since_s), points[0])
+        grown, span_s = points[-1][1] - first[1], points[-1][0] - first[0]
+        return grown / span_s if grown > 0 and span_s > 0 else None
+
+
+class _Worker:
+    """What is known of one worker's way."""
+
+    def __init__(self) -> None:
+        self.samples, self.epochs = BoundedCurve(), BoundedCurve()
+        """Of the job, as this worker counts them, since its first step that is known here."""
+        self.iteration = self.global_batch_size = self._counted = 0
+        self.began_s = 0.0
+        """When the first step that is known here began."""
+        self.done_before = 0
+        """Earlier steps: reported to an earlier operator, or done before a restart."""
+        self.last_s = -math.inf
+
+    def add(self, record: StepRecord) -> None:
+        if self.last_s == -math.inf:
+            self.began_s = record.time_s - record.wall_s
+            self.done_before = max(0, record.iteration - 1)
+        elif record.iteration <= self.iteration:
+            # It resumed from a checkpoint, which voids its old pace.
+            self.samples, self.epochs = BoundedCurve(), BoundedCurve()
+        else:
+            self._counted += (record.iteration - self.iteration) * record.global_batch_size
+        self.iteration, self.last_s = record.iteration, max(self.last_s, record.time_s)
+        self.global_batch_size = record.global_batch_size
+        self.samples.append(record.time_s, self._counted)
+        if record.epochs:
+            self.epochs.append(record.time_s, record.epochs)
+
+    def training_set_samples(self) -> int:
+        """Of all workers; 0: unknown."""
+        samples, epochs = self.samples.recent_pace(), self.epochs.recent_pace()
+        return round(samples / epochs) if samples and epochs else 0
+
+    def samples_until(self, iteration: int, growth: GlobalBatchSize) -> float:
+        """The job's samples from now until that iteration, with batches that grow as planned."""
+        size, at, total = self.global_batch_size, self.iteration, 0.0
+        training_set = self.training_set_samples() if growth.growth else 0
+        for _ in range(MAX_ADJUSTMENTS if training_set else 0):
+            until = min(iteration, (at // growth.every_steps + 1) * growth.every_steps)
+            total += max(0, until - at) * size
+            grown, at = growth.grown(size, training_set), until
+            if grown == size or at >= iteration:
+                break
+            size = grown
+        return total + (iteration - at) * size
+
+    def started_s(self) -> float:
+        """Estimate when it began to train: unknown steps count at the present pace."""
+        pace = self.samples.recent_pace()
+        before_s = self.done_before * self.global_batch_size / pace if pace else 0.0
+        return max(0.0, self.began_s - before_s)
+
+
+class RemainingTime:
+    """Predicts the end of one run from its records, which come in order of arrival."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._stop, self._growth = spec.trainer.stop, spec.global_batch_size
+        if spec.batching.policy == "goodput":  # its batches follow no plan
+            self._growth = replace(self._growth, growth=False)
+        self._workers: dict[Rank, _Worker] = {}
+        self._accuracies: dict[Rank, float] = {}
+        self._evaluated: set[Rank] = set()
+        """Since the last point of the curve."""
+        self._accuracy = BoundedCurve()
+        """Mean over replicas."""
+
+    def expect(self, ranks: Collection[Rank]) -> None:
+        """Set the present workers; others no longer count."""
+        self._workers = {rank: each for rank, each in self._workers.items() if rank in ranks}
+        self._accuracies = {rank: a for rank, a in self._accuracies.items() if rank in ranks}
+
+    def take(self, record: StepRecord | EvaluationRecord) -> None:
+        """Add one record."""
+        if isinstance(record, StepRecord):
+            self._workers.setdefault(record.rank, _Worker()).add(record)
+        elif not record.final and 0.0 <= record.accuracy <= 1.0:
+            if record.rank in self._evaluated:
+                self._close_round(record.time_s)
+            self._evaluated.add(record.rank)
+            self._accuracies[record.rank] = record.accuracy
+            if self._evaluated >= self._workers.keys():
+                self._close_round(record.time_s)
+
+    def _close_round(self, time_s: float) -> None:
+        known = self._accuracies.values()
+        if known and self._accuracies.keys() >= self._workers.keys():
+            self._accuracy.append(time_s, sum(known) / len(known))
+        self._evaluated.clear()
+
+    def predict(self, now_s: float | None = None) -> Remaining:
+        """The prediction. `now_s`: the run's present time; None: that of its newest step."""
+        target, has_target = None, self._stop.target_accuracy is not None
+        if not self._workers:
+            return Remaining(has_target=has_target)
+        began_s = min(worker.started_s() for worker in self._workers.values())
+        if now_s is None:
+            now_s = max(worker.last_s for worker in self._workers.values())
+        if self._stop.target_accuracy is not None:
+            target = _time_to(
+                self._stop.target_accuracy,
+                [(time_s - began_s, value) for time_s, value in self._accuracy.points()],
+            )
+        ends = list(self._ends(now_s, began_s))
+        first = min(ends, key=lambda end: end[1], default=None)
+        seconds = None if first is None else min(max(0.0, first[1]), MAX_REMAINING_S)
+        fraction = None if first is None else min(1.0, first[0])
+        target_s: tuple[float, float] | None = None
+        if target is not None:
+            low_s, high_s = max(0.0, began_s + target[0] - now_s), began_s + target[1] - now_s
+            # Past its end the prediction was wrong.
+            if high_s > 0 and (seconds is None or low_s < seconds):
+                target_s = low_s, high_s
+                done_s, left_s = now_s - began_s, math.sqrt(max(low_s, 1e-3) * max(high_s, 1e-3))
+                nearer = seconds is None or left_s < seconds
+                fraction = done_s / (done_s + left_s) if nearer and done_s > 0 else fraction
+        return Remaining(fraction, seconds, target_s, has_target)
+
+    def _ends(self, now_s: float, began_s: float) -> Iterator[tuple[float, float]]:
+        """Fraction of the way and seconds left for each end that can be predicted exactly."""
+        stop = self._stop
+        if stop.max_seconds is not None:
+            trained_s = now_s - began_s
+            yield trained_s / stop.max_seconds, stop.max_seconds - trained_s
+        # The first worker to reach the last step or epoch ends the run for all.
+        furthest = max(worker.iteration for worker in self._workers.values())
+        for worker in self._workers.values():
+            since_s = now_s - worker.last_s
+            if stop.max_steps is not None and (pace := worker.samples.recent_pace()):
+                left = worker.samples_until(stop.max_steps, self._growth)
+                yield furthest / stop.max_steps, left / pace - since_s
+            if stop.max_epochs is not None and (pace := worker.epochs.recent_pace()):
+                done = worker.epochs.points()[-1][1]  # each worker counts the samples of all
+                yield done / stop.max_epochs, (stop.max_epochs - done) / pace - since_s
+
+
+def _time_to(target: float, curve: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """The range of seconds at which the curve will reach the target; None: unknown."""
+    usable = [(time_s, value) for time_s, value in curve if time_s > 0]
+    if len(usable) < MIN_EVALUATIONS:
+        return None
+    predictions: list[tuple[float, float]] = []
+    for share in CURVE_PARTS:
+        part = usable[-max(MIN_EVALUATIONS, int(share * len(usable))) :]
+        predictions += _fits(target, part)
+    if not predictions:
+        return None
+    best = min(error for error, _ in predictions)
+    worst = WORSE_FIT * best + FIT_TOLERANCE
+    times_s = [time_s for error, time_s in predictions if error <= worst]
+    low_s, high_s = max(min(times_s), usable[-1][0]), max(times_s)
+    return (low_s, high_s) if low_s <= high_s <= MAX_RATIO * low_s else None
+
+
+def _fits(target: float, part: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """(RMS error, predicted seconds) of each model that rises to the target."""
+    times_s = [time_s for time_s, _ in part]
+    logs = [math.log(time_s) for time_s in times_s]
+    values = [value for _, value in part]
+    for xs, back in ((logs, _exp), (times_s, float)):  # a = u + v ln t, and a = u + v t
+        u, v = _line(xs, values)
+        if v > 0:
+            error = _rms(u + v * x - y for x, y in zip(xs, values, strict=True))
+            yield error, back((target - u) / v)
+    highest = max(*values, target)
+    for limit in LIMITS:  # ln(top - a) = u + v ln t, and = u + v t
+        top = highest + limit * (1.0 - highest) + 1e-6
+        gaps = [math.log(top - value) for value in values]
+        for xs, back in ((logs, _exp), (times_s, float)):
+            u, v = _line(xs, gaps)
+            if v >= 0:
+                continue
+            error = _rms(top - _exp(u + v * x) - y for x, y in zip(xs, values, strict=True))
+            yield error, back((math.log(top - target) - u) / v)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Offset and slope of the line of least squares; slope 0 if all x are equal."""
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    if spread <= 0:
+        return mean_y, 0.0
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    return mean_y - slope * mean_x, slope
+
+
+def _rms(errors: Iterator[float]) -> float:
+    squares = [error * error for error in errors]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+def _exp(power: float) -> float:
+    return math.exp(min(power, 50.0))

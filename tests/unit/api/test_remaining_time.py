@@ -1,0 +1,205 @@
+"""Facts: time left is exact for a steady run, by each stop rule, and follows a change of pace
+within half of the way since; batches that are planned to grow lengthen the steps to come; a target
+accuracy has a range that holds the truth for curves of several forms, and none where the curve is
+flat, too short or too noisy; memory stays bounded.
+
+Left out: recorded and simulated runs (benchmarks/eta.py), how views word it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from dlion_api.names import Rank
+from dlion_api.protocol.progress import EvaluationRecord, StepRecord
+from dlion_api.remaining_time import MAX_POINTS, BoundedCurve, Remaining, RemainingTime
+from dlion_api.spec import load_job
+from local_run import job_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def estimator(stop: dict[str, Any], **spec: Any) -> RemainingTime:
+    return RemainingTime(load_job(job_document(2, trainer={"stop": stop}, **spec)).spec)
+
+
+def step(
+    iteration: int, time_s: float, *, rank: int = 0, batch: int = 32, epochs: float | None = None
+) -> StepRecord:
+    return StepRecord(
+        time_s, Rank(rank), 1, iteration, 1.0, 16, batch, 0.1, 0.1, 1.0, 0.1, 0.0, 0.0, 16,
+        epochs=epochs,
+    )  # fmt: skip
+
+
+def evaluation(time_s: float, accuracy: float, *, rank: int = 0) -> EvaluationRecord:
+    return EvaluationRecord(time_s, Rank(rank), 1, 1, accuracy, 1.0, 100)
+
+
+def test_nothing_is_told_before_the_first_step() -> None:
+    assert estimator({"maxSteps": 10}).predict() == Remaining()
+    assert estimator({"targetAccuracy": 0.9}).predict() == Remaining(has_target=True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "fraction", "left_s"),
+    [
+        ({"maxSteps": 100}, 0.25, 75.0),
+        ({"maxSeconds": 50}, 0.5, 25.0),
+        ({"maxEpochs": 10}, 0.25, 75.0),
+        ({"maxSteps": 100, "maxSeconds": 50}, 0.5, 25.0),
+        ({"maxSteps": 20}, 1.0, 0.0),
+    ],
+    ids=str,
+)
+def test_a_steady_run_is_told_exactly(stop: dict[str, Any], fraction: float, left_s: float) -> None:
+    told = estimator(stop)
+    for number in range(1, 26):
+        told.take(step(number, 10.0 + number, epochs=number / 10))
+    now = told.predict()
+    assert now.fraction == pytest.approx(fraction)
+    assert now.seconds == pytest.approx(left_s)
+    later = told.predict(40.0)  # five seconds without news
+    assert later.seconds == pytest.approx(max(0.0, left_s - 5.0))
+
+
+def test_a_slow_first_step_does_not_count_and_a_new_pace_does() -> None:
+    told = estimator({"maxSteps": 100})
+    times_s = [30.0, *(30.0 + number for number in range(1, 20))]
+    for number, time_s in enumerate(times_s, start=1):
+        told.take(step(number, time_s))
+    assert told.predict().seconds == pytest.approx(80.0, rel=0.02)
+    for number in range(21, 41):  # three seconds each from now on
+        told.take(step(number, 49.0 + 3 * (number - 20)))
+    assert told.predict().seconds == pytest.approx(180.0, rel=0.15)
+
+
+def test_batches_that_are_to_grow_lengthen_what_is_left() -> None:
+    """32 samples a second; from step 50 on, twice as many in each step."""
+    batching = {
+        "globalBatchSize": {
+            "initial": 32, "max": 64, "growth": True, "everySteps": 50, "factor": 2.0,
+            "warmupFraction": 0.0,
+        }
+    }  # fmt: skip
+    told, flat = (
+        estimator({"maxSteps": 100}, batching=each)
+        for each in (batching, {"globalBatchSize": {"initial": 32, "growth": False}})
+    )
+    for number in range(1, 26):
+        for each in (told, flat):
+            each.take(step(number, float(number), epochs=32 * number / 10_000))
+    assert flat.predict().seconds == pytest.approx(75.0)
+    assert told.predict().seconds == pytest.approx(25.0 + 2 * 50.0)
+
+
+def test_the_worker_that_ends_first_counts_and_one_that_left_does_not() -> None:
+    told = estimator({"maxSteps": 100})
+    for number in range(1, 21):
+        told.take(step(number, float(number)))
+        told.take(step(2 * number, float(number), rank=1))
+    assert told.predict().seconds == pytest.approx(30.0)
+    told.expect({Rank(0)})
+    assert told.predict().seconds == pytest.approx(80.0)
+
+
+CURVES: dict[str, Callable[[float], float]] = {
+    "power": lambda t: 1 - 0.9 * (1 + t / 10) ** -0.6,
+    "saturating": lambda t: 0.95 * (1 - math.exp(-t / 60)),
+    "logarithm": lambda t: 0.2 * math.log(1 + t),
+    "line": lambda t: t / 120,
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("share", [0.5, 0.75])
+def test_the_range_until_a_target_holds_the_truth(name: str, share: float) -> None:
+    curve, truth_s = CURVES[name], 100.0
+    told = estimator({"targetAccuracy": curve(truth_s)})
+    told.take(step(1, 1.0))
+    for number in range(1, int(40 * share) + 1):
+        told.take(evaluation(2.5 * number, curve(2.5 * number)))
+    now_s = share * truth_s
+    now = told.predict(now_s)
+    if now.target_s is None:
+        return  # told as unknown, which is honest
+    low_s, high_s = now.target_s
+    assert low_s <= 1.02 * (truth_s - now_s)
+    assert high_s >= 0.98 * (truth_s - now_s)
+    assert now.fraction is not None
+    assert 0.0 < now.fraction < 1.0
+
+
+@pytest.mark.parametrize(
+    "accuracies",
+    [
+        [0.1] * 20,
+        [0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.04],
+        [0.3, 0.4, 0.5],
+        [math.nan] * 20,
+        [-5.0] * 20,
+    ],
+    ids=["flat", "falling", "short", "nan", "alien"],
+)
+def test_a_target_that_cannot_be_told_is_unknown(accuracies: list[float]) -> None:
+    told = estimator({"targetAccuracy": 0.9, "maxSeconds": 500})
+    told.take(step(1, 1.0))
+    for number, accuracy in enumerate(accuracies, start=1):
+        told.take(evaluation(float(number), accuracy))
+    now = told.predict()
+    assert now.target_s is None
+    assert now.has_target
+    assert now.seconds is not None, "the other rule is told all the same"
+
+
+def test_noise_alone_tells_nothing_definite() -> None:
+    chance = np.random.default_rng(7)
+    told = estimator({"targetAccuracy": 0.9})
+    told.take(step(1, 1.0))
+    for number in range(1, 30):
+        told.take(evaluation(float(number), 0.5 + float(chance.normal(0, 0.05))))
+    now = told.predict()
+    assert now.target_s is None or now.target_s[1] > 2 * now.target_s[0]
+
+
+def test_the_mean_over_replicas_is_fitted_once_all_have_been_evaluated() -> None:
+    told = estimator({"targetAccuracy": 0.8})
+    for rank in (0, 1):
+        told.take(step(1, 1.0, rank=rank))
+    for number in range(1, 21):
+        told.take(evaluation(number - 0.5, number / 100))
+        told.take(evaluation(float(number), 3 * number / 100, rank=1))
+    now = told.predict(20.0)
+    assert now.target_s is not None
+    assert now.target_s[0] <= 20.5
+    assert now.target_s[1] >= 19.5
+
+
+def test_a_curve_keeps_its_newest_point_and_a_bounded_number() -> None:
+    curve = BoundedCurve()
+    for number in range(100_000):
+        curve.append(float(number), 2.0 * number)
+    points = curve.points()
+    assert len(points) <= MAX_POINTS
+    assert points[-1] == (99_999.0, 199_998.0)
+    assert points[0] == (0.0, 0.0)
+    assert curve.recent_pace() == pytest.approx(2.0)
+    curve.append(5.0, 0.0)  # late
+    assert curve.points() == points
+
+
+@pytest.mark.parametrize("most", [10**12, 1])
+def test_huge_and_tiny_ends_stay_within_bounds(most: int) -> None:
+    told = estimator(
+        {"maxSteps": most}, batching={"globalBatchSize": {"initial": 2, "growth": True}}
+    )
+    for number in range(1, 26):
+        told.take(step(number, float(number), batch=1, epochs=number / 10**9))
+    seconds = told.predict().seconds
+    assert seconds is not None
+    assert 0.0 <= seconds < 2**31
