@@ -13,6 +13,13 @@ STORAGE_ERRNOS: Final = frozenset(
 )
 """System errors that end a process with `ExitCode.STORAGE`."""
 
+TRAINING_ENDED: Final = 91
+"""Exit code of a trainer that ended in order; its supervisor exits with OK.
+
+The user's program runs in the trainer's process and may end it with 0, by `os._exit` or in a
+library. So 0 proves nothing there.
+"""
+
 
 class ExitCode(IntEnum):
     """Exit code of a process."""

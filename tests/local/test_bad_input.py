@@ -1,9 +1,10 @@
-"""Facts: a program that raises when it builds, loads or computes its loss, missing or corrupt data,
-a gradient that is not finite, and a disk without room: the run ends within seconds of the fault
-with the documented exit code, says on its terminal what happened and what to do, leaves nothing
-behind, and its events can be read. Once there is room again on a disk that somebody else had
-filled, the run goes on from its last checkpoint without a gap. A peer that sends NaN is refused,
-reported and put in quarantine, and the others train on.
+"""Facts: a program that raises when it builds, loads or computes its loss, or that ends its process
+with exit code 0, in a step or at the end, missing or corrupt data, a gradient that is not finite,
+and a disk without room: the run ends within seconds of the fault with the documented code, says on
+its terminal what happened and what to do, leaves nothing behind, and its events can be read. Once
+there is room again on a disk that somebody else had filled, the run goes on from its last
+checkpoint without a gap. A peer that sends NaN is refused, reported and put in quarantine, and the
+others train on.
 
 Left out: wrong manifests (tests/unit/cli), hostile frames (tests/fuzz).
 """
@@ -63,6 +64,27 @@ def load_data(split, site, worker_index):
         gradient_selectors.encode_whole = poisoned
     return _load(split, site, worker_index)
 """
+EXITS = """
+import os
+
+
+def nap(nap_s):
+    global naps
+    naps = globals().get("naps", 0) + 1
+    if naps > 10:
+        os._exit(0)
+    return np.float32(0)
+"""
+EXITS_WHEN_SAVED = """
+
+class Leaving(keras.layers.Dense):
+    def get_config(self):
+        raise SystemExit(0)
+
+
+def build_model():
+    return keras.Sequential([keras.layers.Input((8,)), Leaving(3)])
+"""
 
 
 def document(folder: Path, more: str, workers: int = 1, **spec: Any) -> dict[str, Any]:
@@ -95,6 +117,27 @@ def test_a_program_that_fails_is_named(
     assert failed
     assert all(words in event.message for event in failed)
     assert not run.summary()["ending"]["succeeded"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (EXITS, "the program ended the trainer's process with exit code 0"),
+        pytest.param(EXITS_WHEN_SAVED, "the program called sys.exit(0)", marks=pytest.mark.slow),
+    ],
+    ids=["os._exit", "sys.exit"],
+)
+def test_a_program_that_ends_its_process_has_not_finished(
+    tmp_path: Path, more: str, words: str
+) -> None:
+    with LocalRun(tmp_path, document(tmp_path, more, workers=2)) as run:
+        assert run.finish() == ExitCode.PROGRAM, run.terminal()
+    said = " ".join(run.terminal().split())
+    assert "worker 0 ended with PROGRAM (67): " in said or "worker 1 ended with PROGRAM" in said
+    assert words in said
+    assert run.summary()["ending"]["reason"] == "ProgramFailed"
+    assert all(event.message.count(words) for event in run.events("WorkerFailed"))
 
 
 @pytest.mark.timeout(200)

@@ -1,8 +1,8 @@
 """`python -m dlion_worker.supervisor --config FILE`: keep the trainer running.
 
-Writes one JSON line per event to stderr. Exits with the trainer's last exit code
-(`dlion_api.exit_codes`): 128 + n if signal n ended it, INTERRUPTED if the supervisor had forwarded
-that signal.
+Writes one JSON line per event to stderr. Exits with OK after an orderly end (TRAINING_ENDED), else
+with the trainer's last exit code (`dlion_api.exit_codes`): 128 + n if signal n ended it,
+INTERRUPTED if the supervisor had forwarded that signal, PROGRAM for 0.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dlion_api.errors import SpecError
-from dlion_api.exit_codes import ExitCode
+from dlion_api.exit_codes import TRAINING_ENDED, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
 from dlion_worker.supervisor.process import StartFunction, SupervisorProcess, spawn
@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn
         trainer += ["--end-report", options.end_report]
     command = options.command or trainer
     supervision = Supervision(
-        max_restarts=max_restarts, grace_s=options.grace_s, given_up_code=options.given_up_code
+        max_restarts=max_restarts,
+        grace_s=options.grace_s,
+        ended_code=ExitCode.OK if options.command else TRAINING_ENDED,
+        given_up_code=options.given_up_code,
     )
     return SupervisorProcess(command, supervision, start=start).run()
 

@@ -22,6 +22,7 @@ from dlion_worker.supervisor.parent_death import bound_to_parent
 from dlion_worker.supervisor.supervision import (
     ExitSupervisor,
     Instruction,
+    LogError,
     LogEvent,
     SendSignal,
     StartChild,
@@ -105,13 +106,18 @@ class SupervisorProcess:
                     os.kill(self._child, number)
             case LogEvent(event, details):
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
-                line = json.dumps({"time": now, "supervisor": event, **details})
-                # The log's reader may be gone already; the child must still be ended.
-                with contextlib.suppress(OSError):
-                    self._log.write(line + "\n")
-                    self._log.flush()
+                self._write(json.dumps({"time": now, "supervisor": event, **details}))
+            case LogError(message):
+                now = datetime.now(UTC).isoformat(sep=" ", timespec="milliseconds")
+                self._write(f"{now} ERROR dlion_worker.supervisor: {message}")
             case ExitSupervisor(code):
                 self._code = code
+
+    def _write(self, line: str) -> None:
+        # The log's reader may be gone already; the child must still be ended.
+        with contextlib.suppress(OSError):
+            self._log.write(line + "\n")
+            self._log.flush()
 
     def _reap(self) -> None:
         """Reap every child that has ended, including adopted ones."""

@@ -19,6 +19,12 @@ HEALTHY_S = 60.0
 FATAL_CODES = frozenset(code.value for code in ExitCode if code.fatal)
 """Exit codes after which a restart cannot help."""
 
+ENDED_BY_PROGRAM = (
+    "the program ended the trainer's process with exit code 0 before the end of the training. "
+    "Remove os._exit, sys.exit and quit from the program and what it imports: a program returns, "
+    "or raises an error"
+)
+
 
 @dataclass(frozen=True)
 class StartChild:
@@ -39,11 +45,18 @@ class LogEvent:
 
 
 @dataclass(frozen=True)
+class LogError:
+    """Log that line as a trainer logs its last error."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class ExitSupervisor:
     code: int
 
 
-Instruction = StartChild | SendSignal | LogEvent | ExitSupervisor
+Instruction = StartChild | SendSignal | LogEvent | LogError | ExitSupervisor
 
 
 class SupervisionState(StrEnum):
@@ -56,17 +69,24 @@ class SupervisionState(StrEnum):
 class Supervision:
     """Supervises one child over its restarts. `max_restarts` counts all of them.
 
-    `given_up_code`: the exit code after the last restart; None: the child's last code.
+    `ended_code`: the child's exit code for an orderly end. If it is not 0, then 0 is a program's
+    own. `given_up_code`: the exit code after the last restart; None: the child's last code.
     """
 
     def __init__(
-        self, *, max_restarts: int, grace_s: float, given_up_code: int | None = None
+        self,
+        *,
+        max_restarts: int,
+        grace_s: float,
+        ended_code: int = ExitCode.OK,
+        given_up_code: int | None = None,
     ) -> None:
         self.due_s: float | None = None
         """When to call `timer_expired`; None: never."""
         self.state = SupervisionState.WAITING
         self._max_restarts = max_restarts
         self._grace_s = grace_s
+        self._ended_code = ended_code
         self._given_up_code = given_up_code
         self._restarts = 0
         self._backoff_s = FIRST_BACKOFF_S
@@ -84,10 +104,18 @@ class Supervision:
     def child_exited(self, code: int, now_s: float) -> tuple[Instruction, ...]:
         """The child has ended: with an exit code, or -n by signal n."""
         lived_s = now_s - self._started_s
-        exited = LogEvent("exited", {**_status_fields(code), "lived_s": round(lived_s, 3)})
+        has_ended = code == self._ended_code
+        status = _status_fields(ExitCode.OK if has_ended else code)
+        exited = LogEvent("exited", {**status, "lived_s": round(lived_s, 3)})
+        if has_ended:
+            return (exited, self._end(ExitCode.OK))
         if -code in self._forwarded:
             # The child had no signal handler yet; the forwarded signal ended it.
             return (exited, self._end(ExitCode.INTERRUPTED))
+        if code == ExitCode.OK:
+            if self.state is SupervisionState.STOPPING:  # the program handled the signal itself
+                return (exited, self._end(ExitCode.INTERRUPTED))
+            return (exited, LogError(ENDED_BY_PROGRAM), self._end(ExitCode.PROGRAM))
         as_shell = code if code >= 0 else 128 - code
         if self.state is SupervisionState.STOPPING or code in FATAL_CODES:
             return (exited, self._end(as_shell))

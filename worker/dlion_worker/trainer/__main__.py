@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlion_api.errors import DLionError, ProgramError
-from dlion_api.exit_codes import STORAGE_ERRNOS, ExitCode
+from dlion_api.exit_codes import STORAGE_ERRNOS, TRAINING_ENDED, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job, load_job
 from dlion_worker.trainer.end_report import write_end_report
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("dlion_worker.trainer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one incarnation and return its exit code."""
+    """Run one incarnation and return its exit code; TRAINING_ENDED after an orderly end."""
     parser = argparse.ArgumentParser(prog="dlion_worker.trainer", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the worker's configuration")
     parser.add_argument(
@@ -56,6 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _LOG.warning("traceback of the program", exc_info=error.__cause__)
         _LOG.error("%s", error)
         return error.exit_code
+    except SystemExit as error:
+        _LOG.warning("traceback of the program", exc_info=error)
+        _LOG.error(
+            "the program called sys.exit(%s): remove the call; a program returns, or raises an "
+            "error",
+            "" if error.code is None else repr(error.code),
+        )
+        return ExitCode.PROGRAM
     except OSError as error:
         if error.errno in STORAGE_ERRNOS:
             _LOG.error("%s", storage_error_message(error))
@@ -95,7 +103,7 @@ def _train(config: WorkerConfig, job: Job, signals: SignalHandler, report_path: 
             worker.close(finished=finished)
     if finished and report_path is not None:
         write_end_report(report_path, worker.end_report(reason))
-    return ExitCode.OK if finished else ExitCode.INTERRUPTED
+    return TRAINING_ENDED if finished else ExitCode.INTERRUPTED
 
 
 def _exit_now(code: int) -> None:

@@ -1,5 +1,6 @@
 """Facts: restarts wait 1, 2, 4, 8, 10, 10 s, and 1 s again after a healthy minute; all restarts
-count; fatal codes and a stop end it; who does not stop within the grace is killed.
+count; fatal codes and a stop end it; who does not stop within the grace is killed. A trainer proves
+an orderly end by a code of its own: one that ends with 0 was ended by its program, and fails.
 
 Left out: processes and signals (tests/local/test_supervisor.py).
 """
@@ -10,11 +11,12 @@ import signal
 
 import pytest
 
-from dlion_api.exit_codes import ExitCode
+from dlion_api.exit_codes import TRAINING_ENDED, ExitCode
 from dlion_worker.supervisor.supervision import (
     FATAL_CODES,
     ExitSupervisor,
     Instruction,
+    LogError,
     LogEvent,
     SendSignal,
     StartChild,
@@ -76,6 +78,34 @@ def test_exactly_the_documented_codes_are_fatal() -> None:
 @pytest.mark.parametrize("code", [0, 65, 130])
 def test_a_fatal_code_ends_it(code: int) -> None:
     assert acts(running().child_exited(code, 5.0)) == [ExitSupervisor(code)]
+
+
+def trainer() -> Supervision:
+    supervision = Supervision(max_restarts=3, grace_s=4.0, ended_code=TRAINING_ENDED)
+    supervision.start(0.0)
+    return supervision
+
+
+def test_an_orderly_end_of_a_trainer_is_exit_code_zero() -> None:
+    assert acts(trainer().child_exited(TRAINING_ENDED, 5.0)) == [ExitSupervisor(ExitCode.OK)]
+
+
+def test_a_trainer_that_its_program_ends_with_zero_has_failed() -> None:
+    error, ended = acts(trainer().child_exited(0, 5.0))
+    assert ended == ExitSupervisor(ExitCode.PROGRAM)
+    assert isinstance(error, LogError)
+    assert "ended the trainer's process with exit code 0" in error.message
+
+
+def test_a_trainer_whose_program_ends_it_on_a_stop_signal_was_interrupted() -> None:
+    supervision = trainer()
+    supervision.stop_requested(signal.SIGTERM, 1.0)
+    assert acts(supervision.child_exited(0, 1.1)) == [ExitSupervisor(ExitCode.INTERRUPTED)]
+
+
+def test_the_code_of_an_orderly_end_is_no_documented_one() -> None:
+    assert TRAINING_ENDED not in set(ExitCode)
+    assert 0 < TRAINING_ENDED < 128, "above, shells see signals"
 
 
 def test_a_signal_is_passed_on_and_the_childs_end_is_ours() -> None:
