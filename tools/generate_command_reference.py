@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from generated_files import options, write_or_compare
 
-from dlion_cli.__main__ import dlion
+from dlion_cli.command_line import dlion
 
 TARGET = Path(__file__).parent.parent / "docs" / "commands.md"
 WIDTH = 100

@@ -21,6 +21,8 @@ from dlion_api.spec import Job, load_job
 from dlion_api.status import Reason, State
 from dlion_cli.comparison.child_processes import final_message
 from dlion_cli.inputs.manifests import read_document
+from dlion_cli.terminal.failures import INTERRUPTED
+from dlion_cli.terminal.interruption import SIGNALS
 from dlion_cli.views.worker_rows import WorkerDisplayState, WorkerRow
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_results.report.stored_files import read_summary, stored_ending
@@ -222,6 +224,8 @@ class ResultReader:
         if code is not None and code > 0:
             known = ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
             return {**failed, "reason": EndReason.of(known), "message": text}
+        if text == INTERRUPTED or (code is not None and -code in SIGNALS):
+            return {**failed, "reason": EndReason.INTERRUPTED, "message": INTERRUPTED}
         if is_file(self.path / JOB):
             advice = f"`dlion report {self.path}` shows how far it came"
             text = f"the run was killed and left no summary; {advice}"

@@ -24,6 +24,7 @@ from typing import Final
 
 from dlion_api.atomic_file import write_atomically
 from dlion_api.errors import UnavailableError
+from dlion_cli.terminal.interruption import SIGNALS
 from dlion_results.run_folder.layout import COMMAND, COMMAND_LOG
 from dlion_results.run_folder.lock import LOCK
 from dlion_worker.supervisor.parent_death import bound_to_parent
@@ -74,6 +75,8 @@ def start_command(
     command = [sys.executable, "-P", "-m", "dlion_cli", *arguments]
 
     def spawn() -> subprocess.Popen[bytes]:
+        # The command inherits the mask. A signal waits until it handles signals, and unblocks them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with (folder / COMMAND_LOG).open("xb") as log:
             child = subprocess.Popen(
                 command if detach else bound_to_parent(command, signal.SIGTERM),

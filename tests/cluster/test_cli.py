@@ -910,7 +910,7 @@ def test_jobs_without_pods_have_neither_logs_nor_results(
 def test_names_are_completed(shell: Shell, jobs: Jobs, name: str) -> None:
     from click.shell_completion import ShellComplete
 
-    from dlion_cli.__main__ import dlion
+    from dlion_cli.command_line import dlion
 
     assert shell.dlion("submit", shell.file(manifest(name))) == 0
     arguments = ["watch", "-n", shell.namespace, "--kubeconfig", str(shell.kubeconfig)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dlion_cli.__main__ import dlion
+from dlion_cli.command_line import dlion
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -40,7 +40,7 @@ KINDS = {OPERATOR: "operators", RUN: "training", POD: "training"}
 IMPORTED = {
     "operators": ("dlion_operator.controller.process",),
     "training": (
-        "dlion_cli.__main__",
+        "dlion_cli.command_line",
         "dlion_cli.commands.local.run",
         "dlion_worker.pod.__main__",
         "dlion_worker.supervisor.__main__",

@@ -11,6 +11,9 @@ from dlion_results.run_folder.storage import StorageError
 _CLUSTER_PACKAGES: Final = frozenset({"kubernetes", "prometheus_client", "urllib3", "websocket"})
 """Packages of the extra `cluster`; all others belong to `worker`."""
 
+INTERRUPTED: Final = "interrupted"
+"""The message of a command that a signal has ended."""
+
 
 class SubprocessFailedError(DLionError):
     """A subprocess of ours failed with this message; the command ends with its exit code."""
@@ -39,7 +42,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 def message_of(error: BaseException) -> str:
     """The message for the user. For an unexpected error, the traceback is logged too."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return INTERRUPTED
     if isinstance(error, OSError) and not isinstance(error, DLionError):
         return _os_error_message(error)
     if isinstance(error, DLionError):

@@ -1,6 +1,8 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP so that `dlion run` ends within five seconds.
+"""Handles Ctrl-C, SIGTERM and SIGHUP, so that `dlion run` ends within five seconds.
 
-Owns the signal handlers and the time limit. The local runner ends the processes.
+While commands are imported a signal ends the process (`exit_on_signals`), later it raises
+KeyboardInterrupt (`raise_on_signals`), and in a run only the first one does (`interruptible`). Owns
+the signal handlers and the time limit. The local runner ends the processes.
 """
 
 from __future__ import annotations
@@ -11,15 +13,51 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from dlion_api.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs  # exists for type checkers only
 
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORT_WITHIN_S = 3.5
 """From the signal to the end of the report; the rest of the five seconds is for exit."""
+
+
+def exit_on_signals() -> None:
+    """From now on a signal ends the process at once, with a message: it has begun nothing.
+
+    Ignored signals stay ignored. Unblocks them: who starts the process may have blocked them until
+    now (`dlion.run_processes`). Main thread only.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _exit_interrupted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def raise_on_signals() -> None:
+    """From now on the signals of `exit_on_signals` raise KeyboardInterrupt. Else do nothing."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _exit_interrupted:
+            # SIGINT has Python's own handler, for which asyncio and others look.
+            is_hang_up = number == signal.SIGHUP
+            signal.signal(number, _hang_up if is_hang_up else signal.default_int_handler)
+
+
+def _exit_interrupted(number: int, _frame: FrameType | None) -> None:
+    after_ctrl_c = b"\n" if number == signal.SIGINT and os.isatty(2) else b""
+    with suppress(OSError):  # the terminal may be closed
+        os.write(2, after_ctrl_c + b"dlion: interrupted\n")
+    os._exit(ExitCode.INTERRUPTED)
+
+
+def _hang_up(_number: int, _frame: FrameType | None) -> None:
+    _redirect_to_null(_terminals())
+    raise KeyboardInterrupt
 
 
 class OutOfTimeError(BaseException):
@@ -58,11 +96,7 @@ class Interruption:
 def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
     """Inside, the first signal raises KeyboardInterrupt; later ones are ignored."""
     interruption = Interruption(within_s)
-    terminals = [
-        stream.fileno()
-        for stream in (sys.__stdout__, sys.__stderr__)
-        if stream is not None and not stream.closed and stream.isatty()
-    ]
+    terminals = _terminals()
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         interruption.at_s = time.monotonic()
@@ -83,7 +117,7 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
 
     active: dict[signal.Signals, Any] = {}  # handlers when the first signal came
     unraisable_hook = sys.unraisablehook
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup: the terminal may close
         del before[signal.SIGHUP]
     for number in before:
@@ -95,6 +129,14 @@ def interruptible(within_s: float = REPORT_WITHIN_S) -> Iterator[Interruption]:
         sys.unraisablehook = unraisable_hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _terminals() -> list[int]:
+    return [
+        stream.fileno()
+        for stream in (sys.__stdout__, sys.__stderr__)
+        if stream is not None and not stream.closed and stream.isatty()
+    ]
 
 
 def _redirect_to_null(terminals: list[int]) -> None:

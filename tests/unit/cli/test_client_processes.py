@@ -3,7 +3,8 @@ the results; a command that fails at once makes a failed job with its message an
 process that heeds no signal is killed with its group within a bound, one that was started with the
 interpreter ends with it, however it ends, and a detached one goes on; a process id that was used
 again is not taken for the run's, nor a process for that of a copied folder; a start that fails or
-is interrupted leaves no process; a fork and several threads can start commands.
+is interrupted leaves no process; a command that is interrupted at once, or that is killed by such a
+signal, is an interrupted job; a fork and several threads can start commands.
 
 Leaves out: training (tests/local/test_python_client.py).
 """
@@ -98,6 +99,24 @@ def test_a_command_that_fails_is_a_failed_job(tmp_path: Path) -> None:
     assert [(each.name, each.state) for each in other] == [("job-1", "Failed")]
     client.delete_job("job-1")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_at_once_is_an_interrupted_job(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "job-1"
+    folder.mkdir()
+    start_command("local", ["run", "-"], folder, "{}", tmp_path, detach=False)
+    command = read_command(folder)
+    assert command is not None
+    os.kill(command.pid, number)
+    wait_for(lambda: exit_code(folder) is not None, "the command ends")
+    assert exit_code(folder) == ExitCode.INTERRUPTED
+    job = dlion.Client(root=tmp_path).get_job("job-1")
+    assert (job.state, job.reason, job.message) == ("Failed", "Interrupted", "interrupted")
+    run_processes.forget(folder)  # as another interpreter sees it
+    assert dlion.Client(root=tmp_path).get_job("job-1").reason == "Interrupted"
 
 
 def test_a_process_that_heeds_no_signal_is_killed_with_its_group(

@@ -18,7 +18,8 @@ import pytest
 
 from dlion_api.errors import DataError, ProgramError, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.__main__ import COMMANDS, main
+from dlion_cli.__main__ import main
+from dlion_cli.command_line import COMMANDS
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_results.run_folder.storage import storage_error
 

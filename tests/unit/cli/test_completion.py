@@ -24,8 +24,9 @@ import pytest
 import yaml
 
 from dlion_api.exit_codes import ExitCode
-from dlion_cli.__main__ import COMMANDS, SECTIONS, main
+from dlion_cli.__main__ import main
 from dlion_cli.cluster.cluster_options import complete_contexts, complete_namespaces
+from dlion_cli.command_line import COMMANDS, SECTIONS
 from dlion_cli.commands.cluster.get import get
 from dlion_cli.terminal.completion import complete_assignments, complete_fields
 from told_servers import Server, served

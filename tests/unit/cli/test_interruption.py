@@ -1,7 +1,8 @@
 """Facts: the first signal interrupts and later ones do not disturb, a hang-up that `nohup` has put
 away excepted; a signal that came while Python ignores exceptions comes again; what is written for a
 terminal that has gone is lost without an error; after it, and only after it, work that takes too
-long is broken off, whatever exceptions it swallows; handlers are put back.
+long is broken off, whatever exceptions it swallows; handlers are put back. A signal while a command
+is imported, or that was blocked until then, ends it with 130 and a message, before it has begun.
 
 Left out: real runs (tests/local/test_interrupts.py).
 """
@@ -10,12 +11,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
-from dlion_cli.terminal.interruption import OutOfTimeError, interruptible
+from dlion_cli.terminal.interruption import (
+    OutOfTimeError,
+    exit_on_signals,
+    interruptible,
+    raise_on_signals,
+)
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # the other method is by SIGALRM too
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
@@ -123,3 +130,66 @@ def test_work_that_is_done_in_time_is_let_be():
 def test_without_a_signal_work_takes_its_time():
     with interruptible(within_s=0.0) as interruption, interruption.time_limit():
         work_that_swallows_errors(0.05)
+
+
+AT_AN_IMPORT = """
+import os, sys
+from dlion_cli.__main__ import main
+
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "dlion_cli.commands.local.run":
+            os.kill(os.getpid(), {number})
+
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = ["run"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_command_is_imported_ends_it_with_a_message(number, heard):
+    code = AT_AN_IMPORT.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "dlion: interrupted\n")
+
+
+def test_a_signal_that_was_blocked_at_the_start_ends_the_command(heard):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlion_cli", "run"], stderr=subprocess.PIPE, text=True
+        )
+        process.terminate()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert process.communicate()[1] == "dlion: interrupted\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_imports_interrupts(number, heard):
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    try:
+        exit_on_signals()
+        raise_on_signals()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        raise_on_signals()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_signals_that_the_parent_ignores_stay_ignored(heard):
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        exit_on_signals()
+        raise_on_signals()
+        signal.raise_signal(signal.SIGHUP)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

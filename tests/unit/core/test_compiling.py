@@ -98,7 +98,11 @@ def test_arrays_of_another_type_are_refused_not_compiled_for() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["dlion_worker.sidecar.__main__", "dlion_operator.coordinator.server", "dlion_cli.__main__"],
+    [
+        "dlion_worker.sidecar.__main__",
+        "dlion_operator.coordinator.server",
+        "dlion_cli.command_line",
+    ],
 )
 def test_who_codes_nothing_does_not_carry_the_compiler(module: str, tmp_path: Path) -> None:
     code = f"import sys, {module}; print('numba' in sys.modules, 'llvmlite' in sys.modules)"

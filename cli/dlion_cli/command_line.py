@@ -1,0 +1,146 @@
+"""The commands of `dlion`. Each one's module is imported only when it is used.
+
+So `dlion --help`, `validate`, `explain` and `init` need neither TensorFlow nor gRPC. `run` runs a
+command in this process; the process of a command is `__main__`.
+"""
+
+import difflib
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Final
+
+import click
+
+from dlion_api.errors import ProgramError
+from dlion_cli.terminal.failures import exit_code_of, message_of
+from dlion_cli.terminal.interruption import raise_on_signals
+
+SECTIONS: Final = {  # by section: module below dlion_cli.commands, function, summary
+    "Run here": {
+        "run": ("local.run:run", "Train a job on this machine."),
+        "simulate": ("local.simulate:simulate", "Train a job in virtual time."),
+        "compare": ("local.compare:compare", "Compare policies in simulated runs."),
+        "replay": ("local.replay:replay", "Simulate a recorded run again, with other settings."),
+        "ls": ("local.ls:list_results", "List result folders."),
+        "calibrate": ("local.calibrate:calibrate", "Measure the cost of a step on this machine."),
+        "report": ("local.report:report", "Create an HTML report of result folders."),
+    },
+    "Clusters": {
+        "submit": ("cluster.submit:submit", "Submit jobs to a cluster."),
+        "get": ("cluster.get:get", "Display the jobs of a cluster."),
+        "describe": ("cluster.describe:describe", "Show what is wrong with a job, and all of it."),
+        "watch": ("cluster.watch:watch", "Watch a job of a cluster until it ends."),
+        "wait": ("cluster.wait:wait", "Wait for a condition, the end or deletion of jobs."),
+        "logs": ("cluster.logs:logs", "Print the logs of a job's workers."),
+        "events": ("cluster.events:events", "List events of a job and its pods."),
+        "top": ("cluster.top:top", "Show the load of a job's workers and links."),
+        "fetch": ("cluster.fetch:fetch", "Download a job's model or results."),
+        "scale": ("cluster.scale:scale", "Change the number of workers of a group."),
+        "suspend": ("cluster.suspend_resume:suspend", "Stop a job's workers and keep the job."),
+        "resume": ("cluster.suspend_resume:resume", "Restart the workers of a suspended job."),
+        "delete": ("cluster.delete:delete", "Delete jobs from a cluster."),
+        "trust": ("cluster.trust:trust", "Print and verify sites' public certificates."),
+        "preflight": ("cluster.preflight:preflight", "Check several sites before a run."),
+        "doctor": ("cluster.doctor:doctor", "Check this machine and the cluster for faults."),
+    },
+    "Manifests and shell": {
+        "init": ("local.init:init", "Create a manifest and a program template."),
+        "validate": ("local.validate:validate", "Validate manifests and environments."),
+        "explain": ("local.explain:explain", "Describe the fields of the manifest."),
+        "render": ("local.render:render", "Print the objects an operator makes of a job."),
+        "completion": ("local.completion:completion", "Print a script for shell completion."),
+    },
+}
+COMMANDS: Final = {
+    name: command for section in SECTIONS.values() for name, command in section.items()
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module only to run it or to print its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"dlion_cli.commands.{module}"), name)
+        assert isinstance(command, click.Command), cmd_name
+        raise_on_signals()  # the imports that take long are over
+        return command
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's signature
+        formatter: click.HelpFormatter,
+    ) -> None:
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                # Padded, so that the summaries of all sections stand below each other.
+                formatter.write_dl([(n.ljust(width), text) for n, (_, text) in commands.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command. Raises: UsageError that names a similar command."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name.lower(), COMMANDS, 1)
+            hint = f'did you mean "{close[0]}"?' if close else "dlion --help lists all"
+            ctx.fail(f'no such command "{name}"; {hint}')
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dlion", prog_name="dlion")
+@click.option("-n", "--namespace", hidden=True)
+@click.option("--context", hidden=True)
+@click.option("--kubeconfig", hidden=True)
+@click.pass_context
+def dlion(ctx: click.Context, /, **cluster: str | None) -> None:
+    """Train deep models decentrally, across micro-clouds at the edge."""
+    given = {name: value for name, value in cluster.items() if value is not None}
+    command = ctx.invoked_subcommand or ""
+    if given and not COMMANDS[command][0].startswith("cluster."):
+        raise click.UsageError(f"{command} does not use a cluster: remove --{next(iter(given))}")
+    ctx.default_map = {command: given}  # as kubectl, which takes them before and after the command
+
+
+def run(arguments: list[str] | None) -> int:
+    """Run the command and return its exit code; None: the arguments of this process."""
+    try:
+        result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.Abort:
+        return _fail(KeyboardInterrupt())
+    except BrokenPipeError:  # the reader closed the pipe
+        sys.stderr.close()
+        return 0
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the outermost handler
+        return _fail(error)
+    return result if isinstance(result, int) else 0
+
+
+def _program_name() -> str:
+    """The name in usage messages. As a kubectl plugin (`kubectl-dlion`) it is two words."""
+    return "kubectl dlion" if Path(sys.argv[0]).name == "kubectl-dlion" else "dlion"
+
+
+def _fail(error: BaseException) -> int:
+    if isinstance(error, ProgramError) and error.__cause__ is not None:
+        click.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
+    click.echo(f"dlion: {message_of(error)}", err=True)
+    return int(exit_code_of(error))
