@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,12 +50,12 @@ def parse_line(content: str) -> LogLine:
     >>> parse_line("unable to retrieve container logs").text
     'unable to retrieve container logs'
     """
-    time, _, text = content.rstrip("\r").partition(" ")
-    match = _TIME.fullmatch(time)
+    stamp, _, text = content.rstrip("\r").partition(" ")
+    match = _TIME.fullmatch(stamp)
     if match is None:
         return LogLine("", content)
     second = datetime.fromisoformat(match[1] + ("+00:00" if match[3] == "Z" else match[3]))
-    return LogLine(time, text, (int(second.timestamp()), int((match[2] or "").ljust(9, "0"))))
+    return LogLine(stamp, text, (int(second.timestamp()), int((match[2] or "").ljust(9, "0"))))
 
 
 def read_lines(
@@ -150,6 +151,11 @@ class LogPrinter:
         self._lock = threading.Lock()
         self._colours: dict[str, str] = {}
         self._width = 0
+        self._last_s = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Seconds since the last line; 0 while one is printed, however slow the terminal is."""
+        return 0.0 if self._lock.locked() else time.monotonic() - self._last_s
 
     def show(self, source: LogSource, line: LogLine) -> None:
         """Print one line, with control characters escaped."""
@@ -159,6 +165,7 @@ class LogPrinter:
             )
             self._width = max(self._width, len(source.label))
             before = click.style(f"{source.label:<{self._width}} | ", fg=colour)
-            time = f"{line.time} " if self._timestamps else ""
+            at = f"{line.time} " if self._timestamps else ""
             text = printable(line.text.replace("\t", "    "))
-            click.echo(f"{before}{time}{text}")
+            click.echo(f"{before}{at}{text}")
+            self._last_s = time.monotonic()

@@ -2,7 +2,8 @@
 
 Proves: the jobs of all contexts stand in one table, one list, one log; a context that fails is
 named with its reason, hides no other, and gives the exit code; `watch` ends when all have ended,
-with the first code that is not 0 in the order of the contexts; a terminal gets one picture.
+with the first code that is not 0 in the order of the contexts; a terminal gets one picture. A log
+that is followed comes whole to a slow reader.
 
 Leaves out: real API servers (tests/cluster/test_cli.py).
 """
@@ -14,6 +15,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from rich.console import Console
 
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.__main__ import main
+from dlion_cli.commands.cluster.logs import _DRAIN_S
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.multi_context_watch import MultiContextView
 from told_servers import Server, served
@@ -274,6 +277,24 @@ def test_logs_of_all_contexts_are_followed_to_the_end(
     said = capsys.readouterr()
     assert "a/small-0 | one" in said.out.splitlines()
     assert "context b: run 1 of digits has no pods" in said.err
+
+
+def test_a_long_log_comes_whole_to_a_slow_reader_after_the_end(
+    kubeconfig: Callable[..., str],
+) -> None:
+    """The reader begins later than a silent worker is waited for."""
+    lines = [f"01.{number:06}Z {number} {'x' * 90}" for number in range(1, 4001)]
+    pods = (200, json.dumps({"items": [pod("w-0", 0)]}))
+    ended = job("Succeeded", reason="Completed")
+    file = kubeconfig(a=training(ended, pods=pods, log=log(*lines)))
+    command = [sys.executable, "-m", "dlion_cli", "logs", "digits", "-f", "--kubeconfig", file]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(2 * _DRAIN_S)
+        said = [first, *process.stdout]
+    assert [int(line.split()[2]) for line in said] == [*range(1, 4001)]
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import heapq
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,8 @@ from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0
 _DRAIN_S: Final = 3.0
-"""How long to wait after the run's end for lines in transit."""
+"""After the run's end, a log is abandoned once no line has come from any for so long."""
+_JOIN_S: Final = 0.1
 
 
 def logs_from_contexts(
@@ -147,10 +149,14 @@ def _lines(
     try:
         for line in read_lines(jobs.cluster, source, tail=tail):
             yield source, line
-    except SpecError as error:  # the container has not started
-        click.echo(f"dlion: {source.label}: {error.problems[0].message}", err=True)
-    except UnavailableError as error:  # the node is unreachable, or the pod was deleted
-        click.echo(f"dlion: {source.label}: {error}", err=True)
+    except (SpecError, UnavailableError) as error:
+        _print_error(source, error)
+
+
+def _print_error(source: LogSource, error: SpecError | UnavailableError) -> None:
+    """The container has not started, its node is unreachable, or its pod was deleted."""
+    message = error.problems[0].message if isinstance(error, SpecError) else error
+    click.echo(f"dlion: {source.label}: {message}", err=True)
 
 
 def _follow(
@@ -167,8 +173,10 @@ def _follow(
 
     def read(source: LogSource, last: int | None) -> None:
         try:
-            for line in follow_lines(jobs.cluster, source, tail=last, stop=stop):
+            for line in follow_lines(jobs.cluster, source, tail=last, stop=stop, to_end=True):
                 printer.show(source, line)
+        except (SpecError, UnavailableError) as error:  # at the end: others' lines still appear
+            _print_error(source, error)
         except (DLionError, OSError) as error:  # missing permission, or closed pipe
             broken.put(error)
 
@@ -186,7 +194,10 @@ def _follow(
             if not broken.empty():
                 raise broken.get()
             if job.outcome is not None:
-                _drain(threads)
+                stop.set()
+                _drain(threads, printer)
+                if not broken.empty():
+                    raise broken.get()
                 return
             stop.wait(_POLL_INTERVAL_S)
             job = _refreshed(jobs, name, job)
@@ -215,8 +226,12 @@ def _refreshed(jobs: JobClient, name: str, before: JobStatus) -> JobStatus:
         return before
 
 
-def _drain(threads: dict[str, threading.Thread]) -> None:
-    """Wait shortly for lines in transit; abandon threads that still wait for a silent worker."""
-    for thread in threads.values():
-        thread.join(_DRAIN_S / max(1, len(threads)))
+def _drain(threads: dict[str, threading.Thread], printer: LogPrinter) -> None:
+    """Wait for the rest of all logs; abandon threads that wait for a silent worker."""
+    ended_s = time.monotonic()
+    while any(thread.is_alive() for thread in threads.values()):
+        if min(printer.idle_s(), time.monotonic() - ended_s) > _DRAIN_S:
+            break
+        for thread in threads.values():
+            thread.join(_JOIN_S / len(threads))
     sys.stdout.flush()
