@@ -14,12 +14,18 @@ from typing import Final
 import yaml
 
 from dlion_api.errors import Problem, SpecError
-from dlion_results.run_folder.layout import COMPARED, COMPARISON_MARKER, EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.layout import (
+    COMPARED,
+    COMPARISON,
+    COMPARISON_MARKER,
+    EVENTS,
+    JOB,
+    SUMMARY,
+)
 from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
 from dlion_results.run_folder.storage import storage_error
 from dlion_results.summary.judgement import EndReason
 
-COMPARISON: Final = "comparison.json"
 PICTURE: Final = "comparison.svg"
 DIVERGED: Final = "diverged.txt"
 """Error output of a diverged run, in its folder. The run is not repeated."""

@@ -5,7 +5,8 @@ running while its lock is held, whatever its summary says; one that ends at any 
 was not killed; looking does not keep it from being locked; figures of an unfinished run are those
 of its last records, and figures that no run has are not shown; damaged, half-written, foreign and
 unreadable folders are said to be so, and hide no other; links, pipes, huge files and manifests
-that unfold without end are not read; the list is newest first and is made without NumPy.
+that unfold without end are not read; the list is newest first and is made without NumPy. A
+comparison is one entry.
 
 Leaves out: a real run (tests/local/test_listed_runs.py).
 """
@@ -285,6 +286,71 @@ def test_folders_without_results_are_foreign_and_hidden_ones_are_left_out(tmp_pa
         "compared/quickstart/dlion-1": StoredState.INTERRUPTED,
         "photos": StoredState.FOREIGN,
     }
+
+
+def compared(path: Path, figures: str | None = None) -> Path:
+    """The folder of a comparison with one run."""
+    make(path / "quickstart" / "dlion" / "lr-0.05" / "seed-1", ended(EndReason.COMPLETED))
+    (path / LOCK).write_text("12\n")
+    if figures is not None:
+        (path / "comparison.json").write_text(figures)
+    return path
+
+
+ROWS = [
+    {"environment": "quickstart", "variant": name, "runs": [{"seed": 1}, {"seed": 2}]}
+    for name in ("dlion", "none")
+]
+
+
+@pytest.mark.parametrize(
+    ("figures", "state", "detail"),
+    [
+        (
+            json.dumps({"rows": ROWS, "targetAccuracy": 0.5}),
+            StoredState.SUCCEEDED,
+            "4 runs: dlion, none in quickstart",
+        ),
+        (None, StoredState.INTERRUPTED, "the same command continues it"),
+        ("{", StoredState.DAMAGED, "comparison.json: "),
+        (
+            json.dumps({"rows": [7, {"runs": 1, "variant": []}], "targetAccuracy": 0}),
+            StoredState.SUCCEEDED,
+            "0 runs",
+        ),
+        (json.dumps({"rows": {}, "targetAccuracy": 0}), StoredState.SUCCEEDED, "0 runs"),
+    ],
+)
+def test_a_comparison_is_one_entry_and_lists_its_runs(
+    tmp_path: Path, figures: str | None, state: StoredState, detail: str
+) -> None:
+    folder = compared(tmp_path / "c", figures)
+    (run,) = ResultFinder().find(tmp_path)
+    assert (run.path, run.command, run.state) == (folder, "compare", state)
+    assert run.detail.startswith(detail)
+    assert run.size_bytes
+    (own,) = ResultFinder().find(folder)
+    assert own.path == folder / "quickstart" / "dlion" / "lr-0.05" / "seed-1"
+
+
+def test_a_comparison_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
+    lock = FolderLock(compared(tmp_path / "c"))
+    assert found(tmp_path)["c"].state is StoredState.RUNNING
+    lock.release()
+
+
+def test_a_comparison_without_runs_yet_is_itself_listed(tmp_path: Path) -> None:
+    (tmp_path / "c" / "quickstart" / "dlion").mkdir(parents=True)
+    (tmp_path / "c" / LOCK).write_text("12\n")
+    (run,) = ResultFinder().find(tmp_path / "c")
+    assert (run.path, run.state) == (tmp_path / "c", StoredState.INTERRUPTED)
+
+
+@pytest.mark.parametrize("name", ["comparison.json", LOCK])
+def test_files_of_others_with_these_names_make_no_comparison(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine" / "deeper").mkdir(parents=True)
+    (tmp_path / "mine" / name).write_text('{"what": "else"}')
+    assert found(tmp_path)["mine"].state is StoredState.FOREIGN
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dlion_results.run_folder.events import parse_record
 from dlion_results.run_folder.layout import (
     CHECKPOINTS,
     COMPARED,
+    COMPARISON,
     COMPARISON_MARKER,
     ENVIRONMENT,
     EVENTS,
@@ -33,7 +34,7 @@ from dlion_results.run_folder.layout import (
     SIMULATION,
     SUMMARY,
 )
-from dlion_results.run_folder.lock import LOCK, is_held
+from dlion_results.run_folder.lock import LOCK, is_held, is_lock
 from dlion_results.run_folder.manifest import parse_job, read_manifest_bytes
 from dlion_results.run_folder.regular_files import read_end, read_start
 from dlion_results.run_folder.stored_values import (
@@ -48,7 +49,7 @@ from dlion_results.run_folder.stored_values import (
 from dlion_results.summary.judgement import EndReason
 
 MAX_DEPTH: Final = 4
-"""Folders below the listed one: a comparison has its runs two levels below its own."""
+"""Folders below the listed one: the runs of a comparison that is listed are that deep."""
 MAX_FOLDERS: Final = 20_000
 """Visited at most, so that `dlion ls /` ends."""
 TAIL_BYTES: Final = 4 * MAX_RECORD_BYTES
@@ -99,6 +100,8 @@ class _Found:
     problem: str = ""
     """Why it cannot be read; empty: it can."""
     has_results: bool = True
+    comparison: StoredRun | None = None
+    """What the list shows, if it is the folder of a comparison."""
 
 
 class ResultFinder:
@@ -112,11 +115,14 @@ class ResultFinder:
     def find(self, root: Path) -> list[StoredRun]:
         """The folders with results, newest first; `root` itself if it is one.
 
-        A folder directly below `root` without results is FOREIGN.
+        A comparison is one entry. If `root` is one, its runs are listed. Another folder directly
+        below `root` without results is FOREIGN.
         """
         if _has_results(_names(root)):
             return [read_run(root)]
         runs = [self._read(found) for found in self._below(root, 1)]
+        if (comparison := read_comparison(root)) is not None:
+            runs = [run for run in runs if run.state is not StoredState.FOREIGN] or [comparison]
         oldest = datetime.min.replace(tzinfo=UTC)
         return sorted(runs, key=lambda run: (run.started_at or oldest, str(run.path)), reverse=True)
 
@@ -131,8 +137,9 @@ class ResultFinder:
             except OSError as error:
                 yield _Found(path, error.strerror or str(error), has_results=False)
                 continue
-            if _has_results(names):
-                yield _Found(path)
+            comparison = read_comparison(path)
+            if comparison is not None or _has_results(names):
+                yield _Found(path, comparison=comparison)
                 continue
             below = list(self._below(path, depth + 1)) if depth < MAX_DEPTH else []
             yield from below
@@ -142,7 +149,7 @@ class ResultFinder:
     @staticmethod
     def _read(found: _Found) -> StoredRun:
         if found.has_results:
-            return read_run(found.path)
+            return found.comparison or read_run(found.path)
         state = StoredState.UNREADABLE if found.problem else StoredState.FOREIGN
         modified = _modified(found.path)
         return StoredRun(
@@ -172,6 +179,44 @@ def read_run(path: Path) -> StoredRun:
     if is_running or not isinstance(ending, Mapping):
         return _unfinished(base, names, is_running=is_running)
     return _finished(base, summary, ending)
+
+
+def read_comparison(path: Path) -> StoredRun | None:
+    """What the list shows of the folder of `dlion compare --out`; None if it is none."""
+    names = _names(path)
+    if _has_results(names) or names.isdisjoint({COMPARISON, LOCK}):
+        return None
+    is_running = is_held(path)
+    base = StoredRun(
+        path,
+        StoredState.RUNNING if is_running else StoredState.INTERRUPTED,
+        command="compare",
+        detail="" if is_running else "the same command continues it",
+        size_bytes=_size_bytes(path),
+        started_at=_modified(path / LOCK) or _modified(path),
+    )
+    if COMPARISON not in names:  # one that has begun has folders for its runs
+        return base if is_lock(path / LOCK) and _folders(path) else None
+    try:
+        figures = parse_mapping(read_start(path / COMPARISON, MAX_BYTES + 1))
+    except UNREADABLE as error:
+        return replace(base, state=StoredState.DAMAGED, detail=f"{COMPARISON}: {_short(error)}")
+    if not {"rows", "targetAccuracy"} <= figures.keys():
+        return None
+    if is_running:
+        return base
+    return replace(base, state=StoredState.SUCCEEDED, detail=_compared(figures["rows"]))
+
+
+def _compared(rows: object) -> str:
+    """The number of runs, the columns and the environments."""
+    known = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    count = sum(len(runs) for row in known if isinstance(runs := row.get("runs"), list))
+    columns, environments = (
+        ", ".join(dict.fromkeys(filter(None, (text_of(row.get(name)) for row in known))))
+        for name in ("variant", "environment")
+    )
+    return text_of(f"{count} runs: {columns} in {environments}")
 
 
 def _finished(base: StoredRun, summary: Mapping[str, Any], ending: Mapping[str, Any]) -> StoredRun:

@@ -18,7 +18,6 @@ from rich.console import Console
 from dlion_api.atomic_file import write_atomically
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.comparison.comparison_folder import (
-    COMPARISON,
     PICTURE,
     lock_folder,
     reject_foreign_files,
@@ -37,6 +36,7 @@ from dlion_cli.terminal import options
 from dlion_cli.terminal.completion import complete_environments, complete_policies
 from dlion_cli.terminal.interruption import interruptible
 from dlion_results.comparison import VariantRow, relative_result
+from dlion_results.run_folder.layout import COMPARISON
 from dlion_simulator.calibration.calibration import read_costs
 
 
