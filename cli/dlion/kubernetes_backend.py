@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from dlion_cli.pod_streams.log_lines import LogSource, follow_lines, read_lines
 from dlion_cli.pod_streams.log_sources import LogSelector, log_source, worker_pods
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_updates import WaitTimeoutError, follow
+from dlion_local.temporary_folder import temporary_folder
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS
 
@@ -127,11 +127,11 @@ class KubernetesBackend:
         status = JobStatus(self._jobs.get(name))
         keeper = find_keeper(self._jobs, status, status.run_id)
         with (
-            tempfile.TemporaryDirectory(prefix="dlion-") as folder,
+            temporary_folder() as folder,
             contextlib.closing(packed_files(self._jobs, keeper, status.run_id, EVENTS)) as chunks,
         ):
-            unpack(chunks, Path(folder))
-            return _job(status), iter([*read_events(Path(folder, EVENTS))])
+            unpack(chunks, folder)
+            return _job(status), iter([*read_events(folder / EVENTS)])
 
     def end(self, name: str) -> None:
         """Suspend the job. Raises: as `ClusterClient.request`."""

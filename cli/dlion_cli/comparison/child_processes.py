@@ -7,7 +7,6 @@ The children are forked from a process that has imported TensorFlow but not used
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
@@ -19,6 +18,7 @@ from typing import Final
 from dlion_api.errors import DLionError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.terminal.failures import SubprocessFailedError
+from dlion_local.temporary_folder import temporary_folder
 
 _MESSAGE_PREFIX: Final = "dlion: "
 _MAX_MESSAGE_CHARS: Final = 2000
@@ -41,8 +41,8 @@ class ChildProcesses:
 
         Raises: DLionError after `terminate_all`.
         """
-        with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
-            errors = Path(folder, "stderr")
+        with temporary_folder() as folder:
+            errors = folder / "stderr"
             child = self._context.Process(target=_run, args=(main, list(arguments), errors))
             with self._lock:
                 if self._terminated:

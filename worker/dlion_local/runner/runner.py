@@ -7,9 +7,7 @@ in any case. Uses no terminal and no TensorFlow.
 
 import logging
 import queue
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,6 +32,7 @@ from dlion_local.runner.outcome import RunOutcome, WorkerFailure, read_failure
 from dlion_local.runner.processes import ProcessGroup
 from dlion_local.runner.restart_watcher import RestartWatcher
 from dlion_local.runner.shared_evaluator import NAME, SharedEvaluator
+from dlion_local.temporary_folder import remove_abandoned_folders, temporary_folder
 from dlion_results.run_folder.environment import EnvironmentFigure
 from dlion_worker.coordination import delete_membership
 from dlion_worker.security.credential_store import delete_credentials
@@ -124,8 +123,8 @@ class LocalRunner:
 
     def run(self) -> RunOutcome:
         """Run to the end. On `KeyboardInterrupt` clean up, then raise it."""
-        with DeferredSignals() as signals:
-            work_dir = Path(tempfile.mkdtemp(prefix="dlion-"))
+        with DeferredSignals() as signals, temporary_folder() as work_dir:
+            remove_abandoned_folders()
             # Temporary files of libraries and programs are removed with the run.
             self._temporary = {"TMPDIR": str(work_dir)}
             self._evaluator = SharedEvaluator(self.job, self.plan, work_dir, self.coordinator.take)
@@ -152,7 +151,6 @@ class LocalRunner:
             finally:
                 self._group.close()
                 self._environment.close()
-                shutil.rmtree(work_dir, ignore_errors=True)
             return self.outcome()
 
     def outcome(self) -> RunOutcome:
