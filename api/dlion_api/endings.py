@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
+from dlion_api.plain_text import without_escapes
 
 STOP_RULES = ("maxSteps", "maxSeconds", "maxEpochs", "targetAccuracy")
 """Fields of `spec.trainer.stop` that end a run. `continuous` never does."""
@@ -23,6 +25,7 @@ MAX_LINE_CHARACTERS = 500
 SIGKILL_EXIT_CODE = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 
+_FAULT = "Fatal Python error: "
 _HANDED_ON = re.compile(r"worker \d+: ")
 _MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
 
@@ -112,9 +115,49 @@ def describe_exit(code: int, lines: Sequence[str]) -> str:
         code, restarts = given_up
         often = f" after {restarts} restarts (maxRestarts)"
     hint = KILLED_HINT if code == SIGKILL_EXIT_CODE else ""
-    own = [line for line in lines if not line.startswith("{")]
-    last = f": {own[-1][:MAX_LINE_CHARACTERS]}" if own else ""
+    own = [without_escapes(line) for line in lines if not line.startswith("{")]
+    last = cause_of_signal(own, code - 128) if is_by_signal(code) else "".join(own[-1:])
+    last = f": {last[:MAX_LINE_CHARACTERS]}" if last else ""
     return f"{describe_exit_code(code)}{often}{hint}{last}"
+
+
+def cause_of_signal(lines: Sequence[str], number: int) -> str:
+    """Return what the last lines of a process say of the signal that ended it, or an empty string.
+
+    That is the fault handler's error with the Python line, and what a library writes before it
+    aborts. Other lines have nothing to do with the signal.
+
+    >>> fault = ["Fatal Python error: Bus error", "", "Current thread 0x1 (most recent):"]
+    >>> cause_of_signal(["step 7", *fault, '  File "a.py", line 3 in f'], signal.SIGBUS)
+    'Bus error at File "a.py", line 3 in f'
+    """
+    starts = [i for i, line in enumerate(lines) if line.startswith(_FAULT)]
+    if number == signal.SIGABRT:
+        said = next(
+            (line for line in reversed(lines[: starts[-1]] if starts else lines) if line), ""
+        )
+    else:
+        said = lines[starts[-1]].removeprefix(_FAULT) if starts else ""
+    stack = list(lines[starts[-1] :]) if starts else []
+    current = [i for i, line in enumerate(stack) if line.startswith("Current thread ")]
+    place = "".join(stack[current[0] + 1 : current[0] + 2]).strip() if current else ""
+    return f"{said.strip()} at {place}" if place.startswith("File ") else said.strip()
+
+
+def is_by_signal(code: int) -> bool:
+    """Whether a shell's exit code says that a signal ended the process."""
+    return 128 < code < 193 and code not in set(ExitCode)
+
+
+def signal_name(number: int) -> str:
+    """
+    >>> signal_name(11), signal_name(40)
+    ('SIGSEGV', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def cause_of_exit(code: int, lines: Sequence[str]) -> int:
@@ -139,8 +182,8 @@ def describe_exit_code(code: int) -> str:
     """Return an exit code with its name from docs/errors-and-exit-codes.md.
 
     >>> describe_exit_code(67), describe_exit_code(137)
-    ('67 (PROGRAM)', '137 (signal 9)')
+    ('67 (PROGRAM)', '137 (SIGKILL)')
     """
     if code in {int(each) for each in ExitCode}:
         return f"{code} ({ExitCode(code).name})"
-    return f"{code} (signal {code - 128})" if 128 < code < 193 else str(code)
+    return f"{code} ({signal_name(code - 128)})" if is_by_signal(code) else str(code)

@@ -101,7 +101,7 @@ def what_goes_wrong(kubectl: Kubectl, _: Path) -> None:
     print("\n| job | condition | reason | after | message |\n|---|---|---|---|---|")
     for name, type_, reason, words in (
         ("raises", "Failed", "ProgramFailed", "no such layer: convolution3"),
-        ("no-memory", "Failed", "RestartsExceeded", "137 (signal 9)"),
+        ("no-memory", "Failed", "RestartsExceeded", "137 (SIGKILL)"),
         ("no-node", "Stalled", "Unschedulable", " nodes are available"),
         ("no-secret", "Stalled", "ContainerBroken", "its volumes or its network are not there"),
         ("no-image", "Stalled", "ImageUnavailable", "dlion.test/nowhere:1"),

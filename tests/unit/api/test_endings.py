@@ -1,4 +1,5 @@
-"""Stop rules are recognised in a stop reason, and an end report survives its own text.
+"""Stop rules are recognised in a stop reason, and an end report survives its own text. An exit is
+described by its name and the line that belongs to it, without colours.
 
 Left out: who writes and reads reports (tests of the trainer and of the operator).
 """
@@ -7,7 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from dlion_api.endings import STOP_RULES, EndReport, is_stop_rule, stop_rule_met
+from dlion_api.endings import (
+    KILLED_HINT,
+    STOP_RULES,
+    EndReport,
+    describe_exit,
+    is_stop_rule,
+    stop_rule_met,
+)
 from dlion_api.names import Rank
 
 
@@ -69,3 +77,23 @@ def test_a_report_of_many_workers_fits_a_termination_message() -> None:
 )
 def test_what_is_no_report_is_none(text: str) -> None:
     assert EndReport.from_json(text) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "said"),
+    [
+        (
+            67,
+            ["Traceback", "ValueError: \x1b[1mno layer\x1b[0m"],
+            "67 (PROGRAM): ValueError: no layer",
+        ),
+        (139, ["a line of the program", "Extension modules: numpy"], "139 (SIGSEGV)"),
+        (137, ["a line of the program"], f"137 (SIGKILL){KILLED_HINT}"),
+        (134, ["bad_alloc", "Fatal Python error: Aborted"], "134 (SIGABRT): bad_alloc"),
+        (135, ["Fatal Python error: Bus error", "Current thread 0x1"], "135 (SIGBUS): Bus error"),
+        (170, [], "170 (signal 42)"),
+        (193, ["why"], "193: why"),
+    ],
+)
+def test_an_exit_is_described_by_what_belongs_to_it(code: int, lines: list[str], said: str) -> None:
+    assert describe_exit(code, lines) == said

@@ -1,6 +1,6 @@
 """Facts: each restart that a supervisor's log tells of is told once, with how the trainer ended,
 what it said last in that life, the count and the wait; lines that came before, torn lines and what
-a program prints itself are no restarts.
+a program prints itself are no restarts. Of a signal only the fault handler's line is told.
 
 Left out: a supervisor that writes them (tests/local/test_restarts.py).
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+
+import pytest
 
 from dlion_api.names import Rank
 from dlion_local.runner.restart_watcher import RestartWatcher
@@ -50,6 +52,43 @@ def test_a_restart_is_told_with_what_the_trainer_said_last(tmp_path: Path) -> No
         "its trainer ended with signal SIGABRT: terminate called after bad_alloc; "
         "restart 2 of 10 in 2.0 s"
     )
+
+
+FAULT = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f1 (most recent call first):
+  File "other.py", line 9 in wait
+
+Current thread 0x00007f2 (most recent call first):
+  File "program.py", line 41 in nap
+  File "loop.py", line 3 in run
+
+Extension modules: numpy.core._multiarray_umath, yaml._yaml (total: 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (f"step 7\n{FAULT}", ': Segmentation fault at File "program.py", line 41 in nap'),
+        ("2026-01-01 10:00:00 ERROR a.b: a peer is late\nstep 7\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_signal_is_told_with_the_fault_handlers_line_alone(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    told = Told(tmp_path)
+    told.add(supervisor("started", pid=7) + lines)
+    told.add(supervisor("restarting", signal="SIGSEGV", wait_s=2.0, restart=2, most=10))
+    assert told.words == [f"its trainer ended with signal SIGSEGV{said}; restart 2 of 10 in 2.0 s"]
+
+
+def test_colours_are_not_told(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.add(supervisor("started", pid=7) + "2026-01-01 10:00:00 ERROR a.b: \x1b[1mbad\x1b[0m\n")
+    told.add(supervisor("restarting", code=1, wait_s=2.0, restart=2, most=10))
+    assert "1 (FAILED): bad; restart" in told.words[0]
 
 
 def test_what_an_earlier_trainer_said_is_not_said_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dlion_api.errors import DLionError, ProgramError
+from dlion_api.plain_text import error_text
 
 _MAX_ERROR_CHARACTERS: Final = 1000
 
@@ -40,7 +41,7 @@ class PolicyPlugin:
         # It may raise anything, and `sys.exit` must not end a worker in silence.
         except (Exception, SystemExit) as error:
             place = self._place(error) or _defined(at)
-            text = str(error).strip()[:_MAX_ERROR_CHARACTERS]
+            text = error_text(error)[:_MAX_ERROR_CHARACTERS]
             message = f"{doing} failed{place}: {type(error).__name__}: {text}"
             raise self.error(message) from error
 

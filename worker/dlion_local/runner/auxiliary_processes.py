@@ -4,10 +4,10 @@ Restarts a process that has ended, with a growing delay, until it fails too ofte
 meanwhile, with the last directive and without evaluations.
 """
 
-import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from dlion_api.endings import signal_name
 from dlion_api.names import Rank
 from dlion_api.reasons import EventReason
 from dlion_local.runner.log_tail import last_error_in_log
@@ -108,7 +108,5 @@ def _needed(state: _ProcessState, running: Collection[Rank]) -> bool:
 def _exit_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:  # a real-time signal has no name
-        return f"signal {-code}"
+    name = signal_name(-code)
+    return f"signal {-code} ({name})" if name.startswith("SIG") else name

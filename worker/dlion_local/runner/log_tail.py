@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from dlion_api.plain_text import without_escapes
+
 _TAIL_BYTES = 65_536
 _MAX_CHARACTERS = 1000
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* (?P<level>[A-Z]+) [\w.]+: (?P<message>.*)")
@@ -18,14 +20,19 @@ def last_error_in_log(log: Path, *, any_line: bool = False) -> str:
 
     With `any_line`, fall back to the last line.
     """
+    lines = log_tail(log)
+    return last_error(lines) or (last_line(lines) if any_line else "")
+
+
+def log_tail(log: Path) -> list[str]:
+    """The last lines of the log, without the supervisor's; none if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+            lines = without_escapes(file.read().decode("utf-8", "replace")).splitlines()
     except OSError:
-        return ""
-    lines = [line for line in lines if not line.startswith('{"time"')]
-    return last_error(lines) or (last_line(lines) if any_line else "")
+        return []
+    return [line for line in lines if not line.startswith('{"time"')]
 
 
 def last_error(lines: Sequence[str]) -> str:

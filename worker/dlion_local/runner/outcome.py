@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlion_api.endings import cause_of_signal, is_by_signal, signal_name
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
-from dlion_local.runner.log_tail import last_error_in_log
+from dlion_local.runner.log_tail import last_error_in_log, log_tail
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,14 @@ class RunOutcome:
 def read_failure(code: int, log: Path) -> WorkerFailure:
     """The failure of a worker's supervisor, with the worker's last error.
 
-    For an unknown exit code, a crash, any last line of the log is better than none.
+    For an unknown exit code any last line of the log is better than none; for a signal, what says
+    why it came.
     """
     if code in set(ExitCode):
         return WorkerFailure(ExitCode(code), last_error_in_log(log))
-    message = last_error_in_log(log, any_line=True)
-    return WorkerFailure(ExitCode.FAILED, f"exit code {code}{': ' if message else ''}{message}")
+    if is_by_signal(code):
+        number = code - 128
+        how, message = signal_name(number), cause_of_signal(log_tail(log), number)
+    else:
+        how, message = f"exit code {code}", last_error_in_log(log, any_line=True)
+    return WorkerFailure(ExitCode.FAILED, f"{how}{': ' if message else ''}{message}")

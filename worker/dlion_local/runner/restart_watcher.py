@@ -5,14 +5,17 @@ output precedes it.
 """
 
 import json
+import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlion_api.endings import cause_of_signal
 from dlion_api.exit_codes import ExitCode
 from dlion_api.names import Rank
+from dlion_api.plain_text import without_escapes
 from dlion_api.reasons import EventReason
 from dlion_local.runner.log_tail import last_error, last_line
 
@@ -69,7 +72,7 @@ def _new_lines(log: _Log) -> list[str]:
     log.offset += len(chunk)
     *lines, log.rest = (log.rest + chunk).split(b"\n")
     log.rest = log.rest[-_MAX_READ_BYTES:]
-    return [line.decode("utf-8", "replace") for line in lines]
+    return [without_escapes(line.decode("utf-8", "replace")) for line in lines]
 
 
 def _supervisor_record(line: str) -> dict[str, Any] | None:
@@ -84,7 +87,10 @@ def _supervisor_record(line: str) -> dict[str, Any] | None:
 
 def _restart_message(record: dict[str, Any], lines: deque[str]) -> str:
     tail = [*lines]
-    last = last_error(tail) or last_line(tail)
+    name = str(record.get("signal", ""))
+    number = getattr(signal, name, 0) if name.startswith("SIG") else 0
+    # An error that it logged before is not why a signal came.
+    last = cause_of_signal(tail, number) if name else last_error(tail) or last_line(tail)
     how = f"its trainer ended with {_exit_text(record)}{': ' if last else ''}{last}"
     count, wait_s = f"{record.get('restart')} of {record.get('most')}", record.get("wait_s")
     return f"{how}; restart {count} in {wait_s} s"

@@ -6,6 +6,7 @@ finishes the current step, saves a checkpoint and exits.
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import sys
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    faulthandler.enable()  # a signal's log names the Python line
     log_import_time()
     _use_batch_scheduling()
     signals = SignalHandler()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlion_api.errors import DataError, ProgramError
+from dlion_api.plain_text import error_text
 from dlion_core.npz_errors import NPZ_ERRORS
 from dlion_worker.training.framework import keras, tf
 
@@ -25,7 +26,7 @@ def load_keras_file(path: Path) -> Any:
     try:
         return keras.models.load_model(path, compile=False)
     except Exception as error:  # Keras raises any type
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (error_text(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"{path}: cannot be loaded: {reason}. If the model has layers of your own, first "
             "import the program that registers them"
@@ -73,7 +74,7 @@ def convert(keras_file: Path, form: Form) -> Path:
             else:
                 content = tf.lite.TFLiteConverter.from_keras_model(model).convert()
         except Exception as error:  # Keras, TensorFlow and the converter raise any type
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (error_text(error).splitlines() or [type(error).__name__])[0]
             raise ProgramError(
                 f"{keras_file}: cannot be converted: {reason}. The .keras file itself is intact; "
                 "if the model has custom layers, convert it in a program that defines them"

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlion_api.errors import ContractError, DataError, ProgramError
+from dlion_api.plain_text import error_text, without_escapes
 from dlion_api.spec.trainer import Trainer
 from dlion_core.lifecycle.reporting import EvaluationResult
 from dlion_core.policies.interface import Flat
@@ -276,8 +277,8 @@ class FlatModel:
                 temporary.replace(path)
             except (TypeError, ValueError, NotImplementedError) as error:
                 raise ProgramError(
-                    f"program {self.program.name}: Keras cannot save the model: {error}. Give "
-                    "custom layers a get_config()"
+                    f"program {self.program.name}: Keras cannot save the model: "
+                    f"{error_text(error)}. Give custom layers a get_config()"
                 ) from error
             finally:
                 temporary.unlink(missing_ok=True)
@@ -355,7 +356,7 @@ class FlatModel:
                 text += f" with labels from {y_B.min()} to {y_B.max()} ({self.class_count} classes)"
                 advice = "Check that labels count from 0 and that the model's last layer has one "
                 advice += "output per class"
-            message = str(error.message)[:400]
+            message = without_escapes(str(error.message))[:400]
             raise DataError(
                 f"program {self.program.name}: TensorFlow rejected {text}: {message}. {advice}"
             ) from error

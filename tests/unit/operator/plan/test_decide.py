@@ -521,7 +521,7 @@ def test_where_no_worker_ended_well_the_job_failed(exit_code: int, reason: str) 
 def test_a_trainer_that_was_killed_is_said_to_want_memory() -> None:
     world = training()
     world.end("small", failed="0,1", exit_code=137)
-    assert "137 (signal 9), most often for want of memory" in ready_reason(world.look())[1]
+    assert "137 (SIGKILL), most often for want of memory" in ready_reason(world.look())[1]
 
 
 def test_with_failure_policy_fail_one_failure_ends_the_run() -> None:

@@ -196,6 +196,6 @@ def test_used_up_restarts_are_told_with_what_the_trainer_ended_with() -> None:
     reason, message = ready_reason(world.look())
     assert reason == "RestartsExceeded"
     assert (
-        "small-0: trainer ended with 137 (signal 9) after 10 restarts (maxRestarts), most often for"
-        " want of memory (resources.limits.memory): Killed" in message
+        "small-0: trainer ended with 137 (SIGKILL) after 10 restarts (maxRestarts), most often for"
+        " want of memory (resources.limits.memory);" in message
     )

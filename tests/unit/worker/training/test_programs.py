@@ -195,6 +195,19 @@ def test_a_loss_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
         _build(program).step(np.zeros((2, 4), np.float32), np.zeros(2, np.int32))
 
 
+def test_the_colours_of_keras_are_not_told(tmp_path: Path) -> None:
+    program = _load(
+        tmp_path,
+        "import keras\n\n\ndef build_model():\n"
+        "    return keras.Sequential([keras.Input((7,)), keras.layers.Dense(2)])\n",
+    )
+    with pytest.raises(ProgramError, match="is incompatible with the layer") as raised:
+        _build(program, classes=3)
+    assert raised.value.__cause__ is not None
+    assert "\x1b" in str(raised.value.__cause__), "Keras colours it"
+    assert "\x1b" not in str(raised.value)
+
+
 def test_a_loss_without_the_model_in_it_is_told(tmp_path: Path) -> None:
     program = _load(
         tmp_path, DENSE + "\n    def loss(y_true, y_pred):\n        return keras.ops.ones(2)\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlion_api.errors import DLionError, ProgramError
+from dlion_api.plain_text import error_text
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def user_code(program: TrainingProgram, doing: str, advice: str) -> Iterator[Non
     # User code may raise anything, and `sys.exit` must not end the trainer silently.
     except (Exception, SystemExit) as error:
         location = _location(error, program.sources)
-        kind, text = type(error).__name__, str(error).strip()
+        kind, text = type(error).__name__, error_text(error)
         if text.startswith("in user code:"):  # TensorFlow puts a traceback before the message
             text = text.rpartition("\n\n")[2].strip().removeprefix(f"{kind}: ")
         raise ProgramError(

@@ -1,0 +1,30 @@
+"""Text without terminal escapes: Keras colours its errors, and tools their output.
+
+Records, statuses and messages hold plain text. Who shows it on a terminal replaces other control
+characters.
+"""
+
+import re
+from typing import Final
+
+_ESCAPE: Final = re.compile(
+    r"\x1b(?:"
+    r"\[[0-?]*[ -/]*[@-~]"  # CSI: colours, positions
+    r"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # OSC: titles, links
+    r"|[@-Z\\^_]"
+    r")"
+)
+
+
+def without_escapes(text: str) -> str:
+    """Return the text without terminal escapes (ECMA-48).
+
+    >>> without_escapes("\x1b[1;31mno such layer\x1b[0m")
+    'no such layer'
+    """
+    return _ESCAPE.sub("", text) if "\x1b" in text else text
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an error that other code has raised, as plain text."""
+    return without_escapes(str(error)).strip()
