@@ -16,6 +16,7 @@ import click
 from dlion_api.errors import ProgramError
 from dlion_cli.terminal.failures import exit_code_of, message_of
 from dlion_cli.terminal.interruption import raise_on_signals
+from dlion_cli.terminal.short_options import joined_values, reject_late_options
 
 SECTIONS: Final = {  # by section: module below dlion_cli.commands, function, summary
     "Run here": {
@@ -58,6 +59,10 @@ COMMANDS: Final = {
 }
 
 
+def is_for_clusters(command: str | None) -> bool:
+    return command in COMMANDS and COMMANDS[command][0].startswith("cluster.")
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module only to run it or to print its help."""
 
@@ -88,16 +93,26 @@ class LazyGroup(click.Group):
                 # Padded, so that the summaries of all sections stand below each other.
                 formatter.write_dl([(n.ljust(width), text) for n, (_, text) in commands.items()])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raises: UsageError."""
+        before = next((i for i, each in enumerate(args) if each in COMMANDS), len(args))
+        return super().parse_args(ctx, [*joined_values(self, args[:before]), *args[before:]])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command. Raises: UsageError that names a similar command."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name.lower(), COMMANDS, 1)
+        given = args[0]
+        if given not in COMMANDS and not given.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(given.lower(), COMMANDS, 1)
             hint = f'did you mean "{close[0]}"?' if close else "dlion --help lists all"
-            ctx.fail(f'no such command "{name}"; {hint}')
-        return super().resolve_command(ctx, args)
+            ctx.fail(f'no such command "{given}"; {hint}')
+        name, command, others = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            if is_for_clusters(name):
+                reject_late_options(others)
+            others = joined_values(command, others)
+        return name, command, others
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -110,7 +125,7 @@ def dlion(ctx: click.Context, /, **cluster: str | None) -> None:
     """Train deep models decentrally, across micro-clouds at the edge."""
     given = {name: value for name, value in cluster.items() if value is not None}
     command = ctx.invoked_subcommand or ""
-    if given and not COMMANDS[command][0].startswith("cluster."):
+    if given and not is_for_clusters(command):
         raise click.UsageError(f"{command} does not use a cluster: remove --{next(iter(given))}")
     ctx.default_map = {command: given}  # as kubectl, which takes them before and after the command
 
@@ -120,6 +135,8 @@ def run(arguments: list[str] | None) -> int:
     try:
         result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.option_name in ("-f", "--filename"):
+            error.message += " FILE is an argument here, without an option."
         error.show()
         return error.exit_code
     except click.exceptions.Exit as ended:
