@@ -4,8 +4,7 @@
 # POSIX sh with sed, grep, tar and coreutils (or busybox), for nodes that have little else. Exit codes are
 # those of the command line: docs/errors-and-exit-codes.md.
 set -eu
-LC_ALL=C
-export LC_ALL
+export LC_ALL=C
 
 USAGE=2 DATA=66 UNAVAILABLE=69 STORAGE=74
 
@@ -35,8 +34,7 @@ Options:
   --insecure-registry   without TLS, or without verifying it
   --namespace NAME      namespace of the operator (dlion-system)
   --release NAME        name of the Helm release (dlion)
-  --kubeconfig FILE     as for kubectl
-  --context NAME        as for kubectl
+  --kubeconfig FILE, --context NAME  as for kubectl
   --timeout SECONDS     for the operator to be ready (300)
   --dry-run             verify and print what would be done; change nothing
   --help                this text
@@ -45,7 +43,7 @@ END
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 site='' namespace=dlion-system release=dlion registry='' kubeconfig='' context='' timeout=300
-images=node chart=yes dry_run='' insecure='' work='' done_so_far='' started=''
+images=node chart=yes dry_run='' insecure='' work='' done_so_far='' started='' begun='' repair=''
 
 say() { printf '%s\n' "$*"; }
 fail() { # code, message: ends with both
@@ -61,14 +59,22 @@ at_end() {
   trap - EXIT HUP INT TERM
   if [ -n "$work" ]; then rm -rf "$work"; fi
   if [ "$code" -ne 0 ] && [ -n "$done_so_far" ]; then
-    printf 'install.sh: NOT complete. Done so far:%s\nThe same command goes on from here.\n' "$done_so_far" >&2
+    [ -z "$begun" ] || find_repair
+    printf 'install.sh: NOT complete. Done so far:%s\n%sThe same command goes on from here.\n' "$done_so_far" \
+      "${repair:+"First, once no helm runs: $repair
+"}" >&2
   elif [ "$code" -ne 0 ] && [ -n "$started" ]; then
     say 'install.sh: nothing was changed.' >&2
   fi
   exit "$code"
 }
-trap at_end EXIT
-trap 'exit 130' HUP INT TERM
+trap at_end EXIT; trap 'exit 130' HUP INT TERM
+
+find_repair() { # sets state, and repair: the command that a release needs whose helm was broken off
+  state=$(run_helm status "$release" --namespace "$namespace" 2>/dev/null | sed -n 's/^STATUS: \(pending-.*\)/\1/p')
+  case $state in '') verb='' ;; pending-install) verb=uninstall ;; *) verb=rollback ;; esac # none to go back to
+  repair="${verb:+helm $verb $release --namespace $namespace${kubeconfig:+ --kubeconfig $kubeconfig}${context:+ --kube-context $context}}"
+}
 
 is_name() { # text, longest: whether it is a name of Kubernetes
   [ "${#1}" -le "$2" ] || return 1
@@ -119,8 +125,8 @@ check_arguments() {
   before=''
   for argument in "$@"; do
     case $before$argument in
-      -f- | --values- | --values=-) usage_error 'values from standard input: give them in a file' ;;
-      -n | --dry-run* | --namespace* | --kubeconfig* | --kube-context*)
+      -f- | -f=- | --values- | --values=-) usage_error 'values from standard input: give them in a file' ;;
+      -n* | --dry-run* | --namespace* | --kubeconfig* | --kube-context*)
         usage_error "'$argument' stands before --; --context is its name for kubectl and helm" ;;
     esac
     before=''
@@ -158,15 +164,10 @@ require_program() { # program, how to go on
   command -v "$1" >/dev/null 2>&1 || fail "$UNAVAILABLE" "no $1 on the PATH: $2"
 }
 
-run_helm() {
-  # shellcheck disable=SC2086  # each option, if any
-  helm "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--kube-context "$context"}
-}
-
-run_kubectl() {
-  # shellcheck disable=SC2086
-  kubectl "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--context "$context"}
-}
+# shellcheck disable=SC2086  # each option, if any
+run_helm() { helm "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--kube-context "$context"}; }
+# shellcheck disable=SC2086
+run_kubectl() { kubectl "$@" ${kubeconfig:+--kubeconfig "$kubeconfig"} ${context:+--context "$context"}; }
 
 check_cluster() {
   require_program helm 'copy the program of Helm 3 (one file) to this machine, or run the script where it is'
@@ -190,6 +191,9 @@ Set KUBECONFIG, --kubeconfig or --context."
   [ -z "$nodes" ] || [ -n "$alike" ] \
     || fail "$DATA" "this bundle is for $platform, and no node of the cluster is; take the bundle of its architecture"
   [ -z "$others" ] || say "Note: these nodes are not $platform and cannot run DLion from this bundle:$others"
+  find_repair # before the images: helm would refuse the chart
+  [ -z "$repair" ] || fail "$UNAVAILABLE" "release $release in namespace $namespace is $state: a helm was broken off, or runs
+now. Once none runs: $repair, and then the same command again"
 }
 
 note_nodes_without_images() {
@@ -233,14 +237,12 @@ free_bytes() { # folder; nothing if it is not known
 
 require_space() { # folder, bytes, for what
   free=$(free_bytes "$1")
-  if [ -n "$free" ] && [ "$free" -lt "$2" ]; then
-    fail "$STORAGE" "$1 has $((free / 1000000)) MB free; $3 needs $(($2 / 1000000)) MB: free space there"
-  fi
+  [ -z "$free" ] || [ "$free" -ge "$2" ] \
+    || fail "$STORAGE" "$1 has $((free / 1000000)) MB free; $3 needs $(($2 / 1000000)) MB: free space there"
 }
 
-missing_images() { # targets that containerd does not have
-  for target in operator sidecar worker; do has_image "$target" || printf '%s ' "$target"; done
-}
+# Targets that containerd does not have.
+missing_images() { for target in operator sidecar worker; do has_image "$target" || printf '%s ' "$target"; done; }
 
 import_images() {
   machine=$(uname -m)
@@ -348,15 +350,13 @@ END"
   fi
   [ -n "$registry" ] || note_nodes_without_images
   say "Installing release $release in namespace $namespace ..."
-  done_so_far="$done_so_far
+  begun=yes done_so_far="$done_so_far
   release $release in namespace $namespace: begun (helm status -n $namespace $release)"
   if ! output=$(chart_values | run_helm "$@" 2>&1); then
     pods=$(run_kubectl -n "$namespace" get pods -o wide --request-timeout=20s 2>&1) || true
     printf '%s\n' "$pods" >&2
     case $output$pods in
       *ErrImageNeverPull*) advice="A node of these pods has no images: run there sh install.sh --images-only" ;;
-      *'another operation'*) advice="An earlier helm was broken off: helm rollback -n $namespace $release, or if there is
-no earlier revision: helm uninstall -n $namespace $release" ;;
       *'invalid ownership metadata'*) advice="The definition of DLionJob belongs to another installation: add -- --take-ownership, or
 -- --set crds.enabled=false and: kubectl apply --server-side -f $here/crds/dlionjob.yaml" ;;
       *) advice="Look at: kubectl -n $namespace describe pods; remove with: helm uninstall -n $namespace $release" ;;

@@ -18,7 +18,7 @@ def comparison_table(
     title = f"{environment}: {seeds}, {matrix.seconds:g} virtual seconds"
     table = Table(show_lines=True, title=Text(title, style="bold"), title_justify="left")
     for name in ("", f"seconds\nto {matrix.target_accuracy:.0%}", "of\nideal", "samples\nto it",
-                 "bytes\nto it", "accuracy\nat the end", "drift", "rate"):  # fmt: skip
+                 "bytes\nto it", "accuracy\nat the end", "last\ndrift", "rate"):  # fmt: skip
         table.add_column(name, justify="right" if name else "left", overflow="fold")
     best = next((row for row in rows if row.variant == ideal), None)
     ideal_s = None if best is None else best.spread("time_to_target_s").median

@@ -136,7 +136,8 @@ def _closing_lines(summary: Mapping[str, Any], folder: Path, report: Path | None
     drift = summary["drift"]
     if drift["last"] is not None:
         lines.append(
-            f"Drift between replicas: {drift['last']:.3f} at the end, {drift['max']:.3f} at most"
+            f"Drift between replicas: {drift['last']:.3f} in the last of {drift['comparisons']:,} "
+            f"comparisons, {drift['max']:.3f} at most"
         )
     lines += map(printable, time_sentences(summary))
     if summary["events"]["warnings"]:

@@ -32,7 +32,11 @@ TOOLS = (
 USAGE, DATA, UNAVAILABLE, STORAGE = 2, 66, 69, 74
 CALLED = 'echo "$(basename "$0") $*" >>"$CALLS"\n'
 STAND_INS = {
-    "helm": """cat >/dev/null
+    "helm": """if [ "$1" = status ]; then
+  [ ! -e "$CALLS.state" ] || echo "STATUS: $(cat "$CALLS.state")"; exit
+fi
+cat >/dev/null
+[ -z "${HELM_LEAVES:-}" ] || echo "$HELM_LEAVES" >"$CALLS.state"
 [ -z "${HELM_FAILS:-}" ] || { echo "Error: $HELM_FAILS" >&2; exit 1; }
 """,
     "kubectl": 'case "$*" in *nodes*) echo "${NODES-amd64/n0 }" ;; esac\n',
@@ -164,6 +168,8 @@ SITE = ("--site", "plant-a")
         ([*SITE, "--set", "x=1"], "unknown argument '--set'"),
         ([*SITE, "--", "-f", "-"], "values from standard input"),
         ([*SITE, "--", "--values=-"], "values from standard input"),
+        ([*SITE, "--", "-f=-"], "values from standard input"),
+        ([*SITE, "--", "-nother"], "'-nother' stands before --"),
         ([*SITE, "--", "--namespace", "x"], "'--namespace' stands before --"),
         ([*SITE, "--", "--dry-run"], "'--dry-run' stands before --"),
         (["--images-only", "--skip-images"], "exclude each other"),
@@ -289,6 +295,43 @@ def test_a_break_in_the_middle_says_what_was_done(scene: Scene) -> None:
     assert "DLion 0.1.0 runs as site plant-a." in again.stdout
     assert sum(" import " in call for call in scene.changes) == 3
     assert scene.changes[-1].endswith("--values - -f my values.yaml")
+
+
+REPAIRS = [
+    ("pending-install", "helm uninstall dlion --namespace dlion-system"),
+    ("pending-upgrade", "helm rollback dlion --namespace dlion-system"),
+    ("pending-rollback", "helm rollback dlion --namespace dlion-system"),
+]
+
+
+@pytest.mark.parametrize(("state", "command"), REPAIRS)
+def test_a_helm_that_was_broken_off_is_told_before_the_images(
+    scene: Scene, state: str, command: str
+) -> None:
+    Path(f"{scene.calls}.state").write_text(state)
+    for more in ((), ("--dry-run",)):
+        done = scene.refuses(UNAVAILABLE, f"is {state}: a helm was broken off", *SITE, *more)
+        assert (
+            f"Once none runs: {command} --kube-context farm, and then"
+            in scene.run(*SITE, "--context", "farm").stderr
+        )
+        assert "nothing was changed." in done.stderr
+
+
+@pytest.mark.parametrize(("state", "command"), REPAIRS)
+def test_a_helm_that_breaks_off_here_is_told_with_its_repair(
+    scene: Scene, state: str, command: str
+) -> None:
+    done = scene.run(*SITE, HELM_FAILS="signal: killed", HELM_LEAVES=state)
+    assert done.returncode == UNAVAILABLE
+    end = f"First, once no helm runs: {command}\nThe same command goes on from here.\n"
+    assert done.stderr.endswith(end)
+
+
+@pytest.mark.parametrize("state", ["deployed", "failed", "superseded"])
+def test_a_release_in_another_state_is_installed(scene: Scene, state: str) -> None:
+    Path(f"{scene.calls}.state").write_text(state)
+    assert scene.run(*SITE).returncode == 0
 
 
 @pytest.mark.parametrize(

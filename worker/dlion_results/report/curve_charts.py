@@ -126,7 +126,7 @@ def drift_over_time(runs: Sequence[LoadedRun]) -> PageChart:
     )
     last = ", ".join(f"{one['n']} {one['y'][-1]:.3g}" for one in series)
     spec = _lines(series, "time", _end_s(runs), "number", "‖wᵢ - wⱼ‖ / ‖w‖")
-    return PageChart("drift", title, caption, f"{title} at the end: {last}.", spec)
+    return PageChart("drift", title, caption, f"{title}, last comparison: {last}.", spec)
 
 
 def batch_sizes(run: LoadedRun) -> PageChart:

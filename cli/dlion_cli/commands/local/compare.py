@@ -158,7 +158,7 @@ def compare(
     """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
     All columns have the same model, data, partition, links and global batch. The table shows the
-    median and range over seeds of: time and bytes to the target, final accuracy, and drift. For an
+    median and range over seeds of: time and bytes to the target, final accuracy, and last drift. For an
     even number of seeds, the median is the lower of the two middle values. Ctrl-C ends the runs;
     the same command continues.
 
