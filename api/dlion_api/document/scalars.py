@@ -66,7 +66,8 @@ def as_scalar(shape: shapes.Scalar, value: object) -> Any:
 
 def _string(shape: shapes.Scalar, value: object) -> str:
     if not isinstance(value, str):
-        advice = f'Put it in quotes: "{shown(value)}".' if isinstance(value, int | float) else ""
+        # Not with the value: YAML text such as 1e3 or yes is another one by now.
+        advice = "Put its text in quotes." if isinstance(value, int | float) else ""
         raise FaultError("must be a string", shown(value), ", ".join(shape.choices), advice)
     if shape.choices and value not in shape.choices:
         raise FaultError("is not an allowed value", shown(value), ", ".join(shape.choices))

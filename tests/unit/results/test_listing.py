@@ -6,7 +6,7 @@ was not killed; looking does not keep it from being locked; figures of an unfini
 of its last records, and figures that no run has are not shown; damaged, half-written, foreign and
 unreadable folders are said to be so, and hide no other; links, pipes, huge files and manifests
 that unfold without end are not read; the list is newest first and is made without NumPy. A
-comparison is one entry.
+comparison is one entry. A label that YAML reads as a number or truth value is named with the fix.
 
 Leaves out: a real run (tests/local/test_listed_runs.py).
 """
@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord
 from dlion_api.protocol.records import record_to_json
@@ -34,6 +35,7 @@ from dlion_cli.__main__ import main
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.listing import ResultFinder, StoredRun, StoredState, read_run
 from dlion_results.run_folder.lock import LOCK, FolderLock
+from dlion_results.run_folder.manifest import read_job
 from dlion_results.summary.judgement import EndReason
 from dlion_results.summary.summary import Ending
 from synthetic_run import Story, description, records
@@ -435,3 +437,22 @@ def test_the_list_is_made_without_numpy(tmp_path: Path) -> None:
         "sys.exit(code or any(m in sys.modules for m in ('numpy', 'tensorflow', 'grpc')))"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", ["1e3", "1", "yes", "1.5"])
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+def test_a_label_that_yaml_reads_as_no_text_is_named_with_the_fix(
+    tmp_path: Path, field: str, text: str
+) -> None:
+    folder = make(tmp_path / "run", None)
+    manifest = (folder / "job.yaml").read_text()
+    assert f"  {field}: {{}}" in manifest
+    (folder / "job.yaml").write_text(
+        manifest.replace(f"  {field}: {{}}", f"  {field}: {{version: {text}}}")
+    )
+    run = read_run(folder)
+    assert run.state is StoredState.DAMAGED
+    assert f"metadata.{field}.version: must be a string" in run.detail
+    assert run.detail.endswith("Put its text in quotes.")
+    with pytest.raises(DataError, match=rf"metadata\.{field}\.version: .*in quotes"):
+        read_job(folder)
