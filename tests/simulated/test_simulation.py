@@ -200,6 +200,11 @@ def test_a_comparison_runs_every_column_once_and_is_taken_up_again(tmp_path: Pat
     assert rows["topk"]["sent_bytes"]["median"] > 0
     assert len(times) == 3
     assert json.loads(again.stdout)["rows"] == json.loads(first.stdout)["rows"]
+    (judged,) = json.loads(first.stdout)["verdicts"].values()
+    assert judged["winner"] in {"topk", "even"}, "ideal is no competitor"
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert judged["text"] in page, "as its title"
+    assert all(f">{name}<" in page for name in rows)
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {

@@ -127,6 +127,72 @@ def relative_result(row: VariantRow, other: VariantRow, goal: Goal) -> RelativeR
     )
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Which variant won in one environment."""
+
+    winner: str
+    text: str
+    """By what, against the second, with the range over seeds."""
+
+
+def verdict(rows: Sequence[VariantRow], goal: Goal) -> Verdict | None:
+    """Judge the variants of one environment by medians: earliest at the target, else most accurate.
+
+    None for fewer than two, or if none has figures. The range is that of the ratio, or difference,
+    of two runs with the same seed.
+    """
+    ranked = sorted(rows, key=_rank)
+    if len(ranked) < 2 or ranked[0].spread("accuracy").median is None:
+        return None
+    first, second = ranked[:2]
+    target = f"{100 * goal.target_accuracy:g} %"
+    against = relative_result(first, second, goal)
+    if against.speed_up is not None:
+        pairs = _pairs(first, second, "time_to_target_s")
+        ratios = [its_s / own_s for own_s, its_s in pairs if own_s]
+        by = f"{against.speed_up:.2f} times as soon as {second.variant}"
+        doubt = bool(ratios) and min(ratios) < 1
+        return Verdict(
+            first.variant,
+            f"{first.variant} is first at {target}: {by}{_range(ratios, '{:.2f}', doubt)}",
+        )
+    if against.at_least is not None:
+        by = f"over {against.at_least:.2f} times as soon as {second.variant}, which never is there"
+        return Verdict(first.variant, f"{first.variant} is first at {target}: {by}")
+    points = [100 * (own - its) for own, its in _pairs(first, second, "accuracy")]
+    doubt = bool(points) and min(points) < 0
+    by = f"{against.points or 0.0:.1f} points above {second.variant}"
+    return Verdict(
+        first.variant,
+        f"no column reaches {target}; {first.variant} is the most accurate: "
+        f"{by}{_range(points, '{:.1f}', doubt)}",
+    )
+
+
+def _rank(row: VariantRow) -> tuple[float, float]:
+    time_s, accuracy = row.spread("time_to_target_s").median, row.spread("accuracy").median
+    return (
+        float("inf") if time_s is None else time_s,
+        float("inf") if accuracy is None else -accuracy,
+    )
+
+
+def _pairs(first: VariantRow, second: VariantRow, name: str) -> list[tuple[float, float]]:
+    """Both values of each seed that has both."""
+    others = {one.seed: getattr(one, name) for one in second.figures}
+    values = [(getattr(one, name), others.get(one.seed)) for one in first.figures]
+    return [(own, its) for own, its in values if own is not None and its is not None]
+
+
+def _range(values: Sequence[float], form: str, doubt: bool) -> str:
+    """The range over seeds, and whether it leaves the winner open."""
+    if len(values) < 2:
+        return ""
+    ends = " to ".join(form.format(end) for end in (min(values), max(values)))
+    return f" ({ends} over {len(values)} seeds{': no clear winner' * doubt})"
+
+
 def diverged(seed: int) -> VariantRun:
     """The figures of a run whose weights or loss overflowed."""
     return VariantRun(seed, None, None, None, None, None, None, None, None, diverged=True)

@@ -20,6 +20,7 @@ from dlion_results.run_folder.layout import (
     COMPARISON_MARKER,
     EVENTS,
     JOB,
+    REPORT,
     SUMMARY,
 )
 from dlion_results.run_folder.lock import LOCK, FolderLock, is_lock
@@ -66,7 +67,8 @@ def reject_foreign_files(out: Path, folders: Iterable[Path], aggregated: Iterabl
     locks = (folder / LOCK for folder in (out, *(out / folder for folder in folders)))
     foreign_paths += [path for path in locks if not is_lock(path)]
     if not _is_comparison(out / COMPARISON):
-        figures = (out / COMPARISON, out / PICTURE)  # the picture is written after the figures
+        # The picture and the report are written after the figures.
+        figures = (out / COMPARISON, out / PICTURE, out / REPORT)
         foreign_paths += [path for path in figures if path.exists()]
     ones = dict.fromkeys(aggregate_environment_file(out, environment) for environment in aggregated)
     foreign_paths += [path for path in ones if not _is_aggregate_environment(path)]

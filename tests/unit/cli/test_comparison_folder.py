@@ -108,7 +108,9 @@ def test_what_lies_on_the_way_to_a_run_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path / 'quickstart' / 'full'}: was not made" in said
 
 
-@pytest.mark.parametrize("name", ["comparison.json", "comparison.svg", "quickstart-as-one.yaml"])
+@pytest.mark.parametrize(
+    "name", ["comparison.json", "comparison.svg", "report.html", "quickstart-as-one.yaml"]
+)
 def test_a_foreign_file_of_a_comparisons_name_is_not_written_over(
     name: str, tmp_path: Path
 ) -> None:

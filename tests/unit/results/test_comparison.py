@@ -1,14 +1,19 @@
-"""Seeds put together: a seed that never got there counts as the worst, never as absent."""
+"""Seeds put together: a seed that never got there counts as the worst, never as absent. The winner
+is told with the second, the ratio and its range over seeds, and whether that leaves it open."""
 
 from __future__ import annotations
+
+import pytest
 
 from dlion_results.comparison import (
     Goal,
     VariantRow,
     VariantRun,
+    diverged,
     is_better,
     relative_result,
     spread,
+    verdict,
 )
 
 
@@ -60,3 +65,61 @@ def test_over_a_column_that_never_gets_there_the_speed_up_has_a_bound_only() -> 
     assert (told.speed_up, told.at_least) == (None, 5.0)
     told = relative_result(row(None), row(20.0), goal)
     assert (told.speed_up, told.at_least) == (None, None)
+
+
+def named(name: str, times_s: tuple[float | None, ...], *accuracies: float) -> VariantRow:
+    figures = tuple(
+        VariantRun(seed, time_s, None, accuracy, None, None, None, 0.0, None)
+        for seed, (time_s, accuracy) in enumerate(zip(times_s, accuracies, strict=True))
+    )
+    return VariantRow("homo-b", name, 0.1, figures)
+
+
+FIRST = "a is first at 50 %:"
+HIGHEST = "no column reaches 50 %; a is the most accurate:"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (
+            named("a", (10.0, 20.0), 0.9, 0.9), named("b", (30.0, 30.0), 0.9, 0.9),
+            "a is first at 50 %: 3.00 times as soon as b (1.50 to 3.00 over 2 seeds)",
+        ),
+        (
+            named("a", (10.0, 40.0), 0.9, 0.9), named("b", (30.0, 30.0), 0.9, 0.9),
+            f"{FIRST} 3.00 times as soon as b (0.75 to 3.00 over 2 seeds: no clear winner)",
+        ),
+        (
+            named("a", (10.0,), 0.9), named("b", (25.0,), 0.9),
+            "a is first at 50 %: 2.50 times as soon as b",
+        ),
+        (
+            named("a", (25.0, None), 0.9, 0.4), named("b", (None, None), 0.4, 0.4),
+            "a is first at 50 %: over 4.00 times as soon as b, which never is there",
+        ),
+        (
+            named("a", (None, None), 0.4, 0.3), named("b", (None, None), 0.2, 0.2),
+            f"{HIGHEST} 10.0 points above b (10.0 to 20.0 over 2 seeds)",
+        ),
+    ],
+)  # fmt: skip
+def test_the_winner_is_told_with_its_ratio_and_range(
+    first: VariantRow, second: VariantRow, text: str
+) -> None:
+    goal = Goal(target_accuracy=0.5, at_s=100.0)
+    for rows in ([first, second], [second, first]):
+        judged = verdict(rows, goal)
+        assert judged is not None
+        assert (judged.winner, judged.text) == ("a", text)
+
+
+def test_there_is_no_winner_of_one_or_of_none_with_figures() -> None:
+    goal = Goal(target_accuracy=0.5, at_s=100.0)
+    assert verdict([named("a", (1.0,), 0.9)], goal) is None
+    assert verdict([], goal) is None
+    empty = VariantRow("homo-b", "b", 0.1, (diverged(1),))
+    assert verdict([empty, empty], goal) is None
+    won = verdict([empty, named("a", (1.0,), 0.9)], goal)
+    assert won is not None
+    assert won.text == "a is first at 50 %: over 100.00 times as soon as b, which never is there"

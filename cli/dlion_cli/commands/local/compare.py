@@ -22,7 +22,7 @@ from dlion_cli.comparison.comparison_folder import (
     lock_folder,
     reject_foreign_files,
 )
-from dlion_cli.comparison.comparison_matrix import Matrix
+from dlion_cli.comparison.comparison_matrix import Matrix, PlannedRun
 from dlion_cli.comparison.comparison_request import (
     IDEAL,
     ComparisonRequest,
@@ -35,8 +35,8 @@ from dlion_cli.inputs.manifests import STDIN, read_document
 from dlion_cli.terminal import options
 from dlion_cli.terminal.completion import complete_environments, complete_policies
 from dlion_cli.terminal.interruption import interruptible
-from dlion_results.comparison import VariantRow, relative_result
-from dlion_results.run_folder.layout import COMPARISON
+from dlion_results.comparison import VariantRow, Verdict, relative_result, verdict
+from dlion_results.run_folder.layout import COMPARISON, REPORT
 from dlion_simulator.calibration.calibration import read_costs
 
 
@@ -143,6 +143,7 @@ class _LearningRates(click.ParamType[tuple[str, tuple[float, ...]]]):
     is_flag=True,
     help="Check everything and print the number of runs, but run nothing.",
 )
+@options.no_report
 @options.output
 def compare(
     file: Path,
@@ -152,15 +153,18 @@ def compare(
     out: Path,
     data_root: Path,
     dry_run: bool,
+    no_report: bool,
     output: str,
     **others: Any,
 ) -> int:
     """Simulate the job of manifest FILE under several policies and seeds, and compare the results.
 
     All columns have the same model, data, partition, links and global batch. The table shows the
-    median and range over seeds of: time and bytes to the target, final accuracy, and last drift. For an
-    even number of seeds, the median is the lower of the two middle values. Ctrl-C ends the runs;
-    the same command continues.
+    median and range over seeds of: time and bytes to the target, final accuracy, and last drift.
+    For an even number of seeds, the median is the lower of the two middle values. The line below it
+    says which column won, by what, and the range over seeds. report.html in the folder shows the
+    runs of the first seed side by side, as `dlion report` does. Ctrl-C ends the runs; the same
+    command continues.
 
     \b
     dlion compare examples/digits.yaml -e quickstart --policies dlion,full,none,ideal \\
@@ -187,7 +191,7 @@ def compare(
         rows = ComparisonRunner(
             out, data_root=data_root, jobs=jobs or cores, console=console
         ).comparison_rows(matrix)
-        _show(rows, matrix, out, output, subject)
+        _show(rows, matrix, out, output, subject, with_report=not no_report)
     return ExitCode.OK
 
 
@@ -207,7 +211,13 @@ def _print_plan(matrix: Matrix, output: str) -> None:
 
 
 def _show(
-    rows: list[VariantRow], matrix: Matrix, out: Path, output: str, subject: str | None
+    rows: list[VariantRow],
+    matrix: Matrix,
+    out: Path,
+    output: str,
+    subject: str | None,
+    *,
+    with_report: bool,
 ) -> None:
     """Write, draw and print all figures; `subject` is the column of --against."""
     from dlion_results.report.comparison_picture import write_comparison
@@ -220,11 +230,13 @@ def _show(
         for row in rows
         if subject is not None and row.variant != subject
     }
+    verdicts = _verdicts(rows, matrix)
     result = {
         "command": ["dlion", "compare", *sys.argv[2:]],
         "targetAccuracy": matrix.target_accuracy,
         "seconds": matrix.seconds,
         "held": subject,
+        "verdicts": {name: asdict(each) for name, each in verdicts.items()},
         "rows": [
             {
                 **row.document(),
@@ -236,6 +248,7 @@ def _show(
     text = json.dumps(result, indent=2) + "\n"
     write_atomically(out / COMPARISON, text.encode(), mode=0o644)
     write_comparison(rows, matrix.goal, out / PICTURE)
+    report = _write_report(rows, matrix, out, verdicts) if with_report else None
     if output == "json":
         click.echo(text, nl=False)
         return
@@ -246,5 +259,41 @@ def _show(
         if subject is not None:
             places = [(environment, row.variant) for row in own if row.variant != subject]
             console.print(against_table(subject, [compared[place] for place in places]))
+        if environment in verdicts:
+            click.echo(f"{environment}: {verdicts[environment].text}")
     click.echo(f"Figures: {out / COMPARISON}")
     click.echo(f"Picture: {out / PICTURE}")
+    if report is not None:
+        click.echo(f"Report: {report}")
+
+
+def _verdicts(rows: list[VariantRow], matrix: Matrix) -> dict[str, Verdict]:
+    """By environment. One machine without a network is no competitor."""
+    found = {}
+    for environment in dict.fromkeys(row.environment for row in rows):
+        own = [row for row in rows if row.environment == environment and row.variant != IDEAL]
+        if (judged := verdict(own, matrix.goal)) is not None:
+            found[environment] = judged
+    return found
+
+
+def _write_report(
+    rows: list[VariantRow], matrix: Matrix, out: Path, verdicts: dict[str, Verdict]
+) -> Path | None:
+    """The page of the runs with the first seed; None if all of them have diverged."""
+    from dlion_results.report.page import write_report
+
+    variants = {variant.name: variant for variant in matrix.variants}
+    several = len({row.environment for row in rows}) > 1
+    runs = {
+        f"{row.variant}{f' in {Path(row.environment).stem}' * several}": PlannedRun(
+            variants[row.variant], row.environment, row.learning_rate, row.figures[0].seed
+        )
+        for row in rows
+        if not row.figures[0].diverged
+    }
+    if not runs:
+        return None
+    folders = [out / run.folder for run in runs.values()]
+    title = "; ".join(f"{name}: {each.text}" for name, each in verdicts.items())
+    return write_report(folders, out / REPORT, labels=[*runs], title=title)
