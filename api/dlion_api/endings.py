@@ -26,6 +26,7 @@ SIGKILL_EXIT_CODE = 137
 KILLED_HINT = ", most often for want of memory (resources.limits.memory)"
 
 _FAULT = "Fatal Python error: "
+_LOG_RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:")
 _HANDED_ON = re.compile(r"worker \d+: ")
 _MET = re.compile(rf"({'|'.join(STOP_RULES)}) \S+ reached")
 
@@ -122,7 +123,7 @@ def describe_exit(code: int, lines: Sequence[str]) -> str:
 
 
 def cause_of_signal(lines: Sequence[str], number: int) -> str:
-    """Return what the last lines of a process say of the signal that ended it, or an empty string.
+    """Return what the last lines of a process tell about the signal that ended it, or nothing.
 
     That is the fault handler's error with the Python line, and what a library writes before it
     aborts. Other lines have nothing to do with the signal.
@@ -132,20 +133,18 @@ def cause_of_signal(lines: Sequence[str], number: int) -> str:
     'Bus error at File "a.py", line 3 in f'
     """
     starts = [i for i, line in enumerate(lines) if line.startswith(_FAULT)]
+    before, stack = (lines[: starts[-1]], lines[starts[-1] :]) if starts else (lines, [])
+    message = stack[0].removeprefix(_FAULT) if stack else ""
     if number == signal.SIGABRT:
-        said = next(
-            (line for line in reversed(lines[: starts[-1]] if starts else lines) if line), ""
-        )
-    else:
-        said = lines[starts[-1]].removeprefix(_FAULT) if starts else ""
-    stack = list(lines[starts[-1] :]) if starts else []
+        last = next((line for line in reversed(before) if line), "")
+        message = message if _LOG_RECORD.match(last) else last or message
     current = [i for i, line in enumerate(stack) if line.startswith("Current thread ")]
     place = "".join(stack[current[0] + 1 : current[0] + 2]).strip() if current else ""
-    return f"{said.strip()} at {place}" if place.startswith("File ") else said.strip()
+    return f"{message.strip()} at {place}" if place.startswith("File ") else message.strip()
 
 
 def is_by_signal(code: int) -> bool:
-    """Whether a shell's exit code says that a signal ended the process."""
+    """Whether a shell's exit code stands for a signal that ended the process."""
     return 128 < code < 193 and code not in set(ExitCode)
 
 

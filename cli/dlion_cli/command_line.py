@@ -135,9 +135,9 @@ def run(arguments: list[str] | None) -> int:
     try:
         result = dlion.main(args=arguments, prog_name=_program_name(), standalone_mode=False)
     except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption) and error.option_name in ("-f", "--filename"):
-            error.message += " FILE is an argument here, without an option."
         error.show()
+        if isinstance(error, click.NoSuchOption) and error.option_name in ("-f", "--filename"):
+            click.echo("A FILE is an argument here, without an option.", err=True)
         return error.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code

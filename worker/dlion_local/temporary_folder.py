@@ -30,7 +30,7 @@ def temporary_folder() -> Iterator[Path]:
         with (folder / "owner").open("x") as lock:
             with suppress(OSError):  # a file system without locks: the folder is never abandoned
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / "owner").rename(folder / OWNER)  # only now: it is never seen without its lock
+            (folder / "owner").rename(folder / OWNER)  # only now: it never stands without its lock
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

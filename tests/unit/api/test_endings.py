@@ -90,6 +90,11 @@ def test_what_is_no_report_is_none(text: str) -> None:
         (139, ["a line of the program", "Extension modules: numpy"], "139 (SIGSEGV)"),
         (137, ["a line of the program"], f"137 (SIGKILL){KILLED_HINT}"),
         (134, ["bad_alloc", "Fatal Python error: Aborted"], "134 (SIGABRT): bad_alloc"),
+        (
+            134,
+            ["2026-01-01 10:00:00 INFO a.b: step", "Fatal Python error: Aborted"],
+            "134 (SIGABRT): Aborted",
+        ),
         (135, ["Fatal Python error: Bus error", "Current thread 0x1"], "135 (SIGBUS): Bus error"),
         (170, [], "170 (signal 42)"),
         (193, ["why"], "193: why"),

@@ -33,8 +33,8 @@ class RunOutcome:
 def read_failure(code: int, log: Path) -> WorkerFailure:
     """The failure of a worker's supervisor, with the worker's last error.
 
-    For an unknown exit code any last line of the log is better than none; for a signal, what says
-    why it came.
+    For an unknown exit code any last line of the log is better than none; for a signal, only
+    lines that belong to it.
     """
     if code in set(ExitCode):
         return WorkerFailure(ExitCode(code), last_error_in_log(log))

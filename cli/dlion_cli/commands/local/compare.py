@@ -162,8 +162,8 @@ def compare(
     All columns have the same model, data, partition, links and global batch. The table shows the
     median and range over seeds of: time and bytes to the target, final accuracy, and last drift.
     For an even number of seeds, the median is the lower of the two middle values. The line below it
-    says which column won, by what, and the range over seeds. report.html in the folder shows the
-    runs of the first seed side by side, as `dlion report` does. Ctrl-C ends the runs; the same
+    names the column that won, by what, and the range over seeds. report.html in the folder shows
+    the runs of the first seed side by side, as `dlion report` does. Ctrl-C ends the runs; the same
     command continues.
 
     \b
