@@ -186,12 +186,12 @@ def read_comparison(path: Path) -> StoredRun | None:
     names = _names(path)
     if _has_results(names) or names.isdisjoint({COMPARISON, LOCK}):
         return None
-    is_running = is_held(path)
+    in_progress = is_held(path)
     base = StoredRun(
         path,
-        StoredState.RUNNING if is_running else StoredState.INTERRUPTED,
+        StoredState.RUNNING if in_progress else StoredState.INTERRUPTED,
         command="compare",
-        detail="" if is_running else "the same command continues it",
+        detail="" if in_progress else "the same command continues it",
         size_bytes=_size_bytes(path),
         started_at=_modified(path / LOCK) or _modified(path),
     )
@@ -203,7 +203,7 @@ def read_comparison(path: Path) -> StoredRun | None:
         return replace(base, state=StoredState.DAMAGED, detail=f"{COMPARISON}: {_short(error)}")
     if not {"rows", "targetAccuracy"} <= figures.keys():
         return None
-    if is_running:
+    if in_progress:
         return base
     return replace(base, state=StoredState.SUCCEEDED, detail=_compared(figures["rows"]))
 
