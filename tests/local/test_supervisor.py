@@ -1,6 +1,7 @@
 """Facts: a real supervisor restarts a child that was killed, ends with a fatal code, forwards
 SIGTERM, kills a child that does not listen, reaps what it adopts, leaves nothing behind, and takes
-its child with it when it is killed itself.
+its child with it when it is killed itself. It copies what both print to a file of bounded size, in
+the same order, and no full disk stops the child.
 
 Left out: back-off and counting over many restarts (tests/unit/worker/supervisor), a real trainer.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from dlion_worker.rotated_log import MAX_LOG_BYTES, read_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,3 +199,59 @@ def test_a_configuration_that_is_not_there_is_a_clear_error(tmp_path: Path) -> N
     )  # fmt: skip
     assert result.returncode == 65
     assert "none" in result.stderr
+
+
+# ---- the copy of the output --------------------------------------------------------------------
+
+
+def supervised_output(path: Path, script: str, stdout: int = subprocess.PIPE) -> tuple[int, bytes]:
+    """The exit code, and what a supervisor that keeps its output at `path` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dlion_worker.supervisor", "--config", "none", "--max-restarts", "0",
+         "--keep-output", str(path), "--command", "sh", "-c", script],
+        stdout=stdout, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout or b""
+
+
+def test_what_child_and_supervisor_print_is_kept_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "output" / "trainer.log"
+    script = "echo out; echo err >&2; echo out again; printf 'last words \033[2J\n' >&2; exit 67"
+    code, printed = supervised_output(path, script)
+    assert code == 67
+    started, *others, exited = path.read_bytes().splitlines()
+    assert others == [b"out", b"err", b"out again", b"last words \033[2J"]
+    assert json.loads(started)["supervisor"] == "started"
+    assert json.loads(exited)["code"] == 67
+    assert printed == path.read_bytes()
+
+
+def test_output_without_end_takes_little_disk(tmp_path: Path) -> None:
+    path = tmp_path / "output" / "trainer.log"
+    script = "yes 'a worker that logs without end' | head -c 1000000000; echo; echo the end"
+    assert supervised_output(path, script, subprocess.DEVNULL)[0] == 0
+    assert sum(each.stat().st_size for each in path.parent.iterdir()) <= 2 * MAX_LOG_BYTES
+    assert b"\nthe end\n" in read_end(path)
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "/proc/nowhere/trainer.log"])
+def test_output_that_cannot_be_kept_does_not_stop_the_child(where: str) -> None:
+    code, printed = supervised_output(Path(where), "echo one; sleep 0.1; echo two; exit 66")
+    assert code == 66
+    assert b"one\ntwo\n" in printed
+
+
+def test_output_that_nobody_takes_does_not_stop_the_child(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    with Path("/dev/full").open("wb") as full:
+        code, _ = supervised_output(path, "seq 100000; exit 66", full.fileno())
+    assert code == 66
+    assert b"\n100000\n" in read_end(path)
+
+
+def test_a_process_that_outlives_all_holds_the_end_up_for_seconds_only(tmp_path: Path) -> None:
+    """One that the supervisor may not see, in a session of its own."""
+    began_s = time.monotonic()
+    code, _ = supervised_output(tmp_path / "log", "setsid sleep 30 & echo $!; exit 66")
+    assert code == 66
+    assert time.monotonic() - began_s < 15

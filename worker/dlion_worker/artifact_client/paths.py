@@ -1,12 +1,13 @@
 """The files that a keeper stores, and their owners.
 
-A worker owns its checkpoint; a site's workers share its model and the model's metadata. There are
-no other paths, so no caller chooses where, or how much, is written. The layout is the result
-folder's (docs/results.md).
+A worker owns its checkpoint and its log; a site's workers share its model and the model's metadata.
+There are no other paths, so no caller chooses where, or how much, is written. The layout is the
+result folder's (docs/results.md).
 """
 
 from dlion_api.names import Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
+from dlion_worker.rotated_log import MAX_LOG_BYTES
 
 MAX_CHECKPOINT_BYTES = 8 * 2**30
 MAX_MODEL_BYTES = 4 * 2**30
@@ -22,6 +23,10 @@ class AccessDeniedError(CallerError):
 
 def checkpoint_path(rank: Rank) -> str:
     return f"state/w{rank}/checkpoint.npz"
+
+
+def log_path(rank: Rank) -> str:
+    return f"logs/worker-{rank}.log"
 
 
 def model_path(site: SiteName) -> str:
@@ -40,6 +45,7 @@ def max_file_bytes(path: str, worker: WorkerIdentity) -> int:
     """
     places = {
         checkpoint_path(worker.rank): MAX_CHECKPOINT_BYTES,
+        log_path(worker.rank): MAX_LOG_BYTES,
         model_path(worker.site): MAX_MODEL_BYTES,
         metadata_path(worker.site): MAX_METADATA_BYTES,
     }

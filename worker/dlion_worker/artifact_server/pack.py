@@ -3,7 +3,8 @@
 `dlion fetch` runs `python -m dlion_worker.artifact_server.pack --run RUN PATH…` in the keeper's
 container. It uses only the standard library and writes nothing to the disk. The first member lists
 the contents, the last one has the SHA-256 of each file as sent. A file that grows meanwhile is sent
-with its initial length.
+with its initial length. With `--events-only`, `events.jsonl` is sent without the records of steps
+and links, which are nearly all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import tarfile
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 CONTENTS: Final = ".dlion-contents.json"
 CHECKSUMS: Final = ".dlion-checksums.json"
-_EXCLUDED: Final = ("keeper.json", "logs", "run.lock", "state")
+EVENTS: Final = "events.jsonl"
+MAX_EVENTS_BYTES: Final = 4 * 1024 * 1024
+"""With `--events-only`: of the newest events."""
+_EVENT_START: Final = b'{"kind":"event",'
+_EXCLUDED: Final = ("keeper.json", "run.lock", "state")
 """Excluded from the whole folder: they are useless elsewhere."""
 
 
@@ -37,9 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", default=STATE_DIR, help="folder that contains all runs' folders")
     parser.add_argument("--run", required=True, help="the run's folder below it")
     parser.add_argument("paths", nargs="+", help="files or folders; . for everything")
+    parser.add_argument(
+        "--events-only", action="store_true", help=f"send only the newest events of {EVENTS}"
+    )
     given = parser.parse_args(arguments)
     try:
-        pack(Path(given.root), given.run, given.paths, sys.stdout.buffer)
+        pack(
+            Path(given.root), given.run, given.paths, sys.stdout.buffer,
+            events_only=given.events_only,
+        )  # fmt: skip
     except DataError as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.DATA
@@ -52,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.OK
 
 
-def pack(root: Path, run: str, paths: Sequence[str], output: BinaryIO) -> None:
+def pack(
+    root: Path, run: str, paths: Sequence[str], output: BinaryIO, *, events_only: bool = False
+) -> None:
     """Write the stream, with names relative to the run's folder.
 
     Raises: DataError, before anything is written, if a path does not exist or is outside the run's
@@ -62,10 +76,16 @@ def pack(root: Path, run: str, paths: Sequence[str], output: BinaryIO) -> None:
     files = _files(folder, paths)
     sizes = {name: path.stat().st_size for name, path in files.items()}
     checksums: dict[str, str] = {}
+    events = _events(files.pop(EVENTS)) if events_only and EVENTS in files else None
+    if events is not None:
+        sizes[EVENTS] = len(events)
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         _add_json(archive, CONTENTS, {"run": run, "files": sizes})
         for name, path in files.items():
             checksums[name] = _add(archive, name, path, sizes[name])
+        if events is not None:
+            archive.addfile(_entry(EVENTS, len(events)), io.BytesIO(events))
+            checksums[EVENTS] = hashlib.sha256(events).hexdigest()
         _add_json(archive, CHECKSUMS, {"sha256": checksums})
 
 
@@ -125,6 +145,20 @@ def _add(archive: tarfile.TarFile, name: str, path: Path, size: int) -> str:
         reader = _Hashing(file)
         archive.addfile(entry, reader)  # raises OSError if the file has become shorter
         return reader.digest.hexdigest()
+
+
+def _events(path: Path) -> bytes:
+    """The newest events of the file, in order."""
+    lines: deque[bytes] = deque()
+    size = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(_EVENT_START) and line.endswith(b"\n"):
+                lines.append(line)
+                size += len(line)
+            while size > MAX_EVENTS_BYTES:
+                size -= len(lines.popleft())
+    return b"".join(lines)
 
 
 def _add_json(archive: tarfile.TarFile, name: str, document: object) -> None:

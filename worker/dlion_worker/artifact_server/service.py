@@ -26,7 +26,7 @@ from dlion_api.protocol.refusals import (
 )
 from dlion_api.wire import coordination_pb2, keeping_pb2
 from dlion_worker.artifact_client.chunks import MAX_MESSAGE_BYTES, ChunkVerifier, read_chunks
-from dlion_worker.artifact_client.paths import AccessDeniedError, max_file_bytes
+from dlion_worker.artifact_client.paths import AccessDeniedError, log_path, max_file_bytes
 from dlion_worker.artifact_server.store import ArtifactStore, PartialFile
 from dlion_worker.artifact_server.workers import SiteWorkerRegistry
 from dlion_worker.security.credentials import WorkerCredentials
@@ -104,11 +104,14 @@ class ArtifactService:
         worker = self._caller(start.run, start.worker, context)
         if start.total_bytes > (most := max_file_bytes(start.path, worker)):
             raise ContractError(f"{start.path}: {start.total_bytes} bytes; allowed: {most}")
-        self._check_incarnation(worker, start.incarnation)
+        is_log = start.path == log_path(worker.rank)
+        # A sidecar uploads it, also of a trainer that fails before it has an incarnation.
+        incarnation = None if is_log else start.incarnation
+        self._check_incarnation(worker, incarnation)
         file = await asyncio.to_thread(self._store.create, start.path, start.total_bytes)
         try:
             await self._receive_chunks(context, file, ChunkVerifier(start.total_bytes))
-            self._check_incarnation(worker, start.incarnation)
+            self._check_incarnation(worker, incarnation)
             await asyncio.to_thread(file.commit)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
@@ -126,8 +129,10 @@ class ArtifactService:
             await asyncio.to_thread(file.write, chunk.payload)
         verifier.check_complete()
 
-    def _check_incarnation(self, worker: WorkerIdentity, incarnation: int) -> None:
-        """An incarnation that has been replaced must not overwrite newer files."""
+    def _check_incarnation(self, worker: WorkerIdentity, incarnation: int | None) -> None:
+        """An incarnation that has been replaced must not overwrite newer files. None: any may."""
+        if incarnation is None:
+            return
         newest = self._incarnations.get(worker.rank, 0)
         if incarnation < newest:
             text = f"incarnation {incarnation} of {worker.name} was replaced by {newest}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import tempfile
@@ -26,8 +27,9 @@ class ArtifactStore:
 
     def remove_partial(self) -> int:
         """Remove files that an earlier keeper did not receive completely; return how many."""
-        partial = list(self._folder.glob(f"state/*/{_PARTIAL_PREFIX}*"))
-        partial += self._folder.glob(f"models/*/{_PARTIAL_PREFIX}*")
+        folders = ("state/*", "models/*", "logs")
+        found = (self._folder.glob(f"{each}/{_PARTIAL_PREFIX}*") for each in folders)
+        partial = list(itertools.chain.from_iterable(found))
         for path in partial:
             path.unlink(missing_ok=True)
         return len(partial)

@@ -92,6 +92,7 @@ def _trainer(pod: Pod, host: str, options: argparse.Namespace) -> list[str]:
     # Kubernetes must not start another pod: it would count restarts from zero.
     flags += ["--given-up-code", str(ExitCode.RESTARTS.value)]
     flags += ["--end-report", str(under_root(pod.root, options.end_report))]
+    flags += ["--keep-output", str(_output_path(pod))]
     return ["-m", "dlion_worker.supervisor", *flags]
 
 
@@ -101,8 +102,14 @@ def _sidecar(pod: Pod, host: str) -> list[str]:
     state_dir.mkdir(parents=True, exist_ok=True)
     path = shared / "sidecar.json"
     pod.worker_config(listen_host=host, state_dir=state_dir).save(path)
-    port = str(names.METRICS_PORT)
-    return ["-m", "dlion_worker.sidecar", "--config", str(path), "--metrics-port", port]
+    flags = ["--config", str(path), "--metrics-port", str(names.METRICS_PORT)]
+    flags += ["--trainer-output", str(_output_path(pod))]
+    return ["-m", "dlion_worker.sidecar", *flags]
+
+
+def _output_path(pod: Pod) -> Path:
+    """The end of the trainer's output, which its supervisor writes and the sidecar uploads."""
+    return under_root(pod.root, names.SHARED_DIR) / "output" / "trainer.log"
 
 
 def _keep(pod: Pod, host: str) -> int:

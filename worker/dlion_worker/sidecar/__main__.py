@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 
 from dlion_api.errors import ContractError, Problem, SpecError, UnavailableError
 from dlion_api.exit_codes import ExitCode
@@ -47,6 +48,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--metrics-port", type=int, default=0, help="0: any; the log names the one chosen"
     )
+    parser.add_argument(
+        "--trainer-output",
+        type=Path,
+        metavar="FILE",
+        help="file of the trainer's output, whose end goes to the keeper",
+    )
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING"])
     return parser.parse_args()
 
@@ -73,6 +80,7 @@ async def _serve(config: WorkerConfig, job: Job, arguments: argparse.Namespace) 
         job,
         metrics_host=arguments.metrics_host or config.listen_host,
         metrics_port=arguments.metrics_port,
+        trainer_output=arguments.trainer_output,
     )
     await sidecar.run(stopped)
 

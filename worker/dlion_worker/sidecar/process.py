@@ -26,8 +26,10 @@ from dlion_api.protocol.trust import trust_fingerprint
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import Job
 from dlion_core.resource_control.resource_controller import ResourceController
+from dlion_worker.artifact_client import ArtifactClient
 from dlion_worker.coordination.signing import SignedCertificate, request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey, renewal_due_s
+from dlion_worker.sidecar.log_upload import LogUpload
 from dlion_worker.sidecar.measuring_service import MeasuringService
 from dlion_worker.sidecar.metrics import MetricsReading, SidecarMetrics
 from dlion_worker.sidecar.node_facts import read_node_facts
@@ -47,9 +49,17 @@ class SidecarProcess:
     """One worker's sidecar; the measuring service and client call it back."""
 
     def __init__(
-        self, config: WorkerConfig, job: Job, *, metrics_host: str, metrics_port: int
+        self,
+        config: WorkerConfig,
+        job: Job,
+        *,
+        metrics_host: str,
+        metrics_port: int,
+        trainer_output: Path | None = None,
     ) -> None:
+        """`trainer_output`: the log whose end goes to the keeper, if there is one."""
         self._config, self._job = config, job
+        self._trainer_output = trainer_output
         self._identity = job.worker(config.rank)
         self._metrics_address = (metrics_host, metrics_port)
         self._controller = ResourceController(job, config.rank)
@@ -135,7 +145,7 @@ class SidecarProcess:
             key, signed = first
             self._credentials = WorkerCredentials(key, signed.chain_pem, signed.site_bundles_pem)
         credentials = self._credentials
-        async with self._connected(credentials):
+        async with self._uploading_log(credentials), self._connected(credentials):
             while not stopped.is_set():
                 # A fingerprint that was current before is no change: the trainer may lag behind or
                 # be ahead.
@@ -169,6 +179,25 @@ class SidecarProcess:
                 return None
             raise
         return key, signed
+
+    @contextlib.asynccontextmanager
+    async def _uploading_log(self, credentials: WorkerCredentials) -> AsyncIterator[None]:
+        """Within it, upload the trainer's log; at the end what is left of it."""
+        if self._trainer_output is None or not self._config.keeper_address:
+            yield
+            return
+        client = ArtifactClient(
+            self._config.keeper_address,
+            job=self._job.key,
+            worker=self._identity,
+            incarnation=0,  # a log may be that of a trainer without one
+            credentials=credentials,
+        )
+        upload = LogUpload(client, self._config.rank, self._trainer_output)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(upload.close)
 
     @contextlib.asynccontextmanager
     async def _connected(self, credentials: WorkerCredentials) -> AsyncIterator[None]:

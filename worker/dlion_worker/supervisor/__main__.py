@@ -8,11 +8,13 @@ INTERRUPTED if the supervisor had forwarded that signal, PROGRAM for 0.
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from dlion_api.errors import SpecError
 from dlion_api.exit_codes import TRAINING_ENDED, ExitCode
 from dlion_api.protocol.worker_config import WorkerConfig
 from dlion_api.spec import load_job
+from dlion_worker.supervisor.output_copy import copied_output
 from dlion_worker.supervisor.process import StartFunction, SupervisorProcess, spawn
 from dlion_worker.supervisor.supervision import Supervision
 
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None, *, start: StartFunction = spawn
         ended_code=ExitCode.OK if options.command else TRAINING_ENDED,
         given_up_code=options.given_up_code,
     )
-    return SupervisorProcess(command, supervision, start=start).run()
+    with copied_output(options.keep_output):
+        return SupervisorProcess(command, supervision, start=start).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         "--end-report",
         metavar="FILE",
         help="file for the trainer's end report after an orderly end",
+    )
+    parser.add_argument(
+        "--keep-output",
+        type=Path,
+        metavar="FILE",
+        help="file for the end of the output of trainer and supervisor",
     )
     parser.add_argument(
         "--command",

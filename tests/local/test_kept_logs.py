@@ -1,0 +1,187 @@
+"""Facts: the end of a worker's output comes to the keeper while it trains and when its pod ends,
+bounded however much it prints; that of an earlier pod stays before it, also where the sidecar is
+started again. A keeper that is away, full or refuses delays the end of a sidecar by seconds at
+most, and what it missed comes later. No worker reads or writes another's log.
+In pods: the traceback of a program that raises is kept, once for each start; of a worker that was
+suspended and resumed, the logs of both pods.
+
+The keeper's service with mutual TLS, real client, threads and files; the last test has whole
+processes. Left out: containers (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlion_api.errors import ContractError
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank
+from dlion_worker.artifact_client.paths import log_path
+from dlion_worker.artifact_server import store as store_module
+from dlion_worker.rotated_log import MAX_LOG_BYTES
+from dlion_worker.sidecar.log_upload import END_S, NEXT_POD, LogUpload
+from keeper_service import Keeper
+from local_run import blobs, job_document
+from pod_run import pod_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OWN = log_path(Rank(0))
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    (tmp_path / "kept").mkdir()
+    it = Keeper(tmp_path / "kept")
+    yield it
+    it.close()
+
+
+def pod(keeper: Keeper, folder: Path, *, interval_s: float = 60.0, rank: int = 0) -> LogUpload:
+    """The uploads of a sidecar whose trainer writes to `folder`."""
+    folder.mkdir(exist_ok=True)
+    client = keeper.client(rank, incarnation=0)
+    return LogUpload(client, Rank(rank), folder / "trainer.log", interval_s=interval_s)
+
+
+def kept(keeper: Keeper) -> bytes:
+    return (keeper.folder / OWN).read_bytes()
+
+
+def wait_until_kept(keeper: Keeper, text: bytes) -> None:
+    deadline_s = time.monotonic() + 20
+    while not ((keeper.folder / OWN).exists() and text in kept(keeper)):
+        assert time.monotonic() < deadline_s, f"never: {text!r}"
+        time.sleep(0.05)
+
+
+def test_a_log_is_kept_while_its_worker_trains_and_to_its_last_words(
+    tmp_path: Path, keeper: Keeper
+) -> None:
+    upload = pod(keeper, tmp_path / "pod", interval_s=0.1)
+    log = tmp_path / "pod" / "trainer.log"
+    log.write_text("step 1\n")
+    wait_until_kept(keeper, b"step 1\n")
+    with log.open("a") as file:
+        file.write("ValueError: no such layer\n")
+    upload.close()
+    assert kept(keeper) == b"step 1\nValueError: no such layer\n"
+
+
+def test_a_worker_that_prints_nothing_has_no_log(tmp_path: Path, keeper: Keeper) -> None:
+    pod(keeper, tmp_path / "pod").close()
+    assert keeper.files() == {}
+
+
+def test_logs_of_later_pods_follow_and_all_stay_bounded(tmp_path: Path, keeper: Keeper) -> None:
+    for number in range(3):
+        upload = pod(keeper, tmp_path / f"pod{number}")
+        (tmp_path / f"pod{number}" / "trainer.log").write_text(f"life {number}\n")
+        upload.close()
+    assert kept(keeper) == NEXT_POD.join(b"life %d\n" % number for number in range(3))
+    again = pod(keeper, tmp_path / "pod2")  # the sidecar alone is started again
+    with (tmp_path / "pod2" / "trainer.log").open("a") as file:
+        file.write("goes on\n")
+    again.close()
+    assert kept(keeper).endswith(NEXT_POD + b"life 2\ngoes on\n")
+    assert kept(keeper).count(b"life 2") == 1
+    last = pod(keeper, tmp_path / "pod3")
+    (tmp_path / "pod3" / "trainer.log").write_bytes(b"\x1b[2J\xff\n" * 200_000)
+    last.close()
+    assert len(kept(keeper)) <= MAX_LOG_BYTES
+    assert kept(keeper).startswith(b"\x1b[2J\xff\n"), "whole lines of the newest pod"
+    assert set(keeper.files()) == {OWN}
+
+
+def test_a_log_that_a_keeper_missed_comes_when_it_is_back(tmp_path: Path, keeper: Keeper) -> None:
+    keeper.stop()
+    upload = pod(keeper, tmp_path / "pod", interval_s=0.1)
+    (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
+    time.sleep(0.5)
+    keeper.start()
+    wait_until_kept(keeper, b"step 1\n")
+    upload.close()
+
+
+def test_a_keeper_that_stays_away_holds_up_the_end_for_seconds_only(
+    tmp_path: Path, keeper: Keeper
+) -> None:
+    keeper.stop()
+    upload = pod(keeper, tmp_path / "pod")
+    (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
+    began_s = time.monotonic()
+    upload.close()
+    assert time.monotonic() - began_s < END_S + 3
+    keeper.start()
+
+
+def test_a_full_disk_keeps_what_it_has(
+    tmp_path: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pod(keeper, tmp_path / "pod0")
+    (tmp_path / "pod0" / "trainer.log").write_text("life 0\n")
+    first.close()
+    monkeypatch.setattr(store_module, "RESERVE_BYTES", 2**62)
+    upload = pod(keeper, tmp_path / "pod1", interval_s=0.1)
+    (tmp_path / "pod1" / "trainer.log").write_text("life 1\n")
+    time.sleep(0.5)
+    assert kept(keeper) == b"life 0\n"
+    monkeypatch.undo()
+    wait_until_kept(keeper, b"life 0\n" + NEXT_POD + b"life 1\n")
+    upload.close()
+    assert keeper.refusals.counts() == {}, "a full disk is no refusal"
+
+
+def test_an_output_that_is_no_file_does_not_hold_up_the_end(tmp_path: Path, keeper: Keeper) -> None:
+    """A program may put anything there."""
+    (tmp_path / "pod" / "trainer.log").mkdir(parents=True)
+    began_s = time.monotonic()
+    pod(keeper, tmp_path / "pod").close()
+    assert time.monotonic() - began_s < END_S + 3
+    assert keeper.files() == {}
+
+
+def test_a_log_is_its_workers_alone_and_of_bounded_size(tmp_path: Path, keeper: Keeper) -> None:
+    upload = pod(keeper, tmp_path / "pod")
+    (tmp_path / "pod" / "trainer.log").write_text("step 1\n")
+    upload.close()
+    other = keeper.client(1)
+    try:
+        with pytest.raises(ContractError, match="is not plant-a/g-1's"):
+            other.get(OWN, tmp_path / "theirs")
+        with pytest.raises(ContractError, match="is not plant-a/g-1's"):
+            other.put(OWN, tmp_path / "pod" / "trainer.log")
+        (tmp_path / "large").write_bytes(bytes(MAX_LOG_BYTES + 1))
+        with pytest.raises(ContractError, match=f"allowed: {MAX_LOG_BYTES}"):
+            other.put(log_path(Rank(1)), tmp_path / "large")
+    finally:
+        other.close()
+    assert kept(keeper) == b"step 1\n"
+
+
+RAISES = """
+def build_model():
+    raise ValueError("no such layer: convolution3")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_the_traceback_of_a_failed_program_outlives_its_pods(tmp_path: Path) -> None:
+    program = blobs(tmp_path, more=RAISES)
+    document = job_document(1, trainer={"program": program}, runId="r1")
+    with pod_run(tmp_path, document, subnet=8) as run:
+        run.start_keeper()
+        for life in (1, 2):
+            run.start_worker(0)
+            assert run.wait("trainer-0") == ExitCode.PROGRAM, run.story()
+            assert run.end("sidecar-0") == {"sidecar-0": ExitCode.OK}
+            run.lose_worker(0)
+            log = (run.results / OWN).read_text()
+            assert log.count("ValueError: no such layer: convolution3") >= life
+            assert log.count("Traceback") >= life
+            assert log.count(NEXT_POD.decode()) == life - 1

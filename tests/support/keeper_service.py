@@ -1,0 +1,94 @@
+"""A keeper's service on a real port with mutual TLS, for tests of one process, and its callers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.spec import Job, load_job
+from dlion_operator.pki.authority import CertificateAuthority
+from dlion_worker.artifact_client import ArtifactClient
+from dlion_worker.artifact_server.service import ArtifactService, UploadRejections
+from dlion_worker.artifact_server.store import ArtifactStore
+from dlion_worker.artifact_server.workers import WORKERS_FILE, SiteWorkerRegistry
+from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
+from local_run import job_document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLANT_A, PLANT_B = SiteName("plant-a"), SiteName("plant-b")
+AUTHORITIES = {site: CertificateAuthority(site) for site in (PLANT_A, PLANT_B)}
+
+
+def job() -> Job:
+    return load_job(job_document({PLANT_A: 2, PLANT_B: 1}))
+
+
+def proof(who: WorkerIdentity | KeeperIdentity, run: JobKey | None = None) -> WorkerCredentials:
+    """As that one's coordinator signs it; all sites' authorities are known."""
+    key = WorkerKey()
+    chain = AUTHORITIES[who.site].sign(key.csr_pem(), who, run or job().key)
+    return WorkerCredentials(key, chain, {s: a.bundle_pem for s, a in AUTHORITIES.items()})
+
+
+class Keeper:
+    """The service in a thread with a loop, on a port that stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.refusals = UploadRejections()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.start()
+
+    def start(self) -> None:
+        self._run(self._start())
+
+    def stop(self) -> None:
+        self._run(self._server.stop(0))
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def client(self, rank: int, incarnation: int = 1) -> ArtifactClient:
+        worker = job().workers()[rank]
+        return ArtifactClient(
+            self.address, job=job().key, worker=worker, incarnation=incarnation,
+            credentials=proof(worker),
+        )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def files(self) -> dict[str, int]:
+        """What has come to the disk, temporary files too, with its length."""
+        found = (p for p in self.folder.rglob("*") if p.is_file() and p.name != WORKERS_FILE)
+        return {str(path.relative_to(self.folder)): path.stat().st_size for path in found}
+
+    async def _start(self) -> None:
+        credentials = proof(KeeperIdentity(PLANT_A))
+        workers = SiteWorkerRegistry(self.folder, job(), PLANT_A)
+        self.service = ArtifactService(
+            job().key, workers, ArtifactStore(self.folder), credentials, self.refusals
+        )
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server.add_generic_rpc_handlers((self.service.handler(),))
+        secure = credentials.server()
+        assert secure is not None
+        self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", secure)
+        await self._server.start()
+
+    def _run(self, coroutine: object) -> object:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)  # type: ignore[arg-type]

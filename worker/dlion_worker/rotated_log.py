@@ -1,0 +1,77 @@
+"""The end of a process's output, in two files of bounded size.
+
+A pod's supervisor writes it and its sidecar reads it. Imports only the standard library.
+"""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_LOG_BYTES = 256 * 1024
+"""Of each of the two files, and of what `read_end` returns."""
+_EARLIER_SUFFIX = ".1"
+
+
+class RotatedLog:
+    """Appends output to a file; a full file replaces the one before. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def append(self, output: bytes) -> None:
+        """Append as much as the disk takes. A failure loses this output, and no later one."""
+        output = output[-MAX_LOG_BYTES:]
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab", buffering=0)
+            if self._file.tell() + len(output) > MAX_LOG_BYTES:
+                self._file.close()
+                self._path.replace(_earlier(self._path))
+                self._file = self._path.open("ab", buffering=0)
+            self._file.write(output)
+        except OSError:  # a full disk must not stop the process whose output this is
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; `append` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_end(path: Path) -> bytes:
+    """Read the end of the output at that path, whole lines; empty without any.
+
+    Another process may append meanwhile. Raises: OSError.
+    """
+    parts: list[bytes] = []
+    inodes: set[int] = set()
+    # Newest first: if it is rotated meanwhile, the earlier one is the same file.
+    for each in (path, _earlier(path)):
+        try:
+            with each.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                parts += [] if inode in inodes else [file.read(2 * MAX_LOG_BYTES)]
+                inodes.add(inode)
+        except FileNotFoundError:
+            pass
+    return last_lines(b"".join(reversed(parts)))
+
+
+def last_lines(output: bytes) -> bytes:
+    """Cut the beginning off, so that whole lines of at most `MAX_LOG_BYTES` are left.
+
+    Of a longer line its end is left.
+    """
+    if len(output) <= MAX_LOG_BYTES:
+        return output
+    end = output[-MAX_LOG_BYTES:]
+    is_at_line = output[-MAX_LOG_BYTES - 1 : -MAX_LOG_BYTES] == b"\n"
+    _, newline, rest = end.partition(b"\n")
+    return end if is_at_line or not newline or not rest else rest
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_name(path.name + _EARLIER_SUFFIX)
