@@ -5,9 +5,13 @@ For tests of what the command line makes of answers; a real API server stands in
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -51,12 +55,14 @@ class Server:
         denied: Collection[str] = (),
         silent: Collection[str] = (),
         tls: ServedTls | None = None,
+        kept: Path | None = None,
         user: Mapping[str, str] | None = None,
     ) -> None:
         """Its clock goes `ahead_s` ahead of this machine's.
 
         `denied`: rights that a review refuses, as `verb resource/subresource`. `silent`: last parts
-        of paths that get no answer. `user`: the user's credentials in the kubeconfig.
+        of paths that get no answer. `user`: the user's credentials in the kubeconfig. `kept`: a
+        keeper's disk, on which commands in pods are run; without it, none can be.
         """
         self._answers = answers
         self.asked: list[str] = []
@@ -65,7 +71,22 @@ class Server:
         """The address, content type and body of each patch."""
         self.ahead_s = ahead_s
         self.denied, self.silent, self.tls, self.user = denied, silent, tls, user
+        self.kept = kept
         self.ended = threading.Event()
+
+    def run(self, address: str) -> Iterator[bytes]:
+        """The frames that a command in a pod gives: the keeper's own program, on that disk."""
+        command = parse_qs(urlsplit(address).query)["command"][1:]
+        done = subprocess.run(
+            [sys.executable, *command[:2], "--root", str(self.kept), *command[2:]],
+            capture_output=True, check=False, timeout=60,
+        )  # fmt: skip
+        for start in range(0, len(done.stdout), 30_000):
+            yield frame(1, done.stdout[start : start + 30_000])
+        yield frame(2, done.stderr)
+        ended = {"status": "Failure" if done.returncode else "Success"}
+        yield frame(3, json.dumps(ended).encode())
+        yield b"\x88\x00"
 
     def answer(self, address: str) -> Answer:
         """What a request for that address gets; 503 where nothing was told."""
@@ -92,6 +113,12 @@ class Server:
         sub = f"/{asked['subresource']}" if asked["subresource"] else ""
         allowed = f"{asked['verb']} {asked['resource']}{sub}" not in self.denied
         return 201, json.dumps({"status": {"allowed": allowed}})
+
+
+def frame(channel: int, content: bytes) -> bytes:
+    """What a server sends on that channel of a command in a pod, at most 65,534 bytes."""
+    whole = bytes([channel]) + content
+    return b"\x82\x7e" + len(whole).to_bytes(2, "big") + whole
 
 
 @contextlib.contextmanager
@@ -123,7 +150,24 @@ def _listening(told: Server | None) -> Iterator[dict[str, str]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._send(*told.answer(self.path))
+            if told.kept is not None and urlsplit(self.path).path.endswith("/exec"):
+                self._run()
+            else:
+                self._send(*told.answer(self.path))
+
+        def _run(self) -> None:
+            magic = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+            accept = base64.b64encode(hashlib.sha1(magic.encode()).digest()).decode()
+            self.send_header("Sec-WebSocket-Accept", accept)
+            self.end_headers()
+            for each in told.run(self.path):
+                self.wfile.write(each)
+            self.connection.recv(65536)  # the client closes, too
+            self.close_connection = True
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))

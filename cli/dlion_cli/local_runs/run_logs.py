@@ -43,6 +43,8 @@ class WorkerLogs:
     container: str
     group: str | None
     index: int | None
+    without: frozenset[str] = frozenset()
+    """Workers that are left out, as `group-index`."""
 
     def __post_init__(self) -> None:
         """Raises: DataError if the folder is not that of a run on this machine."""
@@ -52,7 +54,8 @@ class WorkerLogs:
                 "of a cluster is named without a slash"
             )
         if not (self.folder / LOGS).is_dir():
-            why = "it was simulated or fetched" if (self.folder / EVENTS).exists() else (
+            is_result = (self.folder / EVENTS).exists()
+            why = "it was simulated, or fetched from a keeper without logs" if is_result else (
                 "it is no result folder of `dlion run`"
             )  # fmt: skip
             raise DataError(f"{self.folder}: has no logs: {why}. `dlion ls` lists result folders")
@@ -94,6 +97,7 @@ class WorkerLogs:
         worker = None if self._job is None else find_worker(self._job, rank)
         if worker is not None:
             selected = self.group in (None, worker.group) and self.index in (None, worker.index)
+            selected &= f"{worker.group}-{worker.index}" not in self.without
             return worker.name if selected else None
         # Without a readable job the rank is all that is known.
         return f"worker {rank}" if self.group is None and self.index in (None, rank) else None

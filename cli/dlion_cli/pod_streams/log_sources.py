@@ -1,12 +1,16 @@
 """Finds the pods, and the containers' logs in them, of a job's workers at this site."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
 
 from dlion_api import cluster_names
-from dlion_api.errors import UnavailableError
+from dlion_api.cluster_names import SITE_LABEL
+from dlion_api.errors import SpecError, UnavailableError
+from dlion_api.spec import load_job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.cluster.documents import mapping_of
 from dlion_cli.pod_streams.log_lines import LogSource
 from dlion_cli.terminal.formatting import printable
 from dlion_cli.views.job_status import JobStatus
@@ -49,16 +53,43 @@ def log_sources(
 
 def worker_pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[Document]:
     """The pods that the selector chooses. Raises: UnavailableError if there are none."""
-    pods = jobs.pods(job.name, selector.labels(job.run_id))
-    if not pods:
-        what = "keeper" if selector.is_keeper else "workers"
-        which = "" if selector.group is None else f" of group {selector.group}"
-        which += "" if selector.worker is None else f" with index {selector.worker}"
-        raise UnavailableError(
-            f"run {job.run_id} of {job.name} has no pods of {what}{which} at this site; its state: "
-            f"{job.state}. `dlion get {job.name}` shows details"
-        )
-    return pods
+    if pods := jobs.pods(job.name, selector.labels(job.run_id)):
+        return pods
+    raise no_pods_error(job, selector)
+
+
+def no_pods_error(job: JobStatus, selector: LogSelector, more: str = "") -> UnavailableError:
+    """The error that there are no such pods; `more` is said behind it."""
+    what = "keeper" if selector.is_keeper else "workers"
+    which = "" if selector.group is None else f" of group {selector.group}"
+    which += "" if selector.worker is None else f" with index {selector.worker}"
+    return UnavailableError(
+        f"run {job.run_id} of {job.name} has no pods of {what}{which} at this site; its state: "
+        f"{job.state}. `dlion get {job.name}` shows details{more}"
+    )
+
+
+def workers_without_pods(
+    job: JobStatus, pods: Sequence[Document], selector: LogSelector
+) -> list[str]:
+    """Selected workers of the manifest that none of these pods is of, as `group-index`.
+
+    Empty for an invalid manifest, and without pods: the site is not known then.
+    """
+    sites = {str(mapping_of(pod["metadata"].get("labels")).get(SITE_LABEL)) for pod in pods}
+    present = {log_source(pod, selector.container).label for pod in pods}
+    try:
+        workers = load_job(job.document).workers()
+    except SpecError:
+        return []
+    return [
+        label
+        for worker in workers
+        if worker.site in sites
+        and selector.group in (None, worker.group)
+        and selector.worker in (None, worker.index)
+        and (label := f"{worker.group}-{worker.index}") not in present
+    ]
 
 
 def log_source(pod: Document, container: str, prefix: str = "") -> LogSource:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from dlion_cli.terminal.formatting import (
     format_rate,
     printable,
 )
+from dlion_results.run_folder.stored_values import UNREADABLE
 from dlion_results.summary.time_use import time_sentences
 
 
@@ -51,6 +52,17 @@ def print_result(
         console.print(Text(_title(summary), style="bold red"), soft_wrap=True)
     for line in _closing_lines(summary, folder, report):
         console.print(Text(line), soft_wrap=True)
+
+
+def summary_parts(summary: Mapping[str, Any], width: int) -> list[RenderableType]:
+    """The table of a stored summary, and how the time was spent; or that it is damaged."""
+    try:
+        if not summary["steps"]:  # the rows would be empty
+            return [Text(_title(summary), style="bold red")]
+        table = result_table(summary, width)
+        return [table, *(Text(printable(each)) for each in time_sentences(summary))]
+    except (*UNREADABLE, ArithmeticError, IndexError) as error:
+        return [Text(f"The figures of the run are damaged: {error!r:.200}", style="yellow")]
 
 
 COLUMNS = ("accuracy", "worst class", "steps", "samples", "samples/s", "batch", "sent")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from dlion_api.errors import UnavailableError
 from dlion_cli.cluster.cluster_jobs import Document, JobClient, event_time, is_about
 from dlion_cli.cluster.documents import mapping_of
+from dlion_cli.terminal.formatting import format_duration
 from dlion_cli.terminal.table import plain_table
 from dlion_cli.views.job_status import age_of, text
 
@@ -41,6 +42,16 @@ def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
     for event in events:
         style = "yellow" if event.get("type") == "Warning" else ""
         table.add_row(*(Text(cell, style=style) for cell in event_cells(event, now)))
+    return table
+
+
+def kept_events_table(events: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per event of a keeper (`kept_records`), with its time in the run."""
+    table = plain_table("RUN TIME", *COLUMNS[1:-1], folded=COLUMNS[-1])
+    for event in events:
+        style = "yellow" if event.get("type") == "Warning" else ""
+        cells = (format_duration(event["runSeconds"]), *event_cells(event, datetime.now(UTC))[1:])
+        table.add_row(*(Text(cell, style=style) for cell in cells))
     return table
 
 

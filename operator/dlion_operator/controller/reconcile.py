@@ -242,12 +242,14 @@ class Reconciler:
                 case StopRun(reason):
                     self._runs.stop(key, reason)
                 case FinishRun(reason, succeeded):
+                    self._runs.note(key, decision.events)  # the keeper reads no more after it
                     self._runs.finish(key, reason, succeeded=succeeded)
                 case CloseRun():
                     self._runs.close(key.namespace, key.name)
                 case _:
                     pass
         made = await state.applier.execute(decision.actions, key.namespace, create=create)
+        self._runs.note(key, [*made, *decision.events])
         await self._post_events(made, state)
 
     async def _write_status(self, decision: Decision, state: ReconcileState) -> float | None:

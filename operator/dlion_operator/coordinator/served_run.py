@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from typing import Protocol
 
 from dlion_api.errors import ContractError
-from dlion_api.names import JobKey, KeeperIdentity, SiteName, WorkerIdentity
+from dlion_api.names import JobKey, KeeperIdentity, Rank, SiteName, WorkerIdentity
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.progress import EventRecord, ProgressRecord
 from dlion_api.protocol.records import record_to_json
@@ -121,6 +121,13 @@ class ServedRun:
     def take(self, record: ProgressRecord) -> None:
         """Add a record of the operator, as if a worker had reported it."""
         self._deliver((record,), (record_to_json(record),))
+
+    def note(self, reason: str, message: str, *, warning: bool) -> None:
+        """Add an event of the operator to the records. It has no worker: its rank is 0."""
+        time_s = max(0.0, time.monotonic() - self._start_s)
+        record = EventRecord(time_s, Rank(0), 0, reason, message, warning)
+        self._feed.put([record_to_json(record)])
+        self._wake(self._follow_signals)
 
     def finish(self, reason: str, *, succeeded: bool) -> None:
         """Report the end of the run to followers, including later ones."""

@@ -8,6 +8,7 @@ from dlion_api.spec import Job
 from dlion_operator.federation.reports import LinksTo, SpecFingerprint
 from dlion_operator.pki.job_authority import JobAuthority
 from dlion_operator.pki.run_trust import Bundles
+from dlion_operator.plan.decisions import JobEvent
 from dlion_operator.plan.objects.exposure import Addresses
 from dlion_operator.served_runs.progress import RunProgress
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
@@ -48,6 +49,8 @@ class SiteRunState:
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""
+    last_note: JobEvent | None = None
+    """The operator's last event in the records."""
     last_present_s: dict[str, float] = field(default_factory=dict)
     """When each worker was last connected, by name."""
     gathered_s: float | None = None

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -37,7 +37,7 @@ from dlion_operator.served_runs.refused_callers import RefusedCallers
 from dlion_operator.served_runs.remote_sites import RemoteReports, remote_views, unserved_run_view
 from dlion_operator.served_runs.site_run_state import SiteRunState
 from dlion_operator.served_runs.target_accuracy import TargetAccuracyMonitor
-from dlion_operator.served_runs.worker_events import WorkerEvents
+from dlion_operator.served_runs.worker_events import OBSERVED_REASONS, WorkerEvents
 
 _LOG = logging.getLogger(__name__)
 
@@ -330,7 +330,23 @@ class SiteRuns:
     def events(self, run: JobKey) -> tuple[JobEvent, ...]:
         """Return and remove the events of its workers that are due."""
         served = self._served.get(run)
-        return () if served is None else served.events.pop_due(time.monotonic())
+        events = () if served is None else served.events.pop_due(time.monotonic())
+        # The others are made of records, which the keeper has already.
+        self.note(run, [each for each in events if each.reason in OBSERVED_REASONS])
+        return events
+
+    def note(self, run: JobKey, events: Iterable[JobEvent]) -> None:
+        """Add events of the operator to the run's records, once where they are repeated.
+
+        The API server drops its own after an hour. Nothing happens if the run is not served.
+        """
+        if (served := self._served.get(run)) is None or served.is_over:
+            return
+        for event in events:
+            if event != served.last_note:
+                served.last_note = event
+                is_warning = event.type == "Warning"
+                self._server.runs[run].note(event.reason, event.message, warning=is_warning)
 
     def authority_pem(self) -> str:
         """Return the certificate by which workers trust the coordinator."""

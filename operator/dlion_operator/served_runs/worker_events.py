@@ -56,6 +56,8 @@ FORWARDED_REASONS = frozenset(
 PEER_LOST = "PeerLost"
 BANDWIDTH_DROPPED = "BandwidthDropped"
 CALLER_REFUSED = "CallerRefused"
+OBSERVED_REASONS = frozenset({BANDWIDTH_DROPPED, CALLER_REFUSED})
+"""Of events that are no worker's record."""
 
 
 @dataclass

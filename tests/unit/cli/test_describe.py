@@ -174,8 +174,9 @@ def test_describe_as_json(
     file = kubeconfig(a=server(job(TRAINS)))
     assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"job", "pods", "events", "problems", "culprit", "notes"}
+    assert set(told) == {"job", "pods", "events", "problems", "culprit", "notes", "summary"}
     assert told["culprit"] is None
+    assert told["summary"] is None, "it has not ended"
     assert [each["reason"] for each in told["events"]] == [each["reason"] for each in OURS]
     (problem,) = told["problems"]
     assert problem == {

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,8 +20,11 @@ from dlion_cli.commands.cluster.get import output_console
 from dlion_cli.findings.find_problems import find_problems, why_not_running
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
 from dlion_cli.findings.time_use import culprit_of, time_parts
+from dlion_cli.pod_streams.keeper_files import is_lost_with_pod
+from dlion_cli.pod_streams.kept_records import kept_summary
 from dlion_cli.terminal import options
 from dlion_cli.terminal.failures import message_of
+from dlion_cli.terminal.table import summary_parts
 from dlion_cli.views.event_table import events_table
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import one_job
@@ -41,6 +44,10 @@ class JobFacts:
     notes: list[str]
     """Why something is missing."""
     now: datetime
+    summary: dict[str, Any] | None = None
+    """The keeper's figures of a run that has ended, if they can be read."""
+    without_summary: str = ""
+    """Why not, if it has ended."""
 
     @property
     def problems(self) -> list[JobProblem]:
@@ -57,6 +64,7 @@ class JobFacts:
             "problems": [each.as_json() for each in self.problems],
             "culprit": None if culprit is None else culprit.as_json(),
             "notes": self.notes,
+            "summary": self.summary,
         }
 
 
@@ -92,10 +100,11 @@ def describe(jobs: JobClient, name: str, output: str) -> None:
     The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
     a command that helps. Then follow what `dlion get NAME` shows, what the time of this site's
     workers goes to and what holds them up, the pods of this site with the reason why one does not
-    run, and the newest events of the job and its objects.
+    run, and the newest events of the job and its objects. Of a run that has ended it also shows the
+    figures that the site's keeper has, or says why there are none.
 
-    -o json prints {job, pods, events, problems, culprit, notes}. Pods and events are null if you
-    may not read them.
+    -o json prints {job, pods, events, problems, culprit, notes, summary}. Pods and
+    events are null if you may not read them.
 
     \b
     dlion describe cifar10
@@ -120,7 +129,14 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
     events = _optional("events", lambda: jobs.related_events(name, {run_id}).items, notes)
     if pods is not None:
         pods = [dict(pod.document) for pod in pods_of_run(pods, run_id)]
-    return JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC))
+    facts = JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC))
+    status = JobStatus(job)
+    if status.outcome is None:
+        return facts
+    try:
+        return replace(facts, summary=kept_summary(jobs, status))
+    except (DeniedError, UnavailableError) as error:
+        return replace(facts, without_summary=message_of(error))
 
 
 def _optional(
@@ -143,7 +159,8 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
     job = JobStatus(facts.job)
     parts: list[RenderableType] = [Text("PROBLEMS", style="bold"), *_problems(facts), Text("")]
     parts += one_job(job, [], facts.now)
-    parts += time_parts(job)
+    if facts.summary is None:  # it has the same figures, of the whole run
+        parts += time_parts(job)
     if facts.pods:
         pods = pods_of_run(facts.pods, job.run_id)
         scope = JobScope(job.name, job.namespace, facts.now)
@@ -151,12 +168,31 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
         parts += [pods_table(job, pods, why, facts.now), Text("")]
     elif facts.pods is not None:
         parts += [Text(f"Run {job.run_id} has no pods at this site."), Text("")]
+    parts += _figures(facts)
     if facts.events:
         hidden = len(facts.events) - MAX_EVENTS
         more = f" (`dlion events {job.name}` shows {hidden} more)" if hidden > 0 else ""
         parts.append(Text(f"EVENTS{more}", style="bold"))
         parts.append(events_table(facts.events[-MAX_EVENTS:], facts.now))
     return parts
+
+
+def _figures(facts: JobFacts) -> list[RenderableType]:
+    """Of a run that has ended: its figures, whether they last, or why there are none."""
+    if facts.without_summary:
+        return [Text(f"Without figures of the run: {facts.without_summary}", "yellow"), Text("")]
+    if facts.summary is None:
+        return []
+    parts = summary_parts(facts.summary, output_console().width)
+    if any(is_lost_with_pod(pod) for pod in facts.pods or ()):
+        parts.append(
+            Text(
+                "Figures, logs and model are lost with the keeper's pod: this site's operator has "
+                f"no keeper.size. `dlion fetch {facts.job['metadata']['name']} --all` saves them",
+                style="yellow",
+            )
+        )
+    return [*parts, Text("")]
 
 
 def _problems(facts: JobFacts) -> Sequence[RenderableType]:

@@ -8,13 +8,22 @@ from typing import Any
 
 import click
 
+from dlion_api.errors import DeniedError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import cluster_options, name_argument
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
+from dlion_cli.pod_streams.kept_records import kept_events
 from dlion_cli.terminal import options
-from dlion_cli.views.event_table import COLUMNS, event_cells, events_table, follow_events
+from dlion_cli.terminal.failures import message_of
+from dlion_cli.views.event_table import (
+    COLUMNS,
+    event_cells,
+    events_table,
+    follow_events,
+    kept_events_table,
+)
 from dlion_cli.views.job_status import JobStatus
 
 _TYPES = ("Normal", "Warning")
@@ -42,36 +51,70 @@ def _event_types(
     help="Only events of these types: Warning, Normal. Default: all.",
 )  # fmt: skip
 @click.option("-w", "--watch", is_flag=True, help="Continue with new events until Ctrl-C.")
+@click.option(
+    "--run", "run_id", metavar="RUN",
+    help="List what the keeper has of the events of this run, such as an earlier one.",
+)  # fmt: skip
 @options.output
 @cluster_options
-def events(jobs: JobClient, name: str, types: frozenset[str], watch: bool, output: str) -> int:
+def events(
+    jobs: JobClient,
+    name: str,
+    types: frozenset[str],
+    watch: bool,
+    run_id: str | None,
+    output: str,
+) -> int:
     """List the events of job NAME and of its pods, Jobs, keeper and claim, oldest first.
 
     Shows events of the run that the manifest names, as far as the cluster still has them (usually
-    one hour). With --watch, -o json prints each event on one line.
+    one hour). If it has none, and with --run, it shows those that the site's keeper has: of the
+    operator and the workers, by their time in the run. With --watch, -o json prints each event on
+    one line.
 
     \b
     dlion events cifar10
     dlion events cifar10 --types Warning
     dlion events cifar10 --watch
+    dlion events cifar10 --run 1
     dlion events cifar10 -o json | jq -r '.[] | .reason'
     """
-    run_id = JobStatus(jobs.get(name)).run_id
+    if watch and run_id is not None:
+        raise click.UsageError("--run lists events of the past: remove --watch")
+    job = JobStatus(jobs.get(name))
 
     def is_wanted(event: Document) -> bool:
         return not types or event.get("type") in types
 
     if watch:
-        return _watch(jobs, name, run_id, is_wanted, output)
-    found = [e for e in jobs.related_events(name, {run_id}).items if is_wanted(e)]
+        return _watch(jobs, name, job.run_id, is_wanted, output)
+    found = [] if run_id is not None else jobs.related_events(name, {job.run_id}).items
+    is_kept = not found
+    if is_kept:
+        found = _kept(jobs, job, run_id)
+    shown = [without_managed_fields(each) for each in found if is_wanted(each)]
     if output == "json":
-        shown = [without_managed_fields(each) for each in found]
         click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    elif shown:
+        table = kept_events_table(shown) if is_kept else events_table(shown, datetime.now(UTC))
+        output_console().print(table)
     elif found:
-        output_console().print(events_table(found, datetime.now(UTC)))
-    else:
-        click.echo(f"dlion: the cluster has no such events of {name}", err=True)
+        click.echo(f"dlion: there are no such events of {name}", err=True)
     return ExitCode.OK
+
+
+def _kept(jobs: JobClient, job: JobStatus, run_id: str | None) -> list[Document]:
+    """The keeper's events. Raises: UnavailableError, DeniedError, if the user asked for them."""
+    try:
+        found = kept_events(jobs, job, run_id or job.run_id)
+        why = "(any more): these are the keeper's"
+    except (DeniedError, UnavailableError) as error:
+        if run_id is not None:
+            raise
+        found, why = [], f"(any more), and none of the keeper: {message_of(error)}"
+    if run_id is None:
+        click.echo(f"dlion: the cluster has no such events of {job.name} {why}", err=True)
+    return found
 
 
 def _watch(

@@ -16,26 +16,46 @@ from typing import Any, Final
 
 import click
 
+from dlion_api.cluster_names import TRAINER_CONTAINER
 from dlion_api.errors import AbsentError, DeniedError, DLionError, SpecError, UnavailableError
-from dlion_cli.cluster.cluster_jobs import JobClient
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.cluster.cluster_options import connecting_options, contexts_option, name_argument
 from dlion_cli.cluster.contexts import Contexts
+from dlion_cli.local_runs.kept_logs import kept_logs
 from dlion_cli.local_runs.run_logs import WorkerLogs, print_logs
 from dlion_cli.pod_streams.log_lines import LogLine, LogPrinter, LogSource, follow_lines, read_lines
-from dlion_cli.pod_streams.log_sources import LogSelector, log_source, log_sources, worker_pods
+from dlion_cli.pod_streams.log_sources import (
+    LogSelector,
+    log_source,
+    log_sources,
+    no_pods_error,
+    worker_pods,
+    workers_without_pods,
+)
+from dlion_cli.terminal.failures import message_of
 from dlion_cli.views.job_status import JobStatus
 from dlion_results.run_folder.layout import JOB
 
 _POLL_INTERVAL_S: Final = 2.0
+MAX_NAMED: Final = 8
+"""Workers that a message names; of more it does not."""
 _DRAIN_S: Final = 3.0
 """After the run's end, a log is abandoned once no line has come from any for so long."""
 _JOIN_S: Final = 0.1
 
 
 def logs_from_contexts(
-    contexts: Contexts, name: str, follow: bool, tail: int | None, timestamps: bool, **selected: Any
+    contexts: Contexts,
+    name: str,
+    follow: bool,
+    tail: int | None,
+    run_id: str | None,
+    timestamps: bool,
+    **selected: Any,
 ) -> int:
     """`logs` for several contexts; each context's name precedes the worker's."""
+    if run_id is not None:
+        raise click.UsageError("--run reads the keeper of one site: use --context")
     selector = LogSelector(**selected)
     printer = LogPrinter(timestamps=timestamps)
     if follow:
@@ -82,6 +102,10 @@ def _prefix(jobs: JobClient) -> str:
 @click.option(
     "--tail", type=click.IntRange(min=0), metavar="N", help="Print the last N lines of each log."
 )
+@click.option(
+    "--run", "run_id", metavar="RUN",
+    help="Print what the keeper has of the logs of this run, such as an earlier one.",
+)  # fmt: skip
 @click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @contexts_option(logs_from_contexts)
 @connecting_options
@@ -90,6 +114,7 @@ def logs(
     name: str,
     follow: bool,
     tail: int | None,
+    run_id: str | None,
     timestamps: bool,
     **selected: Any,
 ) -> None:
@@ -97,6 +122,9 @@ def logs(
 
     Prints the logs of the run that the manifest names. With -f it includes workers that start later
     or restart, and ends with the run. Ctrl-C ends it at any time and leaves the job running.
+
+    Of trainers whose pods are gone it prints the end that the site's keeper has (docs/keeper.md),
+    and says so. With --run it reads only that, also of an earlier run and of earlier pods.
 
     NAME may be the result folder of `dlion run`: a path with a slash, or an existing result folder
     where no option selects a cluster.
@@ -106,6 +134,7 @@ def logs(
     dlion logs cifar10 --group small --worker 0 --container sidecar --tail 100
     dlion logs cifar10 -c keeper
     dlion logs cifar10 -f --contexts plant-a,plant-b
+    dlion logs cifar10 --run 1
     dlion logs runs/digits-20260101-120000 --worker 0 --tail 20 -f
     """
     selector = LogSelector(**selected)
@@ -115,15 +144,62 @@ def logs(
             raise click.UsageError("logs of local runs have no times: remove --timestamps")
         if selector.is_keeper:
             raise click.UsageError("a local run has no keeper: remove --container")
+        if run_id is not None:
+            raise click.UsageError("a result folder has one run: remove --run")
         logs = WorkerLogs(folder, selector.container, selector.group, selector.worker)
         print_logs(logs, printer, tail=tail, follow=follow)
         return
     jobs = connect()
-    if follow:
+    job = JobStatus(jobs.get(name))
+    if run_id is not None:
+        if selector.container != TRAINER_CONTAINER or follow or timestamps:
+            raise click.UsageError(
+                "--run reads trainers' logs of the past, without times: remove --container, "
+                "--follow and --timestamps"
+            )
+        with kept_logs(jobs, job, run_id, selector) as kept:
+            print_logs(kept, printer, tail=tail, follow=False)
+        return
+    pods = jobs.pods(name, selector.labels(job.run_id))
+    if follow and (pods or job.outcome is None):
         _follow(jobs, name, selector, tail, printer)
         return
-    sources = log_sources(jobs, JobStatus(jobs.get(name)), selector)
-    _show(printer, (_lines(jobs, source, tail) for source in sources))
+    if pods:
+        sources = [log_source(pod, selector.container) for pod in pods]
+        _show(printer, (_lines(jobs, source, tail) for source in sources))
+    if selector.container == TRAINER_CONTAINER:
+        _show_kept(jobs, job, selector, pods, printer, tail)
+    elif not pods:
+        raise no_pods_error(job, selector)
+
+
+def _show_kept(
+    jobs: JobClient,
+    job: JobStatus,
+    selector: LogSelector,
+    pods: list[Document],
+    printer: LogPrinter,
+    tail: int | None,
+) -> None:
+    """Print what the keeper has of workers without a pod.
+
+    Raises: UnavailableError if there is no pod, and nothing there.
+    """
+    missing = workers_without_pods(job, pods, selector)
+    if pods and not missing:
+        return
+    whose = f"of {', '.join(missing[:MAX_NAMED])} " if pods and len(missing) <= MAX_NAMED else ""
+    present = {log_source(pod, selector.container).label for pod in pods}
+    try:
+        with kept_logs(jobs, job, job.run_id, selector, present) as kept:
+            click.echo(
+                f"dlion: pods {whose}are gone: the keeper has the ends of their logs", err=True
+            )
+            print_logs(kept, printer, tail=tail, follow=False)
+    except (DeniedError, UnavailableError) as error:
+        if not pods:
+            raise no_pods_error(job, selector, f". Of what is kept: {message_of(error)}") from error
+        click.echo(f"dlion: pods {whose}are gone, and their logs: {message_of(error)}", err=True)
 
 
 def _local_folder(name: str) -> Path | None:

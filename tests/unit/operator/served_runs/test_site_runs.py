@@ -1,6 +1,7 @@
 """Facts: a run is opened once; another count of workers is taken over in mid-run and counts for the
 target, and who failed for good does not; a run of the same job with another id closes the one
-before; a renewed authority is what pods are told to trust. With a real coordinator without a port.
+before; a renewed authority is what pods are told to trust; the operator's events come to the
+keeper once each. With a real coordinator without a port.
 
 Left out: calls over gRPC (tests/local/test_coordinator_runs.py), figures (test_progress).
 """
@@ -10,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from dlion_api.names import Rank, SiteName
-from dlion_api.protocol.progress import EvaluationRecord
+from dlion_api.protocol.progress import EvaluationRecord, EventRecord
+from dlion_api.protocol.records import record_from_json
 from dlion_api.spec import Job, load_job
 from dlion_operator.coordinator import CoordinatorServer
 from dlion_operator.pki.authority import CertificateAuthority, Tokens
-from dlion_operator.plan.decisions import OpenRun
+from dlion_operator.plan.decisions import JobEvent, OpenRun
 from dlion_operator.served_runs.site_runs import SiteRuns
 
 SITE = SiteName("plant-a")
@@ -113,6 +115,28 @@ def test_a_run_that_is_over_here_tells_that_nobody_comes_again() -> None:
     assert runs.reports()[job().key].workers.left == frozenset()
     runs.finish(job().key, "it took too long", succeeded=False)
     assert runs.reports()[job().key].workers.left == {0, 1}
+
+
+def test_events_of_the_operator_come_to_the_keeper_once_each_and_before_the_end() -> None:
+    runs, server, _ = site()
+    began = JobEvent("Training", "all train")
+    runs.note(job().key, [began])  # a run that is not served has no keeper's stream
+    runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=100.0))
+    lost = JobEvent("PeersLost", "1 of 2 workers \ud800 train\n", "Warning")
+    for events in ([began, lost], [lost], [], [lost], [began]):
+        runs.note(job().key, events)
+    ended = JobEvent("ProgramFailed", "x" * 10_000, "Warning")
+    runs.note(job().key, [ended])
+    runs.finish(job().key, "it took too long", succeeded=False)
+    runs.note(job().key, [ended, began])
+    batch = server.runs[job().key]._feed.batch(1)
+    assert batch is not None
+    assert batch.end is not None
+    records = [record_from_json(text) for text in batch.texts]
+    assert all(isinstance(each, EventRecord) and each.time_s >= 100 for each in records)
+    assert [(each.reason, each.warning) for each in records if isinstance(each, EventRecord)] == [
+        ("Training", False), ("PeersLost", True), ("Training", False), ("ProgramFailed", True)
+    ]  # fmt: skip
 
 
 def test_a_new_run_of_a_job_closes_the_one_before() -> None:

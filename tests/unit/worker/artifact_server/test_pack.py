@@ -2,6 +2,7 @@
 
 Proves: files arrive whole, under their names, with their times and checked; the whole folder comes
 without what means nothing elsewhere; nothing outside the run's folder is sent, nor are links;
+of the records the events alone are sent where that is asked for, the newest of too many;
 missing paths are told; a stream that is cut off, damaged or hostile at any place changes nothing in
 the folder; the program itself, as `dlion fetch` starts it, keeps its exit codes.
 
@@ -25,7 +26,7 @@ import pytest
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.exit_codes import ExitCode
 from dlion_cli.inputs.unpacking import unpack
-from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, main, pack
+from dlion_worker.artifact_server.pack import CHECKSUMS, CONTENTS, MAX_EVENTS_BYTES, main, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -235,3 +236,39 @@ def test_the_program_keeps_its_exit_codes(kept: Path, capfd: pytest.CaptureFixtu
         cut.stdout.close()
         assert b"Traceback" not in cut.stderr.read()
     assert cut.returncode == ExitCode.UNAVAILABLE
+
+
+def test_events_alone_are_sent_where_that_is_asked_for(kept: Path, tmp_path: Path) -> None:
+    events = [b'{"kind":"event","number":%d}\n' % number for number in range(3)]
+    step = b'{"kind":"step","text":"\\"kind\\":\\"event\\""}\n'
+    half = b'{"kind":"event",'
+    (kept / "1" / "events.jsonl").write_bytes(
+        step + events[0] + step * 1000 + b"".join(events[1:]) + half
+    )
+    output = io.BytesIO()
+    pack(kept, "1", ["events.jsonl", "models"], output, events_only=True)
+    unpack(pieces(output.getvalue()), tmp_path / "out")
+    assert (tmp_path / "out" / "events.jsonl").read_bytes() == b"".join(events)
+    assert (tmp_path / "out" / "models/plant-a/model.keras").read_bytes() == MODEL
+
+
+def test_of_too_many_events_the_newest_are_sent(kept: Path, tmp_path: Path) -> None:
+    line = b'{"kind":"event","number":%07d}\n'
+    count = 2 * MAX_EVENTS_BYTES // len(line % 0)
+    (kept / "1" / "events.jsonl").write_bytes(b"".join(line % each for each in range(count)))
+    output = io.BytesIO()
+    pack(kept, "1", ["events.jsonl"], output, events_only=True)
+    unpack(pieces(output.getvalue(), 2**20), tmp_path / "out")
+    sent = (tmp_path / "out" / "events.jsonl").read_bytes()
+    assert MAX_EVENTS_BYTES - 100 < len(sent) <= MAX_EVENTS_BYTES
+    assert sent.endswith(line % (count - 1))
+    assert sent.startswith(b'{"kind":"event","number":')
+
+
+def test_logs_are_sent_with_the_whole_folder(kept: Path, tmp_path: Path) -> None:
+    (kept / "1" / "logs").mkdir()
+    (kept / "1" / "logs" / "worker-0.log").write_bytes(b"\x1b[2J\xff\n")
+    (kept / "1" / "logs" / ".arriving-x").write_text("half")
+    unpack(pieces(stream(kept, ".")), tmp_path / "out")
+    assert (tmp_path / "out" / "logs" / "worker-0.log").read_bytes() == b"\x1b[2J\xff\n"
+    assert not (tmp_path / "out" / "logs" / ".arriving-x").exists()

@@ -1,0 +1,78 @@
+"""Events and figures of a run that a site's keeper has, for `dlion events` and `dlion describe`.
+
+The API server drops its events after an hour; the keeper has the run's as long as its disk lasts.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from dlion_api.errors import ContractError, DataError, UnavailableError
+from dlion_api.names import KIND
+from dlion_api.protocol.progress import EventRecord
+from dlion_api.reasons import EventReason
+from dlion_api.spec import Job
+from dlion_cli.cluster.cluster_jobs import Document, JobClient
+from dlion_cli.pod_streams.keeper_files import unpack_kept
+from dlion_cli.views.job_status import JobStatus
+from dlion_results.run_folder.description import worker_name
+from dlion_results.run_folder.events import read_events
+from dlion_results.run_folder.layout import EVENTS, JOB, SUMMARY
+from dlion_results.run_folder.manifest import read_job
+from dlion_results.run_folder.regular_files import read_start
+from dlion_results.run_folder.stored_values import MAX_BYTES, UNREADABLE, parse_mapping
+
+RUN_SECONDS: Final = "runSeconds"
+"""Of an event: when it was, from the start of the run."""
+_WORKER_REASONS: Final = frozenset(map(str, EventReason))
+"""Any other event is the operator's, about the job."""
+
+
+def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
+    """The newest events of the run, oldest first, in the form of the API server's.
+
+    Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
+    """
+    with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+        _unpack(jobs, job, run, folder, JOB, EVENTS)
+        try:
+            manifest = read_job(Path(folder))
+        except DataError:
+            manifest = None
+        records = read_events(Path(folder, EVENTS))
+        return [_document(each, job, manifest) for each in records if isinstance(each, EventRecord)]
+
+
+def kept_summary(jobs: JobClient, job: JobStatus) -> dict[str, Any]:
+    """The figures of the job's run, which has ended.
+
+    Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
+    """
+    with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+        _unpack(jobs, job, job.run_id, folder, SUMMARY)
+        try:
+            return parse_mapping(read_start(Path(folder, SUMMARY), MAX_BYTES + 1))
+        except UNREADABLE as error:
+            raise UnavailableError(f"the keeper's {SUMMARY} is damaged: {error}") from error
+
+
+def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: str, *paths: str) -> None:
+    try:
+        unpack_kept(jobs, job, run, Path(folder), paths, max_bytes=MAX_BYTES, events_only=True)
+    except (DataError, ContractError) as error:  # what the command in the pod says
+        raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
+
+
+def _document(record: EventRecord, job: JobStatus, manifest: Job | None) -> Document:
+    about = {"kind": KIND, "namespace": job.namespace, "name": job.name}
+    if record.reason in _WORKER_REASONS:
+        rank = record.rank
+        name = f"worker {rank}" if manifest is None else worker_name(manifest, rank)
+        about = {"kind": "Worker", "name": name}
+    return {
+        "type": "Warning" if record.warning else "Normal",
+        "reason": record.reason,
+        "message": record.message,
+        "involvedObject": about,
+        RUN_SECONDS: record.time_s,
+    }

@@ -1,0 +1,302 @@
+"""`dlion logs`, `events` and `describe` of a run whose pods, or events, are gone.
+
+Proves: what the keeper has is shown in their place, and said to be that; with --run also of an
+earlier run; figures of a run that has ended, how its time was spent, and whether that lasts. Where
+there is no keeper, no right to ask it, or nothing in it, the command says so and shows the rest.
+Damaged figures, control characters and a keeper that sends without end harm nothing.
+
+API servers that are told what they say; commands in pods run the keeper's real program on a real
+result folder. Leaves out: pods and a real API server (tests/cluster/test_kept_records.py).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from dlion_api import cluster_names as names
+from dlion_api.exit_codes import ExitCode
+from dlion_api.names import Rank, SiteName
+from dlion_api.protocol.progress import EventRecord, StepRecord
+from dlion_api.reasons import EventReason
+from dlion_api.spec import load_job
+from dlion_cli.__main__ import main
+from dlion_cli.local_runs import kept_logs
+from dlion_results.run_folder.folder import ResultFolder
+from dlion_results.summary.summary import Ending
+from manifest_table import changed, smallest
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from told_servers import Answer
+
+SITE = "plant-a"
+MANIFEST = changed(
+    smallest(),
+    {"metadata.namespace": "ml", "spec.runId": "2", "spec.sites.0.groups.0.workers": 2},
+)  # fmt: skip
+OTHER = load_job(MANIFEST).with_group_ranks().worker_at(SiteName(SITE), "small", 1).rank
+NONE: Answer = (200, '{"items": []}')
+DENIED: Answer = (403, json.dumps({"message": 'User "jane" cannot create resource "pods/exec"'}))
+
+
+def job(state: str = "Failed", reason: str = "ProgramFailed") -> Answer:
+    conditions = [
+        {"type": state, "status": "True", "reason": reason, "message": "small-0 ended with 67",
+         "lastTransitionTime": "2026-01-31T12:00:00Z"}
+    ]  # fmt: skip
+    status = {"observedGeneration": 1, "runId": "2", "state": state, "conditions": conditions}
+    return 200, json.dumps(MANIFEST | {"status": status})
+
+
+def pod(component: str, index: int = 0, volume: str = "persistentVolumeClaim") -> dict[str, Any]:
+    labels = {
+        names.JOB_LABEL: "digits", names.RUN_LABEL: "2", names.COMPONENT_LABEL: component,
+        names.SITE_LABEL: SITE,
+    }  # fmt: skip
+    if component == names.WORKER:
+        labels |= {names.GROUP_LABEL: "small", names.INDEX_LABEL: str(index)}
+    return {
+        "metadata": {"name": f"{component}-{index}", "labels": labels,
+                     "creationTimestamp": "2026-01-31T11:00:00Z"},
+        "spec": {"volumes": [{"name": "state", volume: {}}]},
+        "status": {"phase": "Running" if component == names.KEEPER else "Succeeded"},
+    }  # fmt: skip
+
+
+KEEPER = pod(names.KEEPER)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The disk of a keeper with two runs, the second of which has failed."""
+    for run in ("1", "2"):
+        manifest = load_job(changed(MANIFEST, {"spec.runId": run})).with_group_ranks()
+        folder = ResultFolder.open_or_create(
+            tmp_path / "kept" / run, manifest, now=datetime.now(UTC)
+        )
+        for record in records():
+            folder.append(record)
+        folder.finish(Ending("small-0 ended with 67", succeeded=False))
+        folder.close()
+        logs = tmp_path / "kept" / run / "logs"
+        logs.mkdir()
+        (logs / "worker-0.log").write_text(f"step 1 of run {run}\nValueError: no layer\n")
+        (logs / f"worker-{OTHER}.log").write_text(f"lost \x1b[2J peer of run {run}\n")
+    return tmp_path / "kept"
+
+
+def step(rank: int, iteration: int) -> StepRecord:
+    return StepRecord(
+        10.0 * iteration, Rank(rank), 1, iteration, 1.0, 32, 64, 0.05, 4.0, 10.0, 4.0, 0.1, 5.0,
+        32 * iteration, waited_for=(1 - rank,),
+    )  # fmt: skip
+
+
+def records() -> list[StepRecord | EventRecord]:
+    lost = EventRecord(63.0, OTHER, 4, EventReason.WORKER_LOST, "its stream\x1b[2J broke", True)
+    ended = EventRecord(65.0, Rank(0), 0, "ProgramFailed", "small-0 ended with 67", True)
+    steps = [step(rank, iteration) for iteration in range(1, 5) for rank in range(2)]
+    return [*steps, lost, EventRecord(64.0, Rank(0), 4, "Training", "all train"), ended]
+
+
+class Cluster(Server):
+    """Lists those pods that a selector chooses."""
+
+    def __init__(self, pods: Sequence[dict[str, Any]], answers: dict[str, Answer], disk: Path | None
+                 ) -> None:  # fmt: skip
+        super().__init__(answers, kept=disk)
+        self._pods = pods
+
+    def answer(self, address: str) -> Answer:
+        url = urlsplit(address)
+        if not url.path.endswith("/pods"):
+            return super().answer(address)
+        wanted = dict(
+            each.split("=") for each in parse_qs(url.query)["labelSelector"][0].split(",")
+        )
+        found = [
+            each for each in self._pods if wanted.items() <= each["metadata"]["labels"].items()
+        ]
+        return 200, json.dumps({"items": found})
+
+
+@pytest.fixture
+def ask(tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command against a cluster; its code, output and errors."""
+
+    def run(
+        *arguments: str,
+        pods: Sequence[dict[str, Any]] = (KEEPER,),
+        disk: Path | None = kept,
+        **answers: Answer,
+    ) -> tuple[int, str, str]:
+        told = {"digits": job(), "events": NONE, **answers}
+        with served(tmp_path / "config", {"x": Cluster(pods, told, disk)}) as config:
+            code = main([*arguments, "--kubeconfig", config])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+# ---- logs ----------------------------------------------------------------------------------------
+
+
+def test_logs_of_pods_that_are_gone_come_from_the_keeper(ask: Callable[..., Any]) -> None:
+    code, printed, said = ask("logs", "digits")
+    assert code == 0, said
+    assert printed.splitlines() == [
+        f"{SITE}/small-0 | step 1 of run 2", f"{SITE}/small-0 | ValueError: no layer",
+        f"{SITE}/small-1 | lost ·[2J peer of run 2",
+    ]  # fmt: skip
+    assert said == "dlion: pods are gone: the keeper has the ends of their logs\n"
+    code, printed, _ = ask("logs", "digits", "--worker", "0", "--tail", "1", "-f")
+    assert (code, printed) == (0, f"{SITE}/small-0 | ValueError: no layer\n")
+
+
+def test_workers_with_a_pod_are_read_there_and_others_at_the_keeper(
+    ask: Callable[..., Any],
+) -> None:
+    line = "2026-01-31T12:00:00Z from the pod\n"
+    pods = (KEEPER, pod(names.WORKER, 1))
+    code, printed, said = ask("logs", "digits", pods=pods, log=(200, line))
+    assert code == 0, said
+    assert printed.splitlines() == [
+        "small-1 | from the pod", f"{SITE}/small-0 | step 1 of run 2",
+        f"{SITE}/small-0 | ValueError: no layer",
+    ]  # fmt: skip
+    assert said == "dlion: pods of small-0 are gone: the keeper has the ends of their logs\n"
+
+
+def test_logs_of_an_earlier_run(ask: Callable[..., Any]) -> None:
+    code, printed, said = ask("logs", "digits", "--run", "1", "--worker", "1")
+    assert (code, printed, said) == (0, f"{SITE}/small-1 | lost ·[2J peer of run 1\n", "")
+    code, _, said = ask("logs", "digits", "--run", "7")
+    assert code == ExitCode.UNAVAILABLE
+    assert "the keeper has no results of run '7' yet; it has those of: 1, 2" in said
+    for flags in (("-f",), ("--timestamps",), ("-c", "sidecar")):
+        code, _, said = ask("logs", "digits", "--run", "1", *flags)
+        assert (code, "--run reads trainers' logs" in said) == (ExitCode.USAGE, True)
+
+
+def test_logs_that_nobody_has_are_said_to_be_gone(
+    ask: Callable[..., Any], kept: Path, tmp_path: Path
+) -> None:
+    code, _, said = ask("logs", "digits", pods=())
+    assert code == ExitCode.UNAVAILABLE
+    assert "has no pods of workers at this site" in said
+    assert "has no keeper pod here" in said
+    assert "digits-keeper" in said
+    code, _, said = ask("logs", "digits", disk=None, exec=DENIED)
+    assert code == ExitCode.UNAVAILABLE
+    assert "pods/exec" in said
+    for each in (kept / "2" / "logs").iterdir():
+        each.unlink()
+    code, _, said = ask("logs", "digits")
+    assert code == ExitCode.UNAVAILABLE
+    assert "the keeper has no logs of these workers of run 2" in said
+    code, _, said = ask("logs", "digits", "-c", "sidecar")
+    assert (code, "no pods of workers" in said) == (ExitCode.UNAVAILABLE, True)
+
+
+def test_a_keeper_that_sends_without_end_is_stopped(
+    ask: Callable[..., Any], kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (kept / "2" / "logs" / "worker-9.log").open("wb") as file:
+        file.truncate(20 * 2**20)
+    monkeypatch.setattr(kept_logs, "_MAX_BYTES", 2**20)
+    code, printed, said = ask("logs", "digits")
+    assert (code, printed) == (ExitCode.UNAVAILABLE, "")
+    assert "sends more than these files may have" in said
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+def test_events_that_the_api_server_has_dropped_come_from_the_keeper(
+    ask: Callable[..., Any],
+) -> None:
+    code, printed, said = ask("events", "digits")
+    assert code == 0, said
+    assert said == (
+        "dlion: the cluster has no such events of digits (any more): these are the keeper's\n"
+    )
+    rows = [line.split() for line in printed.splitlines()]
+    assert rows[0] == ["RUN", "TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]
+    assert rows[1][:4] == ["1:03", "Warning", "WorkerLost", f"worker/{SITE}/small-1"]
+    assert rows[2][:4] == ["1:04", "Normal", "Training", "dlionjob/digits"]
+    assert rows[3][:4] == ["1:05", "Warning", "ProgramFailed", "dlionjob/digits"]
+    assert "\x1b" not in printed
+    code, printed, _ = ask("events", "digits", "--types", "Warning", "-o", "json")
+    assert [(each["reason"], each["runSeconds"]) for each in json.loads(printed)] == [
+        ("WorkerLost", 63.0), ("ProgramFailed", 65.0)
+    ]  # fmt: skip
+
+
+def test_events_of_an_earlier_run_and_of_none(ask: Callable[..., Any]) -> None:
+    code, printed, said = ask("events", "digits", "--run", "1")
+    assert (code, said, "WorkerLost" in printed) == (0, "", True)
+    code, printed, said = ask("events", "digits", "--run", "7")
+    assert (code, printed) == (ExitCode.UNAVAILABLE, "")
+    assert "no results of run '7'" in said
+    code, printed, said = ask("events", "digits", pods=())
+    assert (code, printed) == (0, "")
+    assert "none of the keeper: digits has no keeper pod here" in said
+    assert ask("events", "digits", "--run", "1", "-w")[0] == ExitCode.USAGE
+
+
+# ---- describe ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_ended_is_described_by_its_figures(ask: Callable[..., Any]) -> None:
+    code, printed, said = ask("describe", "digits")
+    assert code == 0, said
+    assert "Failed: small-0 ended with 67 after" in " ".join(printed.split())
+    assert f"{SITE}/small-1" in printed
+    assert "Time: computing " in printed
+    assert "keeper.size" not in printed
+    _, printed, _ = ask("describe", "digits", "-o", "json")
+    assert json.loads(printed)["summary"]["steps"] == 8
+
+
+def test_describe_says_what_is_lost_with_the_keepers_pod(ask: Callable[..., Any]) -> None:
+    code, printed, _ = ask("describe", "digits", pods=(pod(names.KEEPER, volume="emptyDir"),))
+    said = " ".join(printed.split())
+    assert code == 0
+    assert "are lost with the keeper's pod: this site's operator has no keeper.size. `dlion" in said
+    code, printed, _ = ask("describe", "digits", pods=())
+    said = " ".join(printed.split())
+    assert code == 0
+    assert "Without figures of the run: digits has no keeper pod here." in said
+    assert "Reading the claim" in said
+    code, printed, _ = ask("describe", "digits", disk=None, exec=DENIED)
+    assert (code, "Without figures of the run:" in printed) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "nonsense", "[]", "{}", '{"steps": "many"}', '{"steps": 1, "workers": [], "ending": 7}',
+     '{"a":' * 100_000],
+)  # fmt: skip
+def test_damaged_figures_harm_nothing(ask: Callable[..., Any], kept: Path, content: str) -> None:
+    (kept / "2" / "summary.json").write_text(content)
+    code, printed, said = ask("describe", "digits")
+    assert (code, said) == (0, "")
+    assert "damaged" in printed
+    assert "ProgramFailed" in printed
+
+
+def test_a_run_that_goes_on_is_described_without_asking_the_keeper(
+    ask: Callable[..., Any],
+) -> None:
+    code, printed, said = ask("describe", "digits", digits=job("Ready", "Training"), disk=None)
+    assert (code, said) == (0, "")
+    assert "figures" not in printed
