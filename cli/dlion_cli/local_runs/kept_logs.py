@@ -38,7 +38,7 @@ def kept_logs(
     with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
         try:
             unpack_kept(jobs, job, run, Path(folder), [JOB, LOGS], max_bytes=_MAX_BYTES)
-        except (DataError, ContractError) as error:  # what the command in the pod says
+        except (DataError, ContractError) as error:  # of the command in the pod
             raise UnavailableError(f"the keeper has no logs of run {run}: {error}") from error
         Path(folder, LOGS).mkdir(exist_ok=True)  # an empty one is not sent
         logs = WorkerLogs(

@@ -59,7 +59,7 @@ def kept_summary(jobs: JobClient, job: JobStatus) -> dict[str, Any]:
 def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: str, *paths: str) -> None:
     try:
         unpack_kept(jobs, job, run, Path(folder), paths, max_bytes=MAX_BYTES, events_only=True)
-    except (DataError, ContractError) as error:  # what the command in the pod says
+    except (DataError, ContractError) as error:  # of the command in the pod
         raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
 
 

@@ -59,7 +59,7 @@ def worker_pods(jobs: JobClient, job: JobStatus, selector: LogSelector) -> list[
 
 
 def no_pods_error(job: JobStatus, selector: LogSelector, more: str = "") -> UnavailableError:
-    """The error that there are no such pods; `more` is said behind it."""
+    """The error that there are no such pods; `more` follows it."""
     what = "keeper" if selector.is_keeper else "workers"
     which = "" if selector.group is None else f" of group {selector.group}"
     which += "" if selector.worker is None else f" with index {selector.worker}"

@@ -101,7 +101,7 @@ def describe(jobs: JobClient, name: str, output: str) -> None:
     a command that helps. Then follow what `dlion get NAME` shows, what the time of this site's
     workers goes to and what holds them up, the pods of this site with the reason why one does not
     run, and the newest events of the job and its objects. Of a run that has ended it also shows the
-    figures that the site's keeper has, or says why there are none.
+    figures that the site's keeper has, or why there are none.
 
     -o json prints {job, pods, events, problems, culprit, notes, summary}. Pods and
     events are null if you may not read them.
@@ -178,21 +178,20 @@ def describe_parts(facts: JobFacts) -> list[RenderableType]:
 
 
 def _figures(facts: JobFacts) -> list[RenderableType]:
-    """Of a run that has ended: its figures, whether they last, or why there are none."""
+    """Of a run that has ended: its figures or why there are none, and whether they last."""
+    parts: list[RenderableType] = []
     if facts.without_summary:
-        return [Text(f"Without figures of the run: {facts.without_summary}", "yellow"), Text("")]
-    if facts.summary is None:
-        return []
-    parts = summary_parts(facts.summary, output_console().width)
-    if any(is_lost_with_pod(pod) for pod in facts.pods or ()):
-        parts.append(
-            Text(
-                "Figures, logs and model are lost with the keeper's pod: this site's operator has "
-                f"no keeper.size. `dlion fetch {facts.job['metadata']['name']} --all` saves them",
-                style="yellow",
-            )
+        parts.append(Text(f"Without figures of the run: {facts.without_summary}", style="yellow"))
+    elif facts.summary is not None:
+        parts += summary_parts(facts.summary, output_console().width)
+    if parts and any(is_lost_with_pod(pod) for pod in facts.pods or ()):
+        name = JobStatus(facts.job).name
+        text = (
+            "Figures, logs and model are lost with the keeper's pod: this site's operator has no "
+            f"keeper.size. `dlion fetch {name} --all` saves them"
         )
-    return [*parts, Text("")]
+        parts.append(Text(text, style="yellow"))
+    return [*parts, Text("")] if parts else []
 
 
 def _problems(facts: JobFacts) -> Sequence[RenderableType]:

@@ -123,8 +123,8 @@ def logs(
     Prints the logs of the run that the manifest names. With -f it includes workers that start later
     or restart, and ends with the run. Ctrl-C ends it at any time and leaves the job running.
 
-    Of trainers whose pods are gone it prints the end that the site's keeper has (docs/keeper.md),
-    and says so. With --run it reads only that, also of an earlier run and of earlier pods.
+    Of trainers whose pods are gone it prints what the site's keeper has, which is the end of each
+    log (docs/keeper.md). With --run it prints only that, also of an earlier run and earlier pods.
 
     NAME may be the result folder of `dlion run`: a path with a slash, or an existing result folder
     where no option selects a cluster.
