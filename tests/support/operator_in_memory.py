@@ -20,7 +20,7 @@ from dlion_operator.plan.observed import RunView
 from operator_world import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dlion_api.names import JobKey, SiteName
     from dlion_operator.model.settings import Settings
@@ -134,6 +134,7 @@ class NoWorkers:
 
     def stop(self, run: JobKey, reason: str) -> None: ...
     def finish(self, run: JobKey, reason: str, *, succeeded: bool) -> None: ...
+    def note(self, run: JobKey, events: Iterable[JobEvent]) -> None: ...
 
     def close(self, namespace: str, name: str) -> None:
         self.open_runs = []
