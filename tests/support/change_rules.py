@@ -35,6 +35,6 @@ def _holds(field: str, old: Job, new: Job, *, run_ended: bool) -> bool:
 
 def _places(job: Job) -> list[Any]:
     return [
-        (site.name, [(g.name, g.resources, g.node_selector) for g in site.groups])
+        (site.name, [(g.name, g.image, g.resources, g.node_selector) for g in site.groups])
         for site in job.spec.sites
     ]

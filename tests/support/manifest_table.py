@@ -87,6 +87,10 @@ ACCEPTED = [
     Case("quantities as strings and integers", {f"{GROUP}.resources": {
         "requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": 2}}}),
     Case("a node selector", {f"{GROUP}.nodeSelector": {"kubernetes.io/arch": "arm64"}}),
+    Case("an image and a pod template for a group", {
+        f"{GROUP}.image": "registry.example/trainer:2-gpu",
+        f"{GROUP}.resources": {"limits": {"nvidia.com/gpu": 1}},
+        f"{GROUP}.podTemplate": {"spec": {"runtimeClassName": "nvidia", "affinity": None}}}),
     Case("a quorum of all sites", {"spec.minSites": 2}),
     Case("64 sites", {"spec.sites": [_site(f"s{i}") for i in range(64)]}),
     Case("a program in a module", {PROGRAM: {"module": "pkg.mod"}}),
@@ -302,6 +306,10 @@ REFUSED = [
     Case("a manager without a domain", {"spec.managedBy": "kueue"}, "spec.managedBy"),
     Case("a deadline of 0", {"spec.activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),
     Case("a pod template that is a list", {"spec.podTemplate": []}, "spec.podTemplate"),
+    Case("a group's pod template that is a list", {f"{GROUP}.podTemplate": []},
+         "spec.sites[0].groups[0].podTemplate"),
+    Case("a group's image that is too long", {f"{GROUP}.image": "i" * 513},
+         "spec.sites[0].groups[0].image"),
 ]  # fmt: skip
 
 CASES = [*ACCEPTED, *REFUSED]

@@ -20,6 +20,7 @@ MAX_WORKERS_PER_GROUP: Final = 999
 """So that an index has at most three digits."""
 MAX_CLASSES: Final = 1000
 PATH_LENGTH: Final = 1024
+IMAGE_LENGTH: Final = 512
 INT32_MAX: Final = 2**31 - 1
 
 LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

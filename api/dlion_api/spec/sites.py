@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from dlion_api.document import setting
+from dlion_api.document import optional, setting
 from dlion_api.spec.bounds import (
     GROUP_NAME_LENGTH,
+    IMAGE_LENGTH,
     LABEL_FORM,
     MAX_GROUPS_PER_SITE,
     MAX_WORKERS_PER_GROUP,
@@ -19,7 +21,10 @@ class Resources:
     """Resources of each worker's container, as in a pod."""
 
     requests: Mapping[str, str] = setting(
-        "guaranteed to a worker.", default={}, quantity=True, max_items=16
+        "guaranteed to a worker. Of a device (nvidia.com/gpu) it is the limit, too.",
+        default={},
+        quantity=True,
+        max_items=16,
     )
     limits: Mapping[str, str] = setting(
         "upper limits of a worker.", default={}, quantity=True, max_items=16
@@ -28,7 +33,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Workers of one site with equal resources."""
+    """Workers of one site with equal resources, image and pods."""
 
     name: str = setting(
         "name of the group within its site.", **LABEL_FORM, max_length=GROUP_NAME_LENGTH
@@ -37,6 +42,13 @@ class Group:
         "number of workers. May differ between sites while a change is rolled out.",
         minimum=1,
         maximum=MAX_WORKERS_PER_GROUP,
+        hashed=False,
+    )
+    image: str = setting(
+        "container image of its workers; empty: trainer.image, else the chart's. A change takes"
+        " effect in the next run.",
+        default="",
+        max_length=IMAGE_LENGTH,
         hashed=False,
     )
     resources: Resources = setting(
@@ -48,6 +60,11 @@ class Group:
         "labels that a node must have. A change takes effect in the next run.",
         default={},
         max_items=16,
+        hashed=False,
+    )
+    pod_template: Mapping[str, Any] | None = optional(
+        "metadata and spec merged into its workers' pods, after those of the job's podTemplate. A"
+        " change takes effect in the next run.",
         hashed=False,
     )
 

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from dlion_api.document import Rule, exactly_one, optional, setting
-from dlion_api.spec.bounds import INT32_MAX, OBJECT_NAME_FORM, PATH_LENGTH, VariablePattern
+from dlion_api.spec.bounds import (
+    IMAGE_LENGTH,
+    INT32_MAX,
+    OBJECT_NAME_FORM,
+    PATH_LENGTH,
+    VariablePattern,
+)
 from dlion_api.spec.dataset import Dataset
 
 Builtin: TypeAlias = Literal["cipher", "cnn17", "digits", "mobilenet"]
@@ -150,10 +156,10 @@ class Trainer:
     """The model, its data, and how it is trained."""
 
     image: str = setting(
-        "container image of the workers; empty: the chart's. A change takes effect in the next"
-        " run.",
+        "container image of the workers and the keeper; empty: the chart's. A change takes effect"
+        " in the next run.",
         default="",
-        max_length=512,
+        max_length=IMAGE_LENGTH,
         hashed=False,
     )
     program: Program = setting("the model.")

@@ -8,8 +8,8 @@ change.
 
 The rules are at the root of the CRD, where CEL can read `status.trainingStartTime`. The order of a
 list matters, as in the hash by which sites compare manifests. CEL ignores the order of lists that
-are sets or maps, unless they are mapped first. `podTemplate` has no schema that CEL could compare;
-its documentation states when a change takes effect.
+are sets or maps, unless they are mapped first. `podTemplate`, of the job or of a group, has no
+schema that CEL could compare; its documentation states when a change takes effect.
 """
 
 from dlion_api.document import TransitionRule
@@ -44,6 +44,7 @@ _SAME_PLACES = " && ".join(
     for each in (
         "s.name",
         "s.groups.map(g, g.name)",
+        "s.groups.map(g, g.image)",
         "s.groups.map(g, g.resources)",
         "s.groups.map(g, g.nodeSelector)",
     )

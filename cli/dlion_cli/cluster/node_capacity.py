@@ -4,7 +4,7 @@ Counts requests as the scheduler does, but ignores other pods. Places workers fi
 another order may place more; a `reason` means that no order places even one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -34,20 +34,20 @@ def group_capacities(
     sidecar: Mapping[str, Any],
     nodes: Sequence[Mapping[str, Any]],
     *,
-    ignore_taints: bool,
+    tolerant: Collection[str] = (),
 ) -> list[GroupCapacity]:
     """The capacity for each group; groups with the largest memory, then CPU requests are placed
     first.
 
-    `sidecar`: resources of the container beside each trainer. `ignore_taints`: also use tainted
-    nodes, because the pod template has tolerations, which are not evaluated.
+    `sidecar`: resources of the container beside each trainer. `tolerant`: groups that may also use
+    tainted nodes, because their pod template has tolerations, which are not evaluated.
     """
     free = [
         (node, dict(_amounts(mapping_of(node.get("status")).get("allocatable")))) for node in nodes
     ]
     places = []
     for group in groups:
-        usable = [left for node, left in free if _is_schedulable(node, group, ignore_taints)]
+        usable = [left for node, left in free if _is_schedulable(node, group, tolerant)]
         request = _worker_request(group, sidecar)
         places.append((group, request, usable, _reason(usable, request)))
     by_group = {}
@@ -81,7 +81,7 @@ def _amounts(document: object) -> Amounts:
     return amounts
 
 
-def _is_schedulable(node: Mapping[str, Any], group: Group, ignore_taints: bool) -> bool:
+def _is_schedulable(node: Mapping[str, Any], group: Group, tolerant: Collection[str]) -> bool:
     spec, status = mapping_of(node.get("spec")), mapping_of(node.get("status"))
     labels = mapping_of(mapping_of(node.get("metadata")).get("labels"))
     ready = any(
@@ -91,7 +91,8 @@ def _is_schedulable(node: Mapping[str, Any], group: Group, ignore_taints: bool) 
     taints = {str(each.get("effect")) for each in mappings_in(spec.get("taints"))}
     keeps_off = not taints.isdisjoint(("NoSchedule", "NoExecute"))
     chosen = group.node_selector.items() <= labels.items()
-    return ready and chosen and not spec.get("unschedulable") and (ignore_taints or not keeps_off)
+    tolerated = group.name in tolerant or not keeps_off
+    return ready and chosen and not spec.get("unschedulable") and tolerated
 
 
 def _reason(usable: Sequence[dict[str, Decimal]], request: Amounts) -> str:

@@ -1,12 +1,12 @@
 """Checks a job's requirements at one site: exposure of its workers, capacity and images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
 from dlion_api.errors import DLionError
 from dlion_api.spec import Job
-from dlion_api.spec.sites import Site
+from dlion_api.spec.sites import Group, Site
 from dlion_api.status.conditions import Reason
 from dlion_cli.cluster.documents import mapping_of, mappings_in
 from dlion_cli.cluster.node_capacity import group_capacities
@@ -59,10 +59,12 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     if isinstance(cluster.nodes, DLionError):
         return query_error_check(site.name, "room", cluster.nodes)
     sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
-    template = mapping_of(mapping_of(job.spec.pod_template).get("spec"))
-    capacities = group_capacities(
-        site.groups, sidecar, cluster.nodes or [], ignore_taints=bool(template.get("tolerations"))
-    )
+    tolerant = [
+        group.name
+        for group in site.groups
+        if any(spec.get("tolerations") for spec in _pod_specs(job, [group]))
+    ]
+    capacities = group_capacities(site.groups, sidecar, cluster.nodes or [], tolerant=tolerant)
     observed = f"nodes: {len(cluster.nodes or [])}; capacity, ignoring other pods: "
     observed += ", ".join(
         f"{each.group} {each.placed} of {each.requested} workers" for each in capacities
@@ -81,17 +83,27 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
 def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:
     """Only a pod shows whether nodes can pull the images, and none is started."""
     images = mapping_of(settings.get("images"))
-    named = [job.spec.trainer.image or images.get("worker"), images.get("sidecar")]
-    template = mapping_of(mapping_of(job.spec.pod_template).get("spec"))
+    worker = job.spec.trainer.image or images.get("worker")  # the keeper's, too
+    named = [worker, *(group.image for group in site.groups), images.get("sidecar")]
     own = images.get("pullSecrets")
     secrets = [*own] if isinstance(own, list) else []
-    secrets += [each.get("name") for each in mappings_in(template.get("imagePullSecrets"))]
-    observed = (
-        f"not verified, since that needs a pod: {', '.join(str(each) for each in named if each)}; "
-    )
-    observed += f"Secrets of registries: {', '.join(str(each) for each in secrets) or 'none'}"
+    for spec in _pod_specs(job, site.groups):
+        secrets += [each.get("name") for each in mappings_in(spec.get("imagePullSecrets"))]
+    observed = f"not verified, since that needs a pod: {_listed(named)}; "
+    observed += f"Secrets of registries: {_listed(secrets) or 'none'}"
     namespace = f"namespace {job.metadata.namespace}"
     advice = "Check that the nodes can pull all of them"
     advice += f" with these Secrets, in {namespace}" if secrets else " without a Secret"
     advice += f"; otherwise the job reports {Reason.IMAGE_UNAVAILABLE}"
     return Check(site.name, "images", CheckOutcome.UNKNOWN, observed, advice)
+
+
+def _pod_specs(job: Job, groups: Sequence[Group]) -> list[Mapping[str, Any]]:
+    """The specs of the pod templates that the job and these groups have."""
+    templates = [job.spec.pod_template, *(group.pod_template for group in groups)]
+    return [mapping_of(mapping_of(template).get("spec")) for template in templates]
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Each of them once, in order, without empty ones."""
+    return ", ".join(dict.fromkeys(str(each) for each in values if each))

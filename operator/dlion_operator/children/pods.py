@@ -1,6 +1,7 @@
 """The common part of a run's pods: user, volumes, mounts and security settings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dlion_api import cluster_names as names
@@ -109,7 +110,6 @@ def container(
     role: str, image: str, settings: Settings, resources: Resources, *, mounts: Sequence[Document]
 ) -> Document:
     """Return a container that runs that role of `dlion_worker.pod`."""
-    shown = to_document(resources)
     return {
         "name": role,
         "image": image,
@@ -121,7 +121,7 @@ def container(
                 "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
             }
         ],
-        "resources": {name: values for name, values in shown.items() if values},
+        "resources": _resources(resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -134,6 +134,14 @@ def container(
             *mounts,
         ],
     }
+
+
+def _resources(resources: Resources) -> Document:
+    """Return a container's resources. A requested device is its own limit, as the API server wants
+    both, and equal."""
+    devices = {name: amount for name, amount in resources.requests.items() if "/" in name}
+    shown = to_document(replace(resources, limits={**devices, **resources.limits}))
+    return {name: amounts for name, amounts in shown.items() if amounts}
 
 
 def mount(volume: str, path: str, *, read_only: bool = False) -> Document:

@@ -69,8 +69,13 @@ def _document(job: Job) -> Document:
     document["metadata"] = {"name": job.key.name, "namespace": job.key.namespace}
     if job.may_grow:
         document["metadata"]["annotations"] = {RANKS_ANNOTATION: BY_GROUP}
-    document["spec"].pop("podTemplate", None)
+    for owner in (document["spec"], *_groups(document)):
+        owner.pop("podTemplate", None)
     return document
+
+
+def _groups(document: Mapping[str, Any]) -> list[Document]:
+    return [group for site in document["spec"]["sites"] for group in site["groups"]]
 
 
 def headless_service(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Document:

@@ -10,8 +10,7 @@
 Source: the patch strategies and merge keys of the Kubernetes API (k8s.io/api/core/v1), and
 k8s.io/apimachinery/pkg/util/strategicpatch. Deviations: a keyed entry with `$patch: replace`
 replaces that entry, as in kustomize. Entries of `env` are replaced, because merging value and
-valueFrom gives an invalid entry. `tolerations` are concatenated, because run recovery relies on the
-operator's own, which end pods on dead nodes.
+valueFrom gives an invalid entry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,6 @@ _MERGE_KEYS: Mapping[str, str] = {
     "topologySpreadConstraints": "topologyKey",
 }
 _REPLACED_ENTRIES = frozenset({"env", "volumes", "resourceClaims"})
-_JOINED = frozenset({"tolerations"})
 _DIRECTIVE = "$patch"
 _DELETE, _REPLACE = "delete", "replace"
 
@@ -66,8 +64,6 @@ def _merged_value(name: str, base: Any, overlay: Any) -> Any:
     if not _is_list(overlay):
         return overlay
     there = list(base) if _is_list(base) else []
-    if name in _JOINED:
-        return [*there, *overlay]
     key = _MERGE_KEYS.get(name)
     if key is None:
         return list(overlay)

@@ -7,7 +7,7 @@ from dlion_api import cluster_names as names
 from dlion_api.exit_codes import ExitCode
 from dlion_api.spec import BY_GROUP, RANKS_ANNOTATION, Job
 from dlion_api.spec.sites import Group
-from dlion_operator.children.labels import inherited
+from dlion_operator.children.pod_templates import worker_template
 from dlion_operator.children.pods import (
     container,
     metadata_of,
@@ -15,7 +15,6 @@ from dlion_operator.children.pods import (
     pod_spec,
     program_volume,
 )
-from dlion_operator.children.strategic_merge import merged
 from dlion_operator.kubernetes.client import Document, Kind
 from dlion_operator.model import initial_group_sizes
 from dlion_operator.model.settings import Settings
@@ -53,7 +52,12 @@ def worker_job(job: Job, group: Group, settings: Settings, owner: Mapping[str, A
             "podFailurePolicy": {"rules": _failure_rules()},
             # With a queue, its controller decides when the Job starts.
             "suspend": bool(queue),
-            "template": _template(job, group, settings, labels),
+            "template": worker_template(
+                job,
+                group,
+                _pod(job, group, settings),
+                names.run_labels(job.key, site) | labels,
+            ),
         },
     )
 
@@ -72,27 +76,12 @@ def _exit_rule(action: str, codes: list[int]) -> Document:
     return {"action": action, "onExitCodes": matched}
 
 
-def _template(job: Job, group: Group, settings: Settings, labels: dict[str, str]) -> Document:
-    given = job.spec.pod_template or {}
-    metadata, spec = given.get("metadata") or {}, given.get("spec") or {}
-    rendered = _pod(job, group, settings)
-    own_labels = names.run_labels(job.key, settings.site) | labels
-    given_labels = inherited(job.metadata.labels) | (metadata.get("labels") or {})
-    template: Document = {
-        "metadata": {"labels": given_labels | own_labels},
-        "spec": merged(rendered, spec),
-    }
-    if annotations := metadata.get("annotations"):
-        template["metadata"]["annotations"] = annotations
-    return template
-
-
 def _pod(job: Job, group: Group, settings: Settings) -> Document:
     volumes, program = program_volume(job)
     own = [mount("shared", names.SHARED_DIR), mount("state", names.STATE_DIR)]
     trainer = container(
         names.TRAINER_CONTAINER,
-        job.spec.trainer.image or settings.images.worker,
+        group.image or job.spec.trainer.image or settings.images.worker,
         settings,
         group.resources,
         mounts=[*own, *program],

@@ -24,6 +24,8 @@ EXEMPT: dict[str, Any] = {
     f"{GROUP}.workers": 7,
     f"{GROUP}.resources": {"limits": {"cpu": 2}},
     f"{GROUP}.nodeSelector": {"disk": "ssd"},
+    f"{GROUP}.image": "trainer:2",
+    f"{GROUP}.podTemplate": {"spec": {"runtimeClassName": "nvidia"}},
     "spec.trainer.image": "trainer:2",
     "spec.suspend": True,
     "spec.activeDeadlineSeconds": 60,
@@ -52,7 +54,7 @@ MAY_CHANGE = {
     *EXEMPT,
     "spec.minSites",
     "spec.maxRestarts",
-} - {"spec.trainer.image", f"{GROUP}.resources", f"{GROUP}.nodeSelector"}
+} - {"spec.trainer.image", f"{GROUP}.image", f"{GROUP}.resources", f"{GROUP}.nodeSelector"}
 
 
 def test_ranks_count_through_sites_groups_and_workers() -> None:

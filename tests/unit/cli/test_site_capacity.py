@@ -131,7 +131,7 @@ TAINTED = [{"key": "gpu", "effect": "NoSchedule"}]
     ],
 )
 def test_room_for_workers(asked: Group, nodes: list[Any], placed: int, reason: str) -> None:
-    (room,) = group_capacities((asked,), SIDECAR, nodes, ignore_taints=False)
+    (room,) = group_capacities((asked,), SIDECAR, nodes)
     assert (room.requested, room.placed) == (asked.workers, placed)
     assert (reason in room.reason) if reason else not room.reason
 
@@ -153,23 +153,35 @@ def test_workers_without_room_are_warned_of(workers: int, cpu: str, outcome: Che
 
 
 def test_a_job_that_bears_taints_may_use_tainted_nodes() -> None:
-    (room,) = group_capacities((group("g", 1),), {}, [node(taints=TAINTED)], ignore_taints=True)
-    assert room.placed == 1
+    groups = (group("g", 1), group("h", 1))
+    found = group_capacities(groups, {}, [node(taints=TAINTED)], tolerant=["h"])
+    assert [room.placed for room in found] == [0, 1]
+
+
+@pytest.mark.parametrize("of", ["job", "group"])
+def test_a_template_with_tolerations_may_use_tainted_nodes(of: str) -> None:
+    template = {"spec": {"tolerations": [{"key": "gpu"}]}}
+    groups: list[dict[str, Any]] = [{"name": "g", "workers": 1}, {"name": "h", "workers": 1}]
+    changes: dict[str, Any] = {"sites": [{"name": "plant-a", "groups": groups}]}
+    if of == "group":
+        groups[1]["podTemplate"] = template
+    else:
+        changes["podTemplate"] = template
+    check = checked({}, [node(taints=TAINTED)], **changes)["room"]
+    tainted = "g 0 of 1 workers, h 1 of 1 workers"
+    assert (tainted if of == "group" else "g 1 of 1 workers, h 1 of 1 workers") in check.observed
 
 
 def test_groups_share_what_is_there() -> None:
     """The more demanding one is placed first, wherever it stands."""
     found = group_capacities(
-        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()],
-        ignore_taints=False,
-    )  # fmt: skip
+        (group("small", 2, cpu="1"), group("big", 1, cpu="2")), {}, [node(), node()]
+    )
     assert [(room.group, room.placed) for room in found] == [("small", 2), ("big", 1)]
 
 
 def test_a_request_beyond_all_bounds_finds_no_room() -> None:
-    (room,) = group_capacities(
-        (group("g", 1, cpu="1e99999999"),), SIDECAR, [node()], ignore_taints=False
-    )
+    (room,) = group_capacities((group("g", 1, cpu="1e99999999"),), SIDECAR, [node()])
     assert room.placed == 0
     assert "no node has more than 2" in room.reason
 
@@ -190,6 +202,20 @@ def test_images_are_named_with_the_secrets_that_fetch_them() -> None:
         "images"
     ]
     assert check.observed.endswith(": own:2, s:1; Secrets of registries: mirror, own")
+    groups = [
+        {"name": "small", "workers": 1},
+        {
+            "name": "gpu",
+            "workers": 1,
+            "image": "own:2-gpu",
+            "podTemplate": {"spec": {"imagePullSecrets": [{"name": "private"}, {"name": "own"}]}},
+        },
+    ]
+    sites = [{"name": "plant-a", "groups": groups}]
+    check = checked({"images": images}, podTemplate=template, sites=sites)["images"]
+    assert check.observed.endswith(
+        ": w:1, own:2-gpu, s:1; Secrets of registries: mirror, own, private"
+    )
     odd = {"spec": {"imagePullSecrets": 7}}
     check = checked({"images": images | {"pullSecrets": 7}}, podTemplate=odd)["images"]
     assert check.observed.endswith("registries: none")

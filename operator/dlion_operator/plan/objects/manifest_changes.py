@@ -74,15 +74,17 @@ RECREATING = Diagnosis(
 
 
 def template_problem(run: Run) -> str:
-    """Why no pod can be made from the manifest's podTemplate. Empty: it can."""
+    """Why no pod can be made from the podTemplate of job and group. Empty: it can.
+
+    Our CRD leaves podTemplate free in form, so the API server cannot validate it.
+    """
     wrong: set[str] = set()
-    try:
-        for group in run.groups:
+    for group in run.groups:
+        try:
             made = worker_job(run.job, group, run.settings, run.owner)
             wrong |= set(restricted_violations(made["spec"]["template"]["spec"]))
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        # Our CRD leaves podTemplate free in form, so the API server cannot validate it.
-        return f"podTemplate is not a valid pod template: {error}"
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            return f"podTemplate is not a valid pod template, for group {group.name}: {error}"
     if not wrong:
         return ""
     return f"podTemplate violates pod security `restricted`: {'; '.join(sorted(wrong))}"

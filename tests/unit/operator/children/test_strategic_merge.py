@@ -1,8 +1,8 @@
 """A user's pod template over a rendered pod.
 
 Proves, with a table whose expected values were written by hand from Kubernetes' documents of the
-strategic merge patch: which lists are merged by which key, which are replaced, what null and
-`$patch` do, and that the operator's tolerations stay. And of a worker's Job: the volume and the
+strategic merge patch: which lists are merged by which key, which are replaced, and what null
+and `$patch` do. And of a worker's Job: the volume and the
 variable that a user gives have one source, and a command is the user's alone.
 Left out: that an API server takes the outcome (tests/cluster/test_operator_documents.py).
 """
@@ -106,10 +106,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"affinity": {"$patch": "delete"}},
         {"affinity": {}, "tty": True},
     ),
-    "tolerations are added": (
-        {"tolerations": [{"key": "node.kubernetes.io/not-ready"}]},
+    "tolerations are atomic": (
+        {"tolerations": [{"key": "edge"}]},
         {"tolerations": [{"key": "gpu"}]},
-        {"tolerations": [{"key": "node.kubernetes.io/not-ready"}, {"key": "gpu"}]},
+        {"tolerations": [{"key": "gpu"}]},
     ),
     "another kind of value": ({"a": {"b": 1}, "c": [1]}, {"a": 2, "c": "x"}, {"a": 2, "c": "x"}),
 }
