@@ -1,23 +1,40 @@
 """A user's pod template over a rendered pod.
 
 Proves, with a table whose expected values were written by hand from Kubernetes' documents of the
-strategic merge patch: which lists are merged by which key, which are replaced, and what null
-and `$patch` do. And of a worker's Job: the volume and the
-variable that a user gives have one source, and a command is the user's alone.
+strategic merge patch: which lists are merged by which key, which are replaced, and what null and
+the directives do. Of every list that a pod has, the published OpenAPI document says the same. For
+pods and patches made up at random, `kubectl patch --local` does (without the testbed's programs
+that is skipped). Wrong types, unknown directives and a megabyte of entries are no crash and take no
+minutes. And of a worker's Job: the volume and the variable that a user gives have one source, and a
+command is the user's alone.
 Left out: that an API server takes the outcome (tests/cluster/test_operator_documents.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from dlion_api.spec import load_job
-from dlion_operator.children.strategic_merge import merged
+from dlion_operator.children.strategic_merge import MERGE_KEYS, merged
 from dlion_operator.children.worker_jobs import worker_job
+from example_counts import examples
+from manifest_strategies import values
 from operator_world import SETTINGS, dlion_job
+from testbed.binaries import built
+
+PUBLISHED = json.loads((Path(__file__).parents[3] / "support" / "pod_spec_lists.json").read_text())
+NEVER_MERGED = "volumes[].ephemeral.volumeClaimTemplate.metadata."
+"""Lists of a claim's metadata: a volume is replaced as a whole."""
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "mapping by key": (
@@ -111,6 +128,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"tolerations": [{"key": "gpu"}]},
         {"tolerations": [{"key": "gpu"}]},
     ),
+    "only some fields are kept": (
+        {"volumes": [], "emptyDir": {}, "name": "state"},
+        {"$retainKeys": ["name", "csi"], "csi": {"driver": "d"}},
+        {"name": "state", "csi": {"driver": "d"}},
+    ),
+    "what the first entry adds, the second changes": (
+        {"containers": []},
+        {"containers": [{"name": "a", "tty": True}, {"name": "a", "image": "x"}]},
+        {"containers": [{"name": "a", "tty": True, "image": "x"}]},
+    ),
+    "deleted, then added": (
+        {"env": [{"name": "A", "value": "1"}]},
+        {"env": [{"name": "A", "$patch": "delete"}, {"name": "A", "value": "2"}]},
+        {"env": [{"name": "A", "value": "2"}]},
+    ),
     "another kind of value": ({"a": {"b": 1}, "c": [1]}, {"a": 2, "c": "x"}, {"a": 2, "c": "x"}),
 }
 
@@ -121,6 +153,170 @@ def test_as_strategic_merge_does(name: str) -> None:
     before = copy.deepcopy((base, overlay))
     assert merged(base, overlay) == expected
     assert (base, overlay) == before
+
+
+def test_every_list_of_a_pod_is_merged_as_published() -> None:
+    lists = {path: entry["key"] for path, entry in PUBLISHED["merged"].items()}
+    lists = {path: key for path, key in lists.items() if not path.startswith(NEVER_MERGED)}
+    assert len(lists) + len(PUBLISHED["replaced"]) > 140
+    assert {path: MERGE_KEYS.get(name_of(path), "") for path in lists} == lists
+    replaced = [path for path in PUBLISHED["replaced"] if not path.startswith(NEVER_MERGED)]
+    assert [path for path in replaced if name_of(path) in MERGE_KEYS] == []
+    assert {name_of(path) for path in lists} == MERGE_KEYS.keys()
+
+
+def test_entries_whose_source_is_published_as_exclusive_are_replaced() -> None:
+    for path, entry in PUBLISHED["merged"].items():
+        name, key = name_of(path), entry["key"]
+        if "retainKeys" in entry["strategy"]:
+            there, given = {key: "a", "one": {}}, {key: "a", "other": {}}
+            assert merged({name: [there]}, {name: [given]}) == {name: [given]}
+
+
+def name_of(path: str) -> str:
+    return path.rpartition(".")[2].removesuffix("[]")
+
+
+# ---- beside kubectl
+
+NAMES = st.sampled_from(["a", "b", "c"])
+TEXTS = st.sampled_from(["x", "y"])
+
+
+def keyed(key: str, keys: st.SearchStrategy[Any], fields: dict[str, Any]) -> Any:
+    """Lists of entries with different keys."""
+    entry = st.fixed_dictionaries({key: keys}, optional=fields)
+    return st.lists(entry, max_size=3, unique_by=lambda made: made[key])
+
+
+CONTAINER: dict[str, Any] = {
+    "image": TEXTS,
+    "tty": st.booleans(),
+    "args": st.lists(TEXTS, max_size=2),
+    "env": keyed("name", NAMES, {"value": TEXTS}),
+    "ports": keyed("containerPort", st.sampled_from([1, 2, 3]), {"name": NAMES}),
+    "volumeMounts": keyed("mountPath", TEXTS, {"name": NAMES, "readOnly": st.booleans()}),
+    "resources": st.fixed_dictionaries(
+        {}, optional={"limits": st.dictionaries(st.sampled_from(["cpu", "memory"]), st.just("1"))}
+    ),
+}
+POD: dict[str, Any] = {
+    "containers": keyed("name", NAMES, CONTAINER),
+    "initContainers": keyed("name", NAMES, CONTAINER),
+    "tolerations": st.lists(st.fixed_dictionaries({"key": TEXTS}), max_size=2),
+    "nodeSelector": st.dictionaries(NAMES, TEXTS, max_size=2),
+    "imagePullSecrets": keyed("name", NAMES, {}),
+    "hostAliases": keyed("ip", TEXTS, {"hostnames": st.lists(NAMES, max_size=2)}),
+    "topologySpreadConstraints": keyed("topologyKey", TEXTS, {"maxSkew": st.just(1)}),
+    "securityContext": st.fixed_dictionaries(
+        {}, optional={"runAsUser": st.just(5), "supplementalGroups": st.lists(st.just(7))}
+    ),
+    "priorityClassName": TEXTS,
+}
+PODS = st.fixed_dictionaries({}, optional=POD)
+
+
+@st.composite
+def patches(draw: st.DrawFn) -> dict[str, Any]:
+    """A pod's spec with some fields deleted, and with directives."""
+    made = draw(PODS)
+    for name in draw(st.sets(st.sampled_from(sorted(POD)), max_size=2)):
+        made[name] = None
+    for entries in [made, *(made.get("containers") or ())]:
+        for name in [each for each in entries if each in MERGE_KEYS and entries[each]]:
+            match draw(st.sampled_from(["", "", "delete", "replace"])):
+                case "delete":
+                    key = MERGE_KEYS[name]
+                    entries[name] = [{key: entries[name][0][key], "$patch": "delete"}]
+                case "replace":
+                    entries[name] = [{"$patch": "replace"}, *entries[name]]
+    if draw(st.booleans()) and isinstance(made.get("nodeSelector"), dict):
+        made["nodeSelector"]["$patch"] = draw(st.sampled_from(["delete", "replace"]))
+    return dict(made)
+
+
+@given(PODS, patches())
+@settings(  # to shrink a failure takes a process for each try
+    max_examples=examples(40), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
+def test_pods_are_patched_as_kubectl_patches_them(base: Any, overlay: Any) -> None:
+    programs = built()
+    if programs is None:
+        pytest.skip("no kubectl of the testbed: run `make testbed-setup`")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": base}
+    done = subprocess.run(
+        [str(programs.path("kubectl")), "patch", "--local", "--type=strategic", "-o", "json",
+         "-f", "-", "-p", json.dumps({"spec": overlay})],
+        input=json.dumps(pod), capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert in_any_order(merged(base, overlay)) == in_any_order(json.loads(done.stdout)["spec"])
+
+
+def in_any_order(value: Any, name: str = "") -> Any:
+    """Without what is empty, which kubectl leaves out, and without the order of merged lists."""
+    if isinstance(value, dict):
+        made = {key: in_any_order(each, key) for key, each in value.items()}
+        return {key: each for key, each in made.items() if each not in ({}, [], None, False)}
+    if isinstance(value, list):
+        # kubectl leaves the directives inside of entries that it adds.
+        made = [in_any_order(e) for e in value if not isinstance(e, dict) or "$patch" not in e]
+        return sorted(made, key=lambda e: str(e[MERGE_KEYS[name]])) if name in MERGE_KEYS else made
+    return value
+
+
+# ---- hostile templates
+
+
+@pytest.mark.parametrize(
+    ("overlay", "words"),
+    [
+        ({"$patch": "remove"}, "$patch is 'remove'; allowed: delete, replace"),
+        ({"$patch": ["delete"]}, "$patch is"),
+        ({"a": {"$patch": {"x": 1}}}, "$patch is"),
+        ({"env": [{"name": "A", "$patch": "merge"}]}, "$patch is 'merge'"),
+        ({"env": [{"$patch": "delete"}]}, "needs its name"),
+        ({"ports": [{"name": "A", "$patch": "delete"}]}, "needs its containerPort"),
+        ({"$setElementOrder/containers": [{"name": "a"}]}, "$setElementOrder/containers is not"),
+        ({"a": {"$deleteFromPrimitiveList/args": ["x"]}}, "$deleteFromPrimitiveList/args is not"),
+        ({"$retainKeys": "name", "name": "a"}, "$retainKeys must list"),
+        ({"$retainKeys": ["name"], "csi": {}}, "$retainKeys must list"),
+        ({"$retainKeys": [["name"]], "name": "a"}, "$retainKeys must list"),
+    ],
+)
+def test_a_directive_that_means_nothing_is_refused(overlay: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r"allowed|needs|not supported|must list") as raised:
+        merged({"a": {"b": 1}, "env": [{"name": "A"}], "args": []}, overlay)
+    assert words in str(raised.value)
+
+
+@given(st.dictionaries(st.sampled_from([*POD, "a"]), values), values)
+@settings(max_examples=examples(300), deadline=None)
+def test_anything_is_merged_or_refused(base: dict[str, Any], overlay: Any) -> None:
+    before = copy.deepcopy((base, overlay))
+    if isinstance(overlay, dict):
+        with contextlib.suppress(ValueError):
+            merged(base, overlay)
+        assert (base, overlay) == before
+    for name in MERGE_KEYS:
+        with contextlib.suppress(ValueError):
+            merged({name: [{"name": "a"}]}, {name: overlay})
+
+
+def test_entries_are_told_apart_by_type() -> None:
+    """In Python True equals 1, and hashes as it."""
+    ports = [{"containerPort": 1}, {"containerPort": True}, {"containerPort": "1"}, None, 3, "x"]
+    assert merged({"ports": [{"containerPort": 1, "name": "a"}]}, {"ports": ports}) == {
+        "ports": [{"containerPort": 1, "name": "a"}, *ports[1:]]
+    }
+
+
+def test_a_megabyte_of_entries_takes_no_minutes() -> None:
+    """An object may have that much; the operator merges it at each look."""
+    entries = [{"name": f"n{number}"} for number in range(60_000)]
+    began_s = time.process_time()
+    made = merged({"env": entries}, {"env": [*entries, {"name": "n7", "$patch": "delete"}]})
+    assert len(made["env"]) == len(entries) - 1
+    assert time.process_time() - began_s < 10
 
 
 def test_of_a_workers_pod_the_users_sources_and_command_stand_alone() -> None:
