@@ -29,6 +29,7 @@ TOGETHER = sites("plant-a", "plant-b")
 EVERYTHING = merged(
     SITE, ON, TOGETHER, GATEWAY, nested("networkPolicies.jobNamespaces", ["ml", "edge"])
 )
+NOT_READY, UNREACHABLE = (f"node.kubernetes.io/{each}" for each in ("not-ready", "unreachable"))
 SWITCHES = {
     "config.yaml": None,
     "crd.yaml": ("crds.enabled", False),
@@ -175,7 +176,6 @@ def test_other_settings_start_the_operator_anew_and_other_values_do_not(helm: He
 def test_where_the_operator_runs_is_said_as_in_a_pod(helm: Helm) -> None:
     placed = {
         "nodeSelector": {"a": "b"},
-        "tolerations": [{"key": "edge", "operator": "Exists"}],
         "affinity": {"podAffinity": {}},
         "priorityClassName": "high",
     }
@@ -184,6 +184,27 @@ def test_where_the_operator_runs_is_said_as_in_a_pod(helm: Helm) -> None:
     assert placed.items() <= template["spec"].items()
     assert template["metadata"]["annotations"]["x"] == "y"
     assert container["resources"]["limits"] == {"cpu": 1, "memory": "384Mi"}
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ([], {NOT_READY: 20, UNREACHABLE: 20}),
+        ([{"key": "edge", "operator": "Exists"}], {"edge": None, NOT_READY: 20, UNREACHABLE: 20}),
+        ([{"operator": "Exists"}], {None: None, NOT_READY: 20, UNREACHABLE: 20}),
+        ([{"key": NOT_READY, "tolerationSeconds": 90}], {NOT_READY: 90, UNREACHABLE: 20}),
+    ],
+)
+def test_a_dead_node_keeps_the_operator_for_seconds(
+    helm: Helm, given: list[dict[str, Any]], seconds: dict[str | None, int | None]
+) -> None:
+    """Kubernetes' default is five minutes."""
+    template, _ = operator(helm, nested("operator.tolerations", given))
+    found = template["spec"]["tolerations"]
+    assert {each.get("key"): each.get("tolerationSeconds") for each in found} == seconds
+    assert found[: len(given)] == given
+    for each in found[len(given) :]:
+        assert (each["operator"], each["effect"]) == ("Exists", "NoExecute")
 
 
 @pytest.mark.parametrize(

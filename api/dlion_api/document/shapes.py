@@ -146,15 +146,15 @@ def _shape(hint: Any, declared: Setting) -> Shape:
             declared.key,
             declared.unique,
         )
-    if origin is collections.abc.Mapping:
-        if arguments[1] is Any:
-            return Free()
+    if origin is collections.abc.Mapping and arguments[1] is not Any:
         value = Quantity() if declared.quantity else _item_shape(arguments[1])
         return Map(value, declared.max_items)
     return _item_shape(hint, declared)
 
 
 def _item_shape(hint: Any, limits: Limits = NO_LIMITS) -> Shape:
+    if typing.get_origin(hint) is collections.abc.Mapping and typing.get_args(hint)[1] is Any:
+        return Free()
     if typing.get_origin(hint) is typing.Annotated:
         hint, limits = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:

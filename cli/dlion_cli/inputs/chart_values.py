@@ -37,6 +37,10 @@ DEFAULTS: Final[Values] = {
             "requests": {"cpu": "50m", "memory": "192Mi"},
             "limits": {"memory": "1Gi"},
         },
+        "nodeSelector": {},
+        "tolerations": [],
+        "affinity": {},
+        "priorityClassName": "",
     },
     "sidecar": {
         "resources": {

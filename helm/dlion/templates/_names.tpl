@@ -59,6 +59,19 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* The operator's tolerations. Kubernetes' default would leave it on a dead node for five minutes. */}}
+{{- define "dlion.tolerations" -}}
+{{- $all := .Values.operator.tolerations -}}
+{{- $keys := list -}}
+{{- range $all }}{{ $keys = append $keys .key }}{{ end -}}
+{{- range list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
+{{- if not (has . $keys) -}}
+{{- $all = append $all (dict "key" . "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 20) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end }}
+
 {{/* What pod security `restricted` asks of a pod and of its containers. */}}
 {{- define "dlion.podSecurity" -}}
 runAsNonRoot: true

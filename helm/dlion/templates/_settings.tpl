@@ -29,6 +29,10 @@ keeper:
   storageClassName: {{ .Values.keeper.storageClassName | quote }}
   claimName: {{ .Values.keeper.claimName | quote }}
   resources: {{ .Values.keeper.resources | toJson }}
+  nodeSelector: {{ .Values.keeper.nodeSelector | toJson }}
+  tolerations: {{ .Values.keeper.tolerations | toJson }}
+  affinity: {{ .Values.keeper.affinity | toJson }}
+  priorityClassName: {{ .Values.keeper.priorityClassName | quote }}
 sidecar:
   resources: {{ .Values.sidecar.resources | toJson }}
 loadBalancer:

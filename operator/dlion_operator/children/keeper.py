@@ -5,7 +5,7 @@ from typing import Any
 
 from dlion_api import cluster_names as names
 from dlion_api.spec import Job
-from dlion_operator.children.labels import inherited
+from dlion_operator.children.pod_templates import keeper_template
 from dlion_operator.children.pods import (
     container,
     metadata_of,
@@ -48,7 +48,7 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
         containers=[keeper],
         volumes=[_state(job, settings), {"name": "shared", "emptyDir": {}}, *volumes],
     )
-    labels = inherited(job.metadata.labels) | _labels(job, settings)
+    labels = _labels(job, settings)
     return Kind.DEPLOYMENT.document(
         _metadata(names.keeper_name(job.key), job, settings, owner),
         spec={
@@ -56,8 +56,8 @@ def _deployment(job: Job, settings: Settings, owner: Mapping[str, Any]) -> Docum
             # Two pods must never write to the same claim.
             "strategy": {"type": "Recreate"},
             "revisionHistoryLimit": 0,
-            "selector": {"matchLabels": _labels(job, settings)},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "selector": {"matchLabels": labels},
+            "template": keeper_template(job, spec, labels, settings.keeper),
         },
     )
 

@@ -53,7 +53,7 @@ def label_patch(live: Document, wanted: Mapping[str, str]) -> Document | None:
 def inherited(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that a job's children and their pods inherit, to satisfy label policies.
 
-    No selector may use them.
+    No selector may use them. A keeper inherits annotations by the same rule.
 
     >>> inherited({"team": "vision", "example.org/centre": "7", "helm.sh/chart": "x"})
     {'team': 'vision', 'example.org/centre': '7'}

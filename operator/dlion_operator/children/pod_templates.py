@@ -1,19 +1,32 @@
-"""A worker's pod: what the operator renders, under the job's podTemplate and then its group's.
+"""What podTemplates, of the job and of its groups, make of the pods that the operator renders.
 
 Pure. The operator's labels and tolerations stay: it finds its pods by those labels, and recovers
 from dead nodes by those tolerations.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from dlion_api.spec import Job
 from dlion_api.spec.sites import Group
 from dlion_operator.children.labels import inherited
 from dlion_operator.children.strategic_merge import merged
 from dlion_operator.kubernetes.client import Document
+from dlion_operator.model.settings import KeeperSettings
 
 _PARTS = ("metadata", "spec")
+_SECRETS = "imagePullSecrets"
+_KEEPER_FIELDS: Final[Mapping[str, type]] = {
+    "affinity": dict,
+    "nodeSelector": dict,
+    "priorityClassName": str,
+    "runtimeClassName": str,
+    "tolerations": list,
+    _SECRETS: list,
+}
+"""What a keeper takes of its job's podTemplate: where and how its pod is scheduled, and its image
+fetched. Who may create a job must never choose a keeper's service account, volumes, containers or
+access to its host, as it holds the state and the model of all workers."""
 
 
 def worker_template(
@@ -49,3 +62,55 @@ def _spec(rendered: Mapping[str, Any], overlays: Iterable[Mapping[str, Any]]) ->
     added = spec.get("tolerations", [])
     # What is no list is for the API server to refuse.
     return {**spec, "tolerations": [*own, *added] if isinstance(added, list) else added}
+
+
+def keeper_template(
+    job: Job, rendered: Mapping[str, Any], labels: Mapping[str, str], keeper: KeeperSettings
+) -> Document:
+    """Return the keeper's pod template, with that spec and the operator's own `labels`.
+
+    The site's settings decide where it runs; where they are empty, the job's podTemplate does.
+    Tolerations and pull Secrets of both are added. Of a malformed podTemplate nothing is taken:
+    `worker_template` reports it, and a running keeper must not depend on it.
+    """
+    try:
+        given = _parts_of(job.spec.pod_template or {})
+        metadata = merged({}, given["metadata"])
+        taken = {name: value for name, value in given["spec"].items() if name in _KEEPER_FIELDS}
+        spec = merged({_SECRETS: rendered.get(_SECRETS, [])}, taken)
+    except (AttributeError, TypeError, ValueError):
+        metadata, spec = {}, {}
+    spec = {name: spec[name] for name, kind in _KEEPER_FIELDS.items() if _is_a(kind, spec, name)}
+    placed: Document = {
+        **{name: spec.get(name) for name in _KEEPER_FIELDS},
+        "tolerations": [
+            *rendered["tolerations"],
+            *keeper.tolerations,
+            *spec.get("tolerations", ()),
+        ],
+        "nodeSelector": keeper.node_selector or spec.get("nodeSelector"),
+        "affinity": keeper.affinity or _node_affinity(spec.get("affinity", {})),
+        "priorityClassName": keeper.priority_class_name or spec.get("priorityClassName"),
+    }
+    own_labels = inherited(job.metadata.labels) | inherited(_strings(metadata.get("labels")))
+    made: Document = {"labels": own_labels | dict(labels)}
+    if annotations := inherited(_strings(metadata.get("annotations"))):
+        made["annotations"] = annotations
+    shown = {name: value for name, value in placed.items() if value}
+    return {"metadata": made, "spec": {**rendered, **shown}}
+
+
+def _is_a(kind: type, spec: Mapping[str, Any], name: str) -> bool:
+    return isinstance(spec.get(name), kind)
+
+
+def _node_affinity(affinity: Mapping[str, Any]) -> Document:
+    """Leave out what is about other pods: workers that avoid each other would drive the keeper off
+    every node."""
+    return {name: value for name, value in affinity.items() if name == "nodeAffinity"}
+
+
+def _strings(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: text for name, text in value.items() if isinstance(text, str)}

@@ -10,10 +10,10 @@
 
 Source: the patch strategies and merge keys of the Kubernetes API (k8s.io/api/core/v1), and
 k8s.io/apimachinery/pkg/util/strategicpatch. Deviations: a keyed entry with `$patch: replace`
-replaces that entry, as in kustomize. Entries of `env`, `volumes` and `resourceClaims` are replaced
-without `$retainKeys`, as `kubectl apply` writes it: two sources in one are invalid. New entries are
-added at the end, because init containers start in order. `$setElementOrder` and
-`$deleteFromPrimitiveList`, which kubectl alone writes, are refused.
+replaces that entry, as in kustomize, and a mapping with it need not exist. Entries of `env`,
+`volumes` and `resourceClaims` are replaced without `$retainKeys`, as `kubectl apply` writes it: two
+sources in one are invalid. New entries are added at the end, because init containers start in
+order. `$setElementOrder` and `$deleteFromPrimitiveList`, which kubectl alone writes, are refused.
 """
 
 from collections.abc import Mapping, Sequence

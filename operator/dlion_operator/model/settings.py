@@ -15,7 +15,14 @@ from dlion_api.cluster_names import (
 )
 from dlion_api.document import Rule, parse, setting
 from dlion_api.errors import Problem, SpecError
-from dlion_api.spec.bounds import INT32_MAX, LABEL, LABEL_DESCRIPTION, MAX_SITES, SITE_NAME_LENGTH
+from dlion_api.spec.bounds import (
+    INT32_MAX,
+    LABEL,
+    LABEL_DESCRIPTION,
+    MAX_SITES,
+    SITE_NAME_LENGTH,
+    LabelValue,
+)
 from dlion_api.spec.sites import Resources
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -80,6 +87,21 @@ class KeeperSettings:
     storage_class_name: str = _name("storage class of that claim; empty: the cluster's default.")
     claim_name: str = _name("an existing claim in the job's namespace, used instead of a new one.")
     resources: Resources = setting("resources of the keeper's container.", default=Resources())
+    node_selector: Mapping[str, LabelValue] = setting(
+        "labels of the nodes for keepers; empty: those of the job's podTemplate.",
+        default={},
+        max_items=64,
+    )
+    tolerations: tuple[Mapping[str, Any], ...] = setting(
+        "taints that keepers tolerate besides those of the job's podTemplate.",
+        default=(),
+        max_items=64,
+    )
+    affinity: Mapping[str, Any] = setting(
+        "affinity of keepers, as in a pod; empty: the node affinity of the job's podTemplate.",
+        default={},
+    )
+    priority_class_name: str = _name("their priority class; empty: that of the job's podTemplate.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,197 @@
+"""Where a keeper's pod runs, and what it takes of its job.
+
+Proves: of the job's podTemplate it takes how its pod is scheduled and its image fetched, and labels
+and annotations that are not reserved; it takes nothing of a group's. The site's own settings come
+first; tolerations and pull Secrets of both are added. Whatever a podTemplate holds, account,
+volumes, containers and access to the host stay the operator's, selectors too, and nothing of a
+malformed one is taken.
+Left out: that a scheduler places it so (tests/cluster/test_shaped_pods.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import SpecError
+from dlion_api.spec import load_job
+from dlion_operator.children.keeper import keeper_objects
+from dlion_operator.model.settings import KeeperSettings, Settings
+from example_counts import examples
+from manifest_strategies import values
+from operator_world import SETTINGS, World, dlion_job
+
+EDGE = {"key": "edge", "operator": "Exists"}
+STORAGE = {"key": "storage", "operator": "Exists"}
+NODES: dict[str, Any] = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "Exists"}]}]
+    }
+}
+OTHERS = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "host"}]}
+PLACE: dict[str, Any] = {
+    "nodeSelector": {"pool": "edge"},
+    "affinity": {"nodeAffinity": NODES, "podAntiAffinity": OTHERS, "podAffinity": OTHERS},
+    "priorityClassName": "training",
+    "runtimeClassName": "gvisor",
+    "imagePullSecrets": [{"name": "private"}],
+    "tolerations": [EDGE],
+}
+NEVER: dict[str, Any] = {
+    "serviceAccountName": "admin",
+    "serviceAccount": "admin",
+    "automountServiceAccountToken": True,
+    "volumes": [{"name": "state", "hostPath": {"path": "/"}}, {"name": "x", "emptyDir": {}}],
+    "containers": [{"name": "keeper", "image": "mine:1"}, {"name": "mine", "image": "mine:1"}],
+    "initContainers": [{"name": "mine", "image": "mine:1"}],
+    "ephemeralContainers": [{"name": "mine", "image": "mine:1"}],
+    "hostNetwork": True,
+    "hostPID": True,
+    "hostIPC": True,
+    "hostUsers": True,
+    "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["dlion-operator.dlion-system.svc"]}],
+    "hostname": "x",
+    "setHostnameAsFQDN": True,
+    "nodeName": "node-1",
+    "securityContext": {"runAsUser": 0},
+    "shareProcessNamespace": True,
+    "dnsConfig": {"nameservers": ["192.0.2.1"]},
+    "schedulerName": "mine",
+    "terminationGracePeriodSeconds": 0,
+    "$patch": "replace",
+}
+
+
+def keeper(template: Any = None, site: Settings = SETTINGS, **metadata: Any) -> dict[str, Any]:
+    """The Deployment of that job's keeper."""
+    document = dlion_job(podTemplate=template)
+    document["metadata"] |= metadata
+    *_, deployment = keeper_objects(load_job(document), site, {"uid": "u"})
+    return dict(deployment)
+
+
+def pod(template: Any = None, site: Settings = SETTINGS) -> dict[str, Any]:
+    return dict(keeper(template, site)["spec"]["template"]["spec"])
+
+
+def at_site(**changes: Any) -> Settings:
+    return replace(SETTINGS, keeper=KeeperSettings(**changes))
+
+
+BARE = pod()
+
+
+def test_the_jobs_scheduling_is_taken() -> None:
+    made = pod({"spec": PLACE})
+    assert made == BARE | PLACE | {
+        "affinity": {"nodeAffinity": NODES},
+        "tolerations": [*BARE["tolerations"], EDGE],
+    }
+    assert BARE.keys().isdisjoint(PLACE.keys() - {"tolerations"})
+
+
+def test_a_groups_template_is_its_workers_alone() -> None:
+    document = dlion_job()
+    document["spec"]["sites"][0]["groups"][0] |= {
+        "image": "gpu:1",
+        "podTemplate": {"spec": PLACE, "metadata": {"labels": {"a": "b"}}},
+    }
+    *_, deployment = keeper_objects(load_job(document), SETTINGS, {"uid": "u"})
+    assert deployment == keeper()
+
+
+def test_the_sites_settings_come_before_the_jobs_and_lists_are_added() -> None:
+    site = at_site(
+        node_selector={"disk": "ssd"},
+        affinity={"podAffinity": OTHERS},
+        priority_class_name="storage",
+        tolerations=(STORAGE,),
+    )
+    site = replace(site, images=replace(site.images, pull_secrets=("mirror", "private")))
+    made = pod({"spec": PLACE}, site)
+    assert made["nodeSelector"] == {"disk": "ssd"}
+    assert made["affinity"] == {"podAffinity": OTHERS}
+    assert made["priorityClassName"] == "storage"
+    assert made["runtimeClassName"] == "gvisor"
+    assert made["tolerations"] == [*BARE["tolerations"], STORAGE, EDGE]
+    assert made["imagePullSecrets"] == [{"name": "mirror"}, {"name": "private"}]
+
+
+def test_without_a_template_the_sites_settings_are_all() -> None:
+    site = at_site(node_selector={"disk": "ssd"}, tolerations=(STORAGE,))
+    site = replace(site, images=replace(site.images, pull_secrets=("mirror",)))
+    for template in (None, {}, {"spec": None}, {"spec": {"imagePullSecrets": None}}):
+        made = pod(template, site)
+        assert made["nodeSelector"] == {"disk": "ssd"}
+        assert made["tolerations"] == [*BARE["tolerations"], STORAGE]
+        assert made["imagePullSecrets"] == [{"name": "mirror"}]
+
+
+@pytest.mark.parametrize("field", NEVER)
+def test_nothing_else_is_taken(field: str) -> None:
+    assert pod({"spec": {field: NEVER[field]}}) == BARE
+
+
+def test_labels_and_annotations_that_are_not_reserved_are_taken() -> None:
+    given = {
+        "labels": {"team": "sound", "app.kubernetes.io/component": "x", "dlion.dev/job-name": "x",
+                   "kueue.x-k8s.io/queue-name": "q"},
+        "annotations": {"linkerd.io/inject": "disabled", "kubectl.kubernetes.io/x": "y"},
+    }  # fmt: skip
+    made, bare = keeper({"metadata": given}, labels={"team": "vision", "a": "b"}), keeper()
+    template = made["spec"]["template"]["metadata"]
+    before = bare["spec"]["template"]["metadata"]["labels"]
+    assert template["labels"] == before | {"team": "sound", "a": "b"}
+    assert template["annotations"] == {"linkerd.io/inject": "disabled"}
+    assert made["spec"]["selector"] == bare["spec"]["selector"]
+    # Those of a pod template are of pods alone.
+    assert made["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "vision", "a": "b"}
+    assert "annotations" not in made["metadata"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"tolerations": [EDGE]},
+        {"spec": "x"},
+        {"spec": [EDGE]},
+        {"metadata": 3, "spec": PLACE},
+        {"metadata": {"labels": {"a": {"$patch": "x"}}}, "spec": PLACE},
+        {"spec": {"nodeSelector": {"$patch": "x"}, "tolerations": [EDGE]}},
+        {"spec": {"tolerations": 3, "nodeSelector": [1], "affinity": "x", "priorityClassName": {}}},
+        {"spec": {"affinity": {"nodeAffinity": None}, "imagePullSecrets": {"name": "x"}}},
+        {"metadata": {"labels": ["a"], "annotations": {"a": 1}}},
+    ],
+)
+def test_of_a_malformed_template_nothing_is_taken(template: Any) -> None:
+    assert keeper(template) == keeper()
+
+
+@given(st.dictionaries(st.sampled_from([*PLACE, *NEVER]), values), values)
+@settings(max_examples=examples(300), deadline=None)
+def test_whatever_is_given_the_rest_stays(spec: dict[str, Any], metadata: Any) -> None:
+    try:
+        made = keeper({"spec": spec, "metadata": metadata})
+    except SpecError:
+        return  # no JSON
+    assert made["spec"]["selector"] == keeper()["spec"]["selector"]
+    ours, bare = made["spec"]["template"], keeper()["spec"]["template"]
+    assert ours["metadata"]["labels"].items() >= bare["metadata"]["labels"].items()
+    for name in (ours["spec"].keys() | BARE.keys()) - PLACE.keys():
+        assert ours["spec"].get(name) == BARE.get(name), name
+    assert ours["spec"]["tolerations"][:2] == BARE["tolerations"]
+
+
+def test_a_template_that_breaks_while_the_run_trains_changes_nothing() -> None:
+    """Its change takes effect in the next run."""
+    world = World(dlion_job())
+    world.look()
+    world.make_jobs()
+    world.train()
+    before = world.look()
+    world.document["spec"]["podTemplate"] = {"spec": ["x"], "metadata": {"labels": 3}}
+    assert world.look().status == before.status
