@@ -41,6 +41,14 @@ COLUMNS = (
     ("Steps/s", "string", ".status.stepsPerSecond"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
+WIDE_COLUMNS = (
+    ("Run", "string", ".spec.runId"),
+    ("Policy", "string", ".spec.exchange.policy"),
+    ("Loss", "string", '.status.trainerStatus.metrics[?(@.name=="loss")].value'),
+    ("Accuracy", "string", '.status.trainerStatus.metrics[?(@.name=="accuracy")].value'),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+)
+"""Shown by `kubectl get -o wide` alone."""
 
 
 def root_schema() -> dict[str, Any]:
@@ -70,7 +78,11 @@ def definition() -> dict[str, Any]:
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS
+            *({"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS),
+            *(
+                {"name": name, "type": kind, "jsonPath": path, "priority": 1}
+                for name, kind, path in WIDE_COLUMNS
+            ),
         ],
         "schema": {"openAPIV3Schema": root_schema()},
     }

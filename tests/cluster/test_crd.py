@@ -229,12 +229,24 @@ def test_columns_show_what_the_status_says(
     assert fresh.split()[0] == "digits"
     said = {
         "observedGeneration": 1, "state": "Training", "readySites": "2/2", "readyWorkers": "4/4",
-        "stepsPerSecond": "3.5", "trainerStatus": {"progressPercentage": 42},
+        "stepsPerSecond": "3.5",
+        "trainerStatus": {
+            "progressPercentage": 42, "metrics": [{"name": "accuracy", "value": "0.9000"}],
+        },
+        "conditions": [
+            {"type": "Failed", "status": "False", "reason": "Training",
+             "lastTransitionTime": "2026-01-31T12:00:00Z", "message": ""},
+            {"type": "Ready", "status": "False", "reason": "WaitingForPeers",
+             "lastTransitionTime": "2026-01-31T12:00:00Z", "message": ""},
+        ],
     }  # fmt: skip
     assert jobs.replace_status("digits", running | {"status": said}, dry_run=False).accepted
     row = kubectl.run("get", "dlionjobs").splitlines()[1].split()
     assert row[:6] == ["digits", "Training", "42", "2/2", "4/4", "3.5"]
     assert re.fullmatch(r"[0-9]+s", row[6])
+    header, wide = kubectl.run("get", "dlj", "-o", "wide").splitlines()
+    assert header.split()[7:] == ["RUN", "POLICY", "LOSS", "ACCURACY", "REASON"]
+    assert wide.split()[7:] == ["1", "adaptive", "0.9000", "WaitingForPeers"]  # no loss yet
     assert jobs.get("digits")["metadata"]["generation"] == 1
 
 
@@ -430,6 +442,7 @@ FREE = [
     ("spec.exchange.parameters", {"a": [1, 2]}, {"a": [2, 1]}),
     ("spec.exchange.parameters", {"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}),
     ("spec.podTemplate", {"spec": {"a": 1}}, {"spec": {"a": 2}}),
+    ("spec.sites.0.groups.0.podTemplate", {"spec": {"a": 1}}, {"spec": {"a": 2}}),
 ]
 """Where the schema says nothing of what is inside."""
 

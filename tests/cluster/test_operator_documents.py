@@ -63,6 +63,7 @@ def likely(draw: st.DrawFn) -> Any:
     spec["maxRestarts"] = draw(st.integers(0, 1000))
     spec["activeDeadlineSeconds"] = draw(st.integers(1, 2**31 - 1))
     group = draw(st.sampled_from([g for site in spec["sites"] for g in site["groups"]]))
+    group["podTemplate"] = draw(TEMPLATES.filter(lambda made: made is None or type(made) is dict))
     group["nodeSelector"] = draw(st.dictionaries(st.text(max_size=5), st.text(max_size=9)))
     document["metadata"]["labels"] = draw(
         st.fixed_dictionaries({}, optional={"kueue.x-k8s.io/queue-name": st.just("edge")})

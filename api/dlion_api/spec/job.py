@@ -147,8 +147,8 @@ class Spec:
         default="Continue",
     )
     pod_template: Mapping[str, Any] | None = optional(
-        "metadata and spec merged into the workers' pods; checked by the API server. A change takes"
-        " effect in the next run.",
+        "metadata and spec merged into the workers' pods; the keeper takes what schedules its own."
+        " Checked by the API server. A change takes effect in the next run.",
         hashed=False,
     )
 
