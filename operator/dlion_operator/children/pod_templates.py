@@ -25,8 +25,8 @@ _KEEPER_FIELDS: Final[Mapping[str, type]] = {
     _SECRETS: list,
 }
 """What a keeper takes of its job's podTemplate: where and how its pod is scheduled, and its image
-fetched. Who may create a job must never choose a keeper's service account, volumes, containers or
-access to its host, as it holds the state and the model of all workers."""
+fetched. It runs the job's image beside the site's claim, so that users who may create jobs must
+never choose its service account, volumes, containers or access to its host as well."""
 
 
 def worker_template(
