@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from testbed.project_images import Target
-from trained_jobs import SITE, eventually, manifest, wait_until_trains
+from trained_jobs import SITE, eventually, manifest, mostly_waiting, wait_until_trains
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,9 +71,8 @@ def test_groups_and_keeper_run_on_their_own_kinds_of_nodes(
     restricted: Kubectl, pools: dict[str, str]
 ) -> None:
     kubectl = restricted
-    document = manifest({"small": 500, "gpu": 500})
-    document["spec"]["trainer"]["stop"] = {"maxSteps": 60}
-    kubectl.apply(document)
+    config_map, document = mostly_waiting(manifest({"small": 500, "gpu": 500}))
+    kubectl.apply(config_map, document)
     kubectl.wait("--for=condition=Stalled", "dlj/digits", timeout_s=120)
     stalled = {c["type"]: c for c in kubectl.get("dlj", "digits")["status"]["conditions"]}
     assert stalled["Stalled"]["reason"] == "Unschedulable"
