@@ -5,7 +5,7 @@ and both trainers get weighted batches that sum up; budgets follow deliveries; a
 found again, takes up its last directive and its port; six sidecars' memory and CPU stay within
 80 MB and 2 % of a core each; a peer that claims to be another is refused; a sidecar signs anew once
 its trainer tells of other bundles; a trainer is never held up by a sidecar that does not read;
-metrics are served; wrong configuration ends with code 65.
+metrics are served, also how long a trainer has been silent; wrong configuration ends with code 65.
 Leaves out: real quotas and shaped links (the trainer's tests), certificate renewal.
 """
 
@@ -41,7 +41,11 @@ from dlion_operator.pki.authority import CertificateAuthority, Tokens
 from dlion_worker.coordination.backoff import Backoff
 from dlion_worker.coordination.signing import request_certificate
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
-from dlion_worker.trainer.background.sidecar_client import MAX_QUEUED_RECORDS, SidecarClient
+from dlion_worker.trainer.background.sidecar_client import (
+    ALIVE_INTERVAL_S,
+    MAX_QUEUED_RECORDS,
+    SidecarClient,
+)
 
 LONG_S = 30.0
 MEMORY_LIMIT_MB = 80.0
@@ -448,6 +452,31 @@ def test_metrics_are_served_where_the_log_says(run_of: Callable[..., Run]) -> No
         lambda: "dlion_steps_total{" in urllib.request.urlopen(match[1]).read().decode(),  # type: ignore[index]
         "metrics",
     )
+
+
+def test_an_idle_trainer_is_heard_and_one_that_is_stopped_is_not(
+    run_of: Callable[..., Run],
+) -> None:
+    """A connection that stays open and sends nothing is what a stopped process leaves."""
+    worker = run_of(2, "Disabled").workers[0]
+    wait_until(lambda: "metrics at" in worker.log(), "metrics")
+    match = re.search(r"metrics at (http://\S+)", worker.log())
+    assert match
+
+    def silent_s() -> float:
+        text = urllib.request.urlopen(match[1]).read().decode()
+        found = re.search(r"^dlion_trainer_silent_seconds\{.*\} (\S+)$", text, re.MULTILINE)
+        assert found
+        return float(found[1])
+
+    end_s = time.monotonic() + 2.5 * ALIVE_INTERVAL_S
+    while time.monotonic() < end_s:
+        assert silent_s() < 2 * ALIVE_INTERVAL_S
+        time.sleep(0.2)
+    worker.trainer.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
+        stopped.connect(worker.config.socket_path)
+        wait_until(lambda: silent_s() > 2 * ALIVE_INTERVAL_S, "silence")
 
 
 def test_a_socket_in_use_ends_the_second_sidecar_with_the_reason(

@@ -153,6 +153,11 @@ class StreamRefusals:
 
 
 @dataclass(frozen=True)
+class TrainerAlive:
+    """The trainer's process runs. Sent while there is nothing else to send."""
+
+
+@dataclass(frozen=True)
 class MeasuringRefused:
     """A message for the run's events about a refusal by or of the sidecar."""
 

@@ -32,6 +32,7 @@ from dlion_api.protocol.measurements import (
     SpeedProbe,
     StepTiming,
     StreamRefusals,
+    TrainerAlive,
 )
 
 MAX_LINE_BYTES = 1 << 20
@@ -41,7 +42,14 @@ MAX_TEXT_CHARACTERS = 4096
 MAX_INTEGER = 2**63 - 1
 
 TrainerRecord = (
-    SpeedProbe | StepTiming | LinkDelivery | CpuAllowance | Peers | StreamRefusals | Directive
+    SpeedProbe
+    | StepTiming
+    | LinkDelivery
+    | CpuAllowance
+    | Peers
+    | StreamRefusals
+    | Directive
+    | TrainerAlive
 )
 """Trainer to sidecar. A `Directive` is the last one applied, sent to a restarted sidecar."""
 

@@ -38,6 +38,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "workers' ports that the message names",
     "PeerLost": "The others train on; the worker comes back by itself. See its pod",
     "BandwidthDropped": "The link carries less than half of its mean: see what else uses it",
+    "PodEvicted": "Kubernetes replaces it. See what drains its node, takes its place (set a "
+    "priorityClassName) or is short there",
     "PodNotReleased": "The node is ready but does not end the pod: see `kubectl describe pod`",
     "CallerRefused": "A caller cannot prove its identity or speaks another protocol: see "
     "docs/several-sites.md",

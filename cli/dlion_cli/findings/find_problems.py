@@ -10,9 +10,11 @@ from dlion_cli.findings.condition_advice import EXPLAINED_BY_PODS
 from dlion_cli.findings.event_problems import job_event_problems, owner_event_problems
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity, sorted_problems
 from dlion_cli.findings.job_problems import JobFinder
+from dlion_cli.findings.load_problems import load_problems
 from dlion_cli.findings.pod_problems import pod_problems
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.pod_status import PodStatus, pods_of_run
+from dlion_cli.views.worker_load import WorkerLoad
 
 Documents = Sequence[Mapping[str, Any]]
 
@@ -22,6 +24,7 @@ def find_problems(
     pods: Documents | None,
     events: Documents | None,
     now: datetime,
+    loads: Sequence[WorkerLoad] = (),
 ) -> list[JobProblem]:
     """The problems of a job, worst first. Pods and events are None if they may not be read."""
     status = JobStatus(job)
@@ -37,6 +40,7 @@ def find_problems(
     if status.outcome is None:
         below += owner_event_problems(ordered, run_pods, scope)
         below += job_event_problems(ordered, status.name, scope)
+        below += load_problems(loads, scope)
     if any(each.severity is Severity.ERROR for each in below):
         # Their message repeats what the pods' problems explain.
         found = [each for each in found if each.reason not in EXPLAINED_BY_PODS]

@@ -227,14 +227,8 @@ class _PodFinder:
         pod = self._pod
         if pod.reason == "Evicted":
             return self._eviction(pod.message)
-        disruption = pod.condition("DisruptionTarget")
-        if disruption.get("status") == "True":
-            reason = str(disruption.get("reason") or "Disrupted")
-            message = f"it was ended: {reason}: {disruption.get('message') or pod.message}"
-            advice = _DISRUPTIONS.get(reason, "Kubernetes replaces it")
-            if reason == "TerminationByKubelet" and "low on resource" in message:
-                return self._eviction(message)
-            return self._problem(Severity.WARNING, reason, message, advice, "kubectl get nodes")
+        if (disruption := self._disruption()) is not None:
+            return disruption
         for container in pod.containers:
             if container.terminated and container.terminated.get("exitCode") != 0:
                 return self._exit(
@@ -242,6 +236,18 @@ class _PodFinder:
                 )
         message = f"it failed: {pod.reason or 'no reason given'} {pod.message}"
         return self._problem(Severity.ERROR, pod.reason or "PodFailed", message, "See its events")
+
+    def _disruption(self) -> JobProblem | None:
+        """Why Kubernetes ends the pod; None if it does not."""
+        disruption = self._pod.condition("DisruptionTarget")
+        if disruption.get("status") != "True":
+            return None
+        reason = str(disruption.get("reason") or "Disrupted")
+        message = f"it was ended: {reason}: {disruption.get('message') or self._pod.message}"
+        advice = _DISRUPTIONS.get(reason, "Kubernetes replaces it")
+        if reason == "TerminationByKubelet" and "low on resource" in message:
+            return self._eviction(message)
+        return self._problem(Severity.WARNING, reason, message, advice, "kubectl get nodes")
 
     def _eviction(self, message: str) -> JobProblem:
         lower = message.lower()
@@ -257,6 +263,8 @@ class _PodFinder:
         )  # fmt: skip
 
     def _deletion(self) -> Iterator[JobProblem]:
+        if (disruption := self._disruption()) is not None:
+            yield disruption
         if not self._scope.is_older(self._pod.deleted, STUCK_AFTER):
             return
         node = self._pod.node or "none"

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,11 @@ MIN_BYTES: Final = 0.5e9
 """Less memory does not hold TensorFlow."""
 LOW_DISK_BYTES: Final = 1e9
 MIN_DISK_BYTES: Final = 50e6
+SLOW_DISK_BYTES_PER_S: Final = 4e6
+"""Less than a slow memory card. At this rate a checkpoint of 100 MB takes half a minute."""
+_BLOCK_BYTES: Final = 512 * 1024
+_BLOCKS: Final = 16
+_WRITES_FOR_S: Final = 2.0
 _LOOPBACK_TIMEOUT_S: Final = 2.0
 _CPU_FEATURES: Final = ("avx", "avx2", "fma")
 """TensorFlow's wheels need the first and are much faster with the others."""
@@ -35,7 +41,12 @@ def machine_checks() -> list[TimedCheck]:
         TimedCheck(MACHINE, "cpu", cpu_check),
         TimedCheck(MACHINE, "memory", memory_check),
         *(
-            TimedCheck(MACHINE, name, partial(disk_check, name, path))
+            TimedCheck(
+                MACHINE,
+                name,
+                partial(disk_check, name, path),
+                late_advice="The disk does not answer: check it, or use another",
+            )
             for name, path in disks.items()
         ),
         TimedCheck(MACHINE, "loopback", loopback_check),
@@ -97,22 +108,39 @@ def memory_check(root: Path = Path("/")) -> Check:
 
 
 def disk_check(name: str, folder: Path) -> Check:
-    """Whether files can be written to that folder, and how much room it has."""
+    """Whether files can be written to that folder, how fast, and how much room it has."""
     where = folder.resolve()
     try:
-        with tempfile.NamedTemporaryFile(dir=where, prefix=".dlion-doctor-") as file:
-            file.write(bytes(64 * 1024))
-            file.flush()
+        rate = _write_rate(where)
         free = float(shutil.disk_usage(where).free)
     except OSError as error:
         observed = f"{where}: {error.strerror}"
         advice = "Make it writable or free some space (df -h); for temporary files, set TMPDIR"
         return Check(MACHINE, name, CheckOutcome.FAIL, observed, advice)
-    observed, figures = f"{where}: {format_bytes(free)} free", {"free_bytes": free}
-    if free >= LOW_DISK_BYTES:
-        return Check(MACHINE, name, CheckOutcome.OK, observed, figures=figures)
-    outcome = CheckOutcome.WARN if free >= MIN_DISK_BYTES else CheckOutcome.FAIL
-    return Check(MACHINE, name, outcome, observed, "Free some space (df -h)", figures)
+    observed = f"{where}: {format_bytes(free)} free, writes {format_bytes(rate)}/s to the disk"
+    figures = {"free_bytes": free, "written_bytes_per_s": rate}
+    needed = [] if free >= LOW_DISK_BYTES else ["Free some space (df -h)"]
+    if rate < SLOW_DISK_BYTES_PER_S:
+        observed += ", which is slow"
+        needed += ["Checkpoints and logs wait for it: see what else uses it, or take another disk"]
+    outcome = CheckOutcome.WARN if needed else CheckOutcome.OK
+    outcome = outcome if free >= MIN_DISK_BYTES else CheckOutcome.FAIL
+    return Check(MACHINE, name, outcome, observed, ". ".join(needed), figures)
+
+
+def _write_rate(folder: Path) -> float:
+    """Bytes per second that reach the disk of that folder; writes 8 MiB at most, for about two
+    seconds. Raises: OSError."""
+    block, began_s, written = os.urandom(_BLOCK_BYTES), time.monotonic(), 0
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".dlion-doctor-") as file:
+        while True:
+            file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            written += _BLOCK_BYTES
+            took_s = time.monotonic() - began_s
+            if took_s > _WRITES_FOR_S or written >= _BLOCKS * _BLOCK_BYTES:
+                return written / max(took_s, 1e-6)
 
 
 def loopback_check(host: str = "127.0.0.1") -> Check:

@@ -19,7 +19,7 @@ from dlion_cli.terminal.failures import message_of
 LINK_TIMEOUT_S: Final = 40.0
 """Operators limit a measurement to half a minute."""
 _BYTES_PER_MBIT: Final = 125_000.0
-_LOCAL_CHECKS: Final = frozenset({"dns", "port"})
+_LOCAL_CHECKS: Final = frozenset({"dns", "port", "mtu"})
 _LOCAL_ONLY_ADVICE: Final = "This machine cannot connect; `streams` shows whether the sites can. "
 
 

@@ -261,18 +261,7 @@ def _streams(
         # A permission error names the missing permission itself.
         advice = advice if isinstance(streams, UnavailableError) else ""
         return Check(site, name, CheckOutcome.UNKNOWN, observed, advice)
-    wrong = []
-    for other in (each.name for each in others):
-        samples = streams.get(other, {})
-        if samples.get("bundle_valid") == 0.0:
-            wrong.append(f"its bundle of {other} is invalid")
-        if not samples.get("connected"):
-            wrong.append(f"{other} is not connected to it")
-        age_s = samples.get("heartbeat_age_seconds")
-        if age_s is None:
-            wrong.append(f"no heartbeat of {other} yet")
-        elif age_s > SILENT_AFTER_S:
-            wrong.append(f"the last heartbeat of {other} was {age_s:.0f} s ago")
+    wrong = [problem for each in others for problem in _stream_problems(site, each, streams)]
     if wrong:
         where = f"kubectl --context {cluster.context} -n {cluster.namespace}"
         advice = f"See its log: {where} logs deployment/"
@@ -292,6 +281,29 @@ def _streams(
     figures = {f"{other}_round_trip_s": trip_s for other, trip_s in trips_s.items()}
     observed = f"connected in both directions to {_join_names(connected)}"
     return Check(site, name, CheckOutcome.OK, observed, figures=figures)
+
+
+def _stream_problems(
+    site: str, other: TrustedSite, streams: Mapping[str, Mapping[str, float]]
+) -> Iterator[str]:
+    """What is wrong with the streams of this site's operator to and from another's."""
+    samples = streams.get(other.name, {})
+    if samples.get("bundle_valid") == 0.0:
+        yield f"its bundle of {other.name} is invalid"
+    age_s = samples.get("heartbeat_age_seconds")
+    hears = age_s is not None and age_s <= SILENT_AFTER_S
+    if hears and not samples.get("connected"):
+        yield (
+            f"connections from {site} to {other.address} fail, while those of {other.name} "
+            f"arrive: a one-way firewall, or {other.name} refuses it"
+        )
+        return
+    if not samples.get("connected"):
+        yield f"{other.name} is not connected to it"
+    if age_s is None:
+        yield f"no heartbeat of {other.name} yet"
+    elif not hears:
+        yield f"the last heartbeat of {other.name} was {age_s:.0f} s ago"
 
 
 def _join_names(names: Sequence[str]) -> str:

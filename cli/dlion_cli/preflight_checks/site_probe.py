@@ -1,4 +1,4 @@
-"""Connects to a site's federation port and checks name, port, certificate and clock.
+"""Connects to a site's federation port and checks name, port, MTU, certificate and clock.
 
 Uses the listed address and public bundle, and no credentials; sends nothing after the handshake.
 Every wait is bounded, because the server is untrusted.
@@ -36,6 +36,14 @@ _OPEN_PORT_ADVICE: Final = (
     "open the port to this machine and to all sites (firewall, federation.service)"
 )
 
+SMALL_SEGMENT_BYTES: Final = 536
+"""TCP's default; such packets pass every path."""
+_FIRST_SHARE: Final = 0.6
+"""Of the time for a handshake; the rest is for one in small segments."""
+_PROTOCOLS: Final = ("h2", *(f"dlion-preflight-{number}".ljust(250, "-") for number in range(8)))
+"""Protocols (ALPN). Servers take the first and ignore the others, which make the first message
+longer than a packet of 1,500 bytes: so a path that loses full packets is noticed."""
+
 Addresses = list[tuple[Any, ...]]
 """As returned by `socket.getaddrinfo`."""
 
@@ -50,6 +58,10 @@ class _Deadline:
     def left_s(self) -> float:
         """At least 0.05, so that a late operation fails by its own time-out."""
         return max(0.05, self._end_s - time.monotonic())
+
+    def share(self, fraction: float) -> "_Deadline":
+        """A deadline after that fraction of the remaining time."""
+        return _Deadline(self.left_s * fraction)
 
 
 @dataclass(frozen=True)
@@ -132,11 +144,18 @@ def _resolve(host: str, port: int, deadline: _Deadline) -> Addresses:
     return answer[:MAX_ADDRESSES]
 
 
-def _connect(addresses: Addresses, deadline: _Deadline) -> _Connection | str:
-    """A connection to the first address that accepts one, or the reasons why none does."""
+def _connect(
+    addresses: Addresses, deadline: _Deadline, *, small_segments: bool = False
+) -> _Connection | str:
+    """A connection to the first address that accepts one, or the reasons why none does.
+
+    `small_segments`: neither end sends more than SMALL_SEGMENT_BYTES in a packet.
+    """
     failures: list[str] = []
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
         connection = socket.socket(family, kind, protocol)
+        if small_segments:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT_BYTES)
         connection.settimeout(deadline.left_s / (len(addresses) - index))
         where = join_host_port(*address[:2])
         began_s = time.monotonic()
@@ -155,7 +174,9 @@ def _tls(
 ) -> list[Check]:
     """The checks of a handshake on that connection, which is closed."""
     try:
-        presented = _handshake(site, connection, deadline, verify=True)
+        presented = _handshake(site, connection, deadline.share(_FIRST_SHARE), verify=True)
+    except TimeoutError as error:
+        return _in_small_segments(site, addresses, deadline) or [_handshake_failure(site, error)]
     except ssl.SSLCertVerificationError as error:
         why = error.verify_message
     except (OSError, ContractError) as error:
@@ -176,6 +197,31 @@ def _tls(
     return untrusted_certificate_checks(site, presented, datetime.now(UTC), why)
 
 
+def _in_small_segments(
+    site: TrustedSite, addresses: Addresses, deadline: _Deadline
+) -> list[Check] | None:
+    """The check of the path's MTU, if a handshake succeeds in small segments alone; else None."""
+    again = _connect(addresses, deadline, small_segments=True)
+    if isinstance(again, str):
+        return None
+    try:
+        presented = _handshake(site, again.socket, deadline, verify=False)
+    except (OSError, ContractError):
+        return None
+    observed = (
+        f"packets of full size are lost on the way to {again.where}: the handshake succeeds only "
+        f"in segments of {SMALL_SEGMENT_BYTES} bytes"
+    )
+    lost = Check(site.name, "mtu", CheckOutcome.FAIL, observed, _MTU_ADVICE)
+    return [lost, certificate_clock_check(site, presented, datetime.now(UTC))]
+
+
+_MTU_ADVICE: Final = (
+    "Lower the MTU of the interfaces to that of the path (VPN, PPPoE), let ICMP `fragmentation "
+    "needed` pass, or clamp the MSS at the gateway"
+)
+
+
 def _handshake(
     site: TrustedSite, connection: socket.socket, deadline: _Deadline, *, verify: bool
 ) -> PresentedCertificate:
@@ -186,7 +232,7 @@ def _handshake(
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(list(_PROTOCOLS))
     if verify:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: a bundle may have no root
         context.load_verify_locations(cadata=site.bundle.pem)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +14,8 @@ from dlion_cli.views.job_status import text
 
 _BYTES_PER_MBIT = 125_000.0
 _EXCHANGE_PARTS = frozenset({"select", "encode", "send", "decode", "apply"})
+SILENT_AFTER_S: Final = 10.0
+"""A trainer reports every two seconds that it runs; a small quota delays that."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,17 @@ class WorkerLoad:
     quota_cores: float | None = None
     cpu_cores: float | None = None
     throttled_fraction: float | None = None
-    """Share of the time that the quota held the trainer."""
+    """Share of the time that the quota held the trainer; since its start, if it has reported
+    nothing between the readings."""
     cpu_pressure_fraction: float | None = None
     memory_pressure_fraction: float | None = None
+    io_pressure_fraction: float | None = None
+    retransmitted_fraction: float | None = None
+    """Share of its TCP segments that it sent again."""
+    sent_segments: float | None = None
+    """TCP segments between the readings."""
+    silent_seconds: float | None = None
+    """Time since its trainer last sent something to the sidecar."""
     temperature_celsius: float | None = None
     problem: str = ""
     """Why figures are missing."""
@@ -77,6 +87,8 @@ def worker_load(
     values = now.values
     batch, all_batches = values.get("local_batch_samples"), values.get("global_batch_samples")
     quota = values.get("trainer_quota_cores", values.get("node_quota_cores"))
+    sent = _growth("tcp_sent_segments_total", before, now)
+    again = _growth("tcp_retransmitted_segments_total", before, now)
     return WorkerLoad(
         pod,
         worker,
@@ -90,19 +102,47 @@ def worker_load(
         exchange_fraction=_share(_EXCHANGE_PARTS, before, now),
         quota_cores=quota,
         cpu_cores=_rate("trainer_cpu_seconds_total", before, now),
-        throttled_fraction=_rate("trainer_throttled_seconds_total", before, now),
+        throttled_fraction=_throttled(before, now),
         cpu_pressure_fraction=values.get("node_cpu_pressure_ratio"),
         memory_pressure_fraction=values.get("node_memory_pressure_ratio"),
+        io_pressure_fraction=values.get("node_io_pressure_ratio"),
+        retransmitted_fraction=again / sent if sent and again is not None else None,
+        sent_segments=sent,
+        silent_seconds=values.get("trainer_silent_seconds"),
         temperature_celsius=values.get("node_temperature_celsius"),
-        problem="" if values.get("trainer_connected_count", 1) else "its trainer is away",
+        problem=_problem(values),
     )
 
 
-def _rate(name: str, before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
+def _problem(values: Mapping[str, float]) -> str:
+    if not values.get("trainer_connected_count", 1):
+        return "its trainer is away"
+    silent_s = values.get("trainer_silent_seconds", 0.0)
+    return f"its trainer is silent for {silent_s:.0f} s" if silent_s > SILENT_AFTER_S else ""
+
+
+def _throttled(before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
+    if _growth("trainer_cpu_seconds_total", before, now) != 0:
+        return _rate("trainer_throttled_seconds_total", before, now)
+    held_s, ran_s = (
+        now.values.get(f"trainer_{name}_seconds_total", 0.0) for name in ("throttled", "cpu")
+    )
+    return held_s / (held_s + ran_s) if held_s + ran_s > 0 else None
+
+
+def _growth(name: str, before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
+    """The growth of a counter; None if it was reset or is unknown."""
     if before is None or name not in before.values or name not in now.values:
         return None
-    grown, span_s = now.values[name] - before.values[name], now.time_s - before.time_s
-    return grown / span_s if grown >= 0 and span_s > 0 else None
+    grown = now.values[name] - before.values[name]
+    return grown if grown >= 0 else None
+
+
+def _rate(name: str, before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
+    grown = _growth(name, before, now)
+    if before is None or grown is None or now.time_s <= before.time_s:
+        return None
+    return grown / (now.time_s - before.time_s)
 
 
 def _share(
@@ -142,7 +182,8 @@ def load_tables(loads: Mapping[str, JobLoad]) -> list[Table]:
     first = ("CONTEXT",) if any(loads) else ()
     workers = plain_table(
         *first, "WORKER", "RANK", "SAMPLES/S", "BATCH", "SHARE", "STEPS/S", "ITERATION", "WAIT",
-        "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "TEMP", folded="NOTE",
+        "EXCHANGE", "CPU", "QUOTA", "THROTTLED", "CPU WAIT", "MEM WAIT", "DISK WAIT", "LOST",
+        "TEMP", folded="NOTE",
     )  # fmt: skip
     sites = plain_table(*first, "LINKS TO", "BUDGET/ITERATION", "MBIT/S")
     for context, load in loads.items():
@@ -173,6 +214,8 @@ def _worker_cells(load: WorkerLoad) -> tuple[str, ...]:
         format_percent(load.throttled_fraction),
         format_percent(load.cpu_pressure_fraction),
         format_percent(load.memory_pressure_fraction),
+        format_percent(load.io_pressure_fraction),
+        format_percent(load.retransmitted_fraction),
         _format(load.temperature_celsius, "{:.0f} °C"),
         load.problem,
     )

@@ -43,6 +43,7 @@ from dlion_operator.plan.decisions import (
 from dlion_operator.plan.missing_pods import missing_pods
 from dlion_operator.plan.node_states import read_node_state
 from dlion_operator.plan.objects.garbage_collection import (
+    disrupted_pods,
     overdue_pods,
     pods_on_ready_nodes,
     release_lost_pods,
@@ -96,6 +97,7 @@ class Reconciler:
         if not is_unmanaged(document):
             state.authority = await state.secret.read(document)
             await state.applier.restore_labels(name)
+        self._report_disruptions(name, state)
         await self._check_nodes(name, state)
         decision = self._decide(state)
         failed_objects = state.applier.failed_objects
@@ -135,6 +137,15 @@ class Reconciler:
         actions = tuple(release_lost_pods(terminating, self._now()))
         await applier.execute(actions, name.namespace, create=False)
         return REQUEUE_S
+
+    def _report_disruptions(self, name: ObjectName, state: ReconcileState) -> None:
+        """Warn once about each pod that Kubernetes ends: its own documents go with the pod."""
+        disrupted = disrupted_pods(self._store.of_job(Kind.POD, name))
+        for pod in disrupted:
+            if pod.uid not in state.disrupted_pods:
+                message = f"pod {pod.name} was evicted: {pod.disruption}"
+                state.unposted_events.append(JobEvent("PodEvicted", message, "Warning"))
+        state.disrupted_pods = frozenset(pod.uid for pod in disrupted)
 
     async def _check_nodes(self, name: ObjectName, state: ReconcileState) -> None:
         """Check the nodes of overdue pods. Warn once about pods that stay on a working node."""

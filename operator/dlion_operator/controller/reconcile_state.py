@@ -68,6 +68,8 @@ class ReconcileState:
     last_error: str = ""
     status_written_s: float = float("-inf")
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    disrupted_pods: frozenset[str] = frozenset()
+    """UIDs of pods whose disruption has its event."""
     blocked_pods: frozenset[str] = frozenset()
     """Terminating pods on working nodes for which an event was posted."""
     missing: DurationTracker[MissingPod] = field(default_factory=DurationTracker)

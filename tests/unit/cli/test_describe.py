@@ -174,7 +174,9 @@ def test_describe_as_json(
     file = kubeconfig(a=server(job(TRAINS)))
     assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"job", "pods", "events", "problems", "culprit", "notes", "summary"}
+    names = {"job", "pods", "events", "load", "problems", "culprit", "notes", "summary"}
+    assert set(told) == names
+    assert told["load"] is None
     assert told["culprit"] is None
     assert told["summary"] is None, "it has not ended"
     assert [each["reason"] for each in told["events"]] == [each["reason"] for each in OURS]

@@ -11,6 +11,7 @@ Leaves out: TensorFlow and the kernels themselves (tests/local/test_doctor.py), 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from dlion_cli.preflight_checks.software_checks import (
     tensorflow_check,
 )
 from dlion_cli.preflight_checks.timed_checks import TimedCheck, run_checks
+from throttled_disk import throttled_disk
 
 OK, WARN, FAIL, UNKNOWN = CheckOutcome
 
@@ -186,6 +188,22 @@ def test_a_full_disk_fails_and_a_small_one_is_a_warning(tmp_path: Path) -> None:
             assert disk_check("disk", tmp_path).outcome is outcome
         finally:
             subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.root
+def test_a_slow_disk_is_a_warning(tmp_path: Path) -> None:
+    with throttled_disk(tmp_path, 1_000_000) as wrapper:
+        code = (
+            "import json, sys; from pathlib import Path;"
+            "from dlion_cli.preflight_checks.machine_checks import disk_check;"
+            "print(json.dumps(disk_check('disk', Path(sys.argv[1])).as_json()))"
+        )
+        command = [*wrapper, sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    check = json.loads(done.stdout)
+    assert (check["outcome"], "which is slow" in check["seen"]) == ("warn", True), check
+    assert check["figures"]["written_bytes_per_s"] < 2e6
+    assert "take another disk" in check["advice"]
 
 
 def test_the_loopback_interface_is_tried() -> None:

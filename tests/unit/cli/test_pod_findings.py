@@ -274,6 +274,11 @@ CASES: list[Case] = [
          {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
           "message": "Eviction API: evicting"}])], [],
      "warning", "EvictionByEvictionAPI", "replaced", "kubectl get nodes"),
+    ("a drained node, in its grace",
+     [pod(phase="Running", deleted="2026-01-31T12:30:20Z", conditions=[
+         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+          "message": "Eviction API: evicting"}])], [],
+     "warning", "EvictionByEvictionAPI", "replaced", "kubectl get nodes"),
     ("a node that is gone",
      [pod(phase="Failed", conditions=[
          {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",

@@ -41,7 +41,7 @@ from dlion_cli.preflight_checks.server_certificate import (
     PresentedCertificate,
     certificate_clock_check,
 )
-from dlion_cli.preflight_checks.site_probe import probe_site, probe_sites
+from dlion_cli.preflight_checks.site_probe import SMALL_SEGMENT_BYTES, probe_site, probe_sites
 from dlion_operator.pki.authority import CertificateAuthority, ServerIdentity
 from manifest_table import smallest
 from presenting import listening, presents, says_nothing
@@ -192,6 +192,36 @@ def test_a_port_that_resets_what_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"connected to 127.0.0.1:{port} in" in found["port"].observed
     assert found["tls"].outcome is CheckOutcome.FAIL
     assert found["tls"].observed == "it closes the connection in the handshake"
+
+
+def test_a_path_that_loses_full_packets_is_named(tmp_path: Path) -> None:
+    """The server answers to connections in small segments alone, as beyond such a path."""
+    talk = presents(tmp_path, OURS.operator_identity())
+
+    def answers_small(connection: socket.socket) -> None:
+        size = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        (talk if size <= SMALL_SEGMENT_BYTES else says_nothing)(connection)
+
+    with listening(answers_small) as port:
+        found = by_name(probe_site(site(port), 2.0))
+    assert found["mtu"].outcome is CheckOutcome.FAIL
+    assert f"lost on the way to 127.0.0.1:{port}" in found["mtu"].observed
+    assert "clamp the MSS" in found["mtu"].advice
+    assert "tls" not in found
+
+
+def test_the_first_message_is_longer_than_a_full_packet(tmp_path: Path) -> None:
+    talk, sizes = presents(tmp_path, OURS.operator_identity()), []
+
+    def measures(connection: socket.socket) -> None:
+        time.sleep(0.2)
+        sizes.append(len(connection.recv(65536, socket.MSG_PEEK)))
+        talk(connection)
+
+    with listening(measures) as port:
+        found = by_name(probe_site(site(port), LATER_S))
+    assert found["tls"].outcome is CheckOutcome.OK
+    assert 1500 < sizes[0] < 4096
 
 
 def test_an_old_tls(tmp_path: Path) -> None:

@@ -294,7 +294,14 @@ def trust(**bundles: str) -> Answer:
             "federation", service("LoadBalancer", [{"ip": "127.0.0.1"}], port=1), "service", "ok",
             "LoadBalancer at 127.0.0.1, port 1",
         ),
-        ("metrics", metrics("plant-b", connected=0), "streams", "fail", "is not connected to it"),
+        (
+            "metrics", metrics("plant-b", connected=0), "streams", "fail",
+            "connections from plant-a to [::1]:2 fail, while those of plant-b arrive: a one-way",
+        ),
+        (
+            "metrics", metrics("plant-b", connected=0, age_s=61), "streams", "fail",
+            "plant-b is not connected to it, the last heartbeat of plant-b was 61 s ago",
+        ),
         ("metrics", metrics("plant-b", age_s=61), "streams", "fail", "plant-b was 61 s ago"),
         ("metrics", metrics("plant-b", bundle=0), "streams", "fail", "of plant-b is invalid"),
         ("metrics", metrics("plant-c"), "streams", "fail", "no heartbeat of plant-b"),

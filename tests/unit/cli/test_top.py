@@ -60,12 +60,14 @@ def exported(
             bandwidth_bytes_per_s={Rank(3): 1.25e6},
         ),
         allowance=CpuAllowance(quota_cores=1.5, cpu_s=cpu_s, throttled_s=throttled_s),
-        steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, refused=0, refusals={},
-        renewals=0,
+        steps=steps, samples=0, iteration_s=0.125, trainer_connected=True, trainer_silent_s=0.5,
+        refused=0, refusals={}, renewals=0,
         step_seconds={"compute": steps / 40, "wait": waited_s, "select": steps / 80},
         exchange_thread_seconds={"send": 99.0 * steps},
         node=NodeFacts(
-            cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, temperature_celsius=61.7
+            cpu_pressure_ratio=0.25, memory_pressure_ratio=0.5, io_pressure_ratio=0.75,
+            temperature_celsius=61.7, tcp_sent_segments=steps * 10,
+            tcp_retransmitted_segments=steps,
         ),
     )  # fmt: skip
     registry = CollectorRegistry()
@@ -122,8 +124,9 @@ def test_a_worker_has_the_figures_of_its_sidecar(
         "pod": "w-0", "worker": "small-0", "rank": 0, "samplesPerSecond": 813.25,
         "batchSamples": 48.0, "shareFraction": 0.25, "iterationSeconds": 0.125, "quotaCores": 1.5,
         "waitFraction": 0.25, "exchangeFraction": 0.25,
-        "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "temperatureCelsius": 61.7,
-        "problem": "",
+        "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "ioPressureFraction": 0.75,
+        "temperatureCelsius": 61.7, "silentSeconds": 0.5, "sentSegments": 200.0,
+        "retransmittedFraction": 0.1, "problem": "",
     }  # fmt: skip
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
     assert rates["cpuCores"] / rates["throttledFraction"] == pytest.approx(10)
@@ -239,6 +242,17 @@ def test_a_worker_without_its_trainer_says_so() -> None:
                                 "local_batch_samples": 5.0})  # fmt: skip
     load = worker_load("p", "w", None, None, alone)
     assert (load.problem, load.share_fraction) == ("its trainer is away", None)
+
+
+def test_a_silent_trainer_is_told_and_a_quota_counts_since_the_start_meanwhile() -> None:
+    values = {"trainer_connected_count": 1.0, "trainer_silent_seconds": 34.4,
+              "trainer_cpu_seconds_total": 3.0, "trainer_throttled_seconds_total": 9.0}  # fmt: skip
+    load = worker_load("p", "w", 0, WorkerMetrics(10.0, values), WorkerMetrics(12.0, values))
+    assert load.problem == "its trainer is silent for 34 s"
+    assert load.throttled_fraction == 0.75
+    more = values | {"trainer_cpu_seconds_total": 3.5, "trainer_silent_seconds": 1.0}
+    load = worker_load("p", "w", 0, WorkerMetrics(10.0, values), WorkerMetrics(12.0, more))
+    assert (load.problem, load.throttled_fraction) == ("", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ class MetricsReading:
     samples: int
     iteration_s: float
     trainer_connected: bool
+    trainer_silent_s: float | None
+    """None without a connected trainer."""
     refused: int
     refusals: Mapping[RefusalKey, int]
     renewals: int
@@ -131,6 +133,8 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
          reading.iteration_s),
         ("trainer_connected_count", "Trainers connected to this sidecar: 0 or 1.",
          float(reading.trainer_connected)),
+        ("trainer_silent_seconds", "Time since the trainer last sent something.",
+         reading.trainer_silent_s),
         ("trainer_quota_cores", "CPU quota of the trainer.",
          allowance.quota_cores if allowance else None),
         ("node_quota_cores", "CPU quota of this container.", node.quota_cores),
@@ -138,6 +142,7 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
         ("node_cpu_pressure_ratio", "Time some task waited for a CPU.", node.cpu_pressure_ratio),
         ("node_memory_pressure_ratio", "Time some task waited for memory.",
          node.memory_pressure_ratio),
+        ("node_io_pressure_ratio", "Time some task waited for a disk.", node.io_pressure_ratio),
         ("node_frequency_hertz", "Mean CPU frequency.", node.frequency_hertz),
         ("node_temperature_celsius", "Hottest sensor.", node.temperature_celsius),
         ("node_memory_total_bytes", "Memory of the machine.", node.memory_total_bytes),
@@ -147,7 +152,7 @@ def _gauges(reading: MetricsReading) -> Sequence[_Row]:
 
 
 def _counters(reading: MetricsReading) -> Sequence[_Row]:
-    allowance = reading.allowance
+    allowance, node = reading.allowance, reading.node
     return (
         ("steps", "Local steps reported by the trainer.", reading.steps),
         ("samples", "Samples of those steps.", reading.samples),
@@ -157,4 +162,8 @@ def _counters(reading: MetricsReading) -> Sequence[_Row]:
         ("trainer_cpu_seconds", "CPU time of the trainer.", allowance.cpu_s if allowance else None),
         ("trainer_throttled_seconds", "Time that the quota held the trainer.",
          allowance.throttled_s if allowance else None),
+        ("tcp_sent_segments", "TCP segments sent from this network namespace.",
+         node.tcp_sent_segments),
+        ("tcp_retransmitted_segments", "Those of them that were sent again.",
+         node.tcp_retransmitted_segments),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Facts about the machine: CPU limits, pressure, frequency, temperature, memory.
+"""Facts about the machine: CPU limits, pressure, frequency, temperature, memory, lost segments.
 
 Read from /proc, /sys and control groups of both versions. A missing fact is None: a virtual machine
 has no thermometer, for example.
@@ -26,12 +26,17 @@ class NodeFacts:
     memory_total_bytes: float | None = None
     memory_available_bytes: float | None = None
     memory_limit_bytes: float | None = None
+    io_pressure_ratio: float | None = None
+    tcp_sent_segments: float | None = None
+    """Of this network namespace, which all containers of a pod share, since it was made."""
+    tcp_retransmitted_segments: float | None = None
 
 
 def read_node_facts(root: Path = Path("/")) -> NodeFacts:
     """Read all facts. `root` replaces `/` in tests."""
     groups = _groups(root)
     memory = _memory(root)
+    tcp = _tcp_counters(root)
     return NodeFacts(
         quota_cores=_quota_cores(groups),
         cpu_weight=_cpu_weight(groups),
@@ -42,6 +47,9 @@ def read_node_facts(root: Path = Path("/")) -> NodeFacts:
         memory_total_bytes=memory.get("MemTotal"),
         memory_available_bytes=memory.get("MemAvailable"),
         memory_limit_bytes=_memory_limit(groups),
+        io_pressure_ratio=_pressure(root, "io"),
+        tcp_sent_segments=tcp.get("OutSegs"),
+        tcp_retransmitted_segments=tcp.get("RetransSegs"),
     )
 
 
@@ -159,3 +167,12 @@ def _temperature(root: Path) -> float | None:
 def _memory(root: Path) -> dict[str, float]:
     lines = re.findall(r"^(\w+):\s+(\d+) kB$", _text(root / "proc/meminfo") or "", re.MULTILINE)
     return {name: float(kibibytes) * 1024 for name, kibibytes in lines}
+
+
+def _tcp_counters(root: Path) -> dict[str, float]:
+    """The counters of TCP by their names in RFC 4022; OutSegs has no retransmitted segment."""
+    lines = re.findall(r"^Tcp: (.*)$", _text(root / "proc/self/net/snmp") or "", re.MULTILINE)
+    if len(lines) != 2:
+        return {}
+    pairs = zip(lines[0].split(), lines[1].split(), strict=False)
+    return {name: float(value) for name, value in pairs if re.fullmatch(r"\d+", value)}

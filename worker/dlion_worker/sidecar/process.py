@@ -20,6 +20,7 @@ from dlion_api.protocol.measurements import (
     Peers,
     StepTiming,
     StreamRefusals,
+    TrainerAlive,
 )
 from dlion_api.protocol.sidecar_protocol import SidecarRecord, TrainerRecord
 from dlion_api.protocol.trust import trust_fingerprint
@@ -72,6 +73,8 @@ class SidecarProcess:
         self._trust = ""
         """Fingerprint of the bundles by which the trainer trusts peers; empty: not reported."""
         self._last_shared: Capacity | None = None
+        self._heard_s = time.monotonic()
+        """When the trainer last sent something."""
         self._local = TrainerSocket(
             config.socket_path, on_record=self._handle_record, on_connected=self._initial_records
         )
@@ -105,10 +108,14 @@ class SidecarProcess:
 
     def _initial_records(self) -> tuple[SidecarRecord, ...]:
         self._controller.trainer_started()
+        self._heard_s = time.monotonic()
         records = (self._endpoint, self._controller.directive)
         return tuple(record for record in records if record is not None)
 
     def _handle_record(self, record: TrainerRecord) -> None:
+        self._heard_s = time.monotonic()
+        if isinstance(record, TrainerAlive):
+            return
         if isinstance(record, StreamRefusals):
             self._refusals.set_stream_refusals(record)
             return
@@ -299,7 +306,8 @@ class SidecarProcess:
             steps=controller.steps_total,
             samples=controller.samples_total,
             iteration_s=controller.links.iteration_s(),
-            trainer_connected=self._local.connected(),
+            trainer_connected=(connected := self._local.connected()),
+            trainer_silent_s=time.monotonic() - self._heard_s if connected else None,
             step_seconds=self._step_seconds.main,
             exchange_thread_seconds=self._step_seconds.thread,
             refused=self._refusals.messages(),

@@ -1,6 +1,7 @@
 """`dlion describe`: everything about one job, with what is wrong and what to do."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from dlion_cli.cluster.cluster_options import cluster_options, contexts_option, 
 from dlion_cli.cluster.contexts import Contexts
 from dlion_cli.cluster.documents import without_managed_fields
 from dlion_cli.commands.cluster.get import output_console
+from dlion_cli.commands.cluster.top import INTERVAL_S, LoadReader
 from dlion_cli.findings.find_problems import find_problems, why_not_running
 from dlion_cli.findings.job_problem import JobProblem, JobScope, Severity
 from dlion_cli.findings.time_use import culprit_of, time_parts
@@ -29,8 +31,11 @@ from dlion_cli.views.event_table import events_table
 from dlion_cli.views.job_status import JobStatus
 from dlion_cli.views.job_tables import one_job
 from dlion_cli.views.pod_status import pods_of_run, pods_table
+from dlion_cli.views.worker_load import JobLoad
 
 MAX_EVENTS: Final = 20
+MAX_LOADS: Final = 32
+"""Workers whose load is read: if none answered, it would take 20 s."""
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
 
@@ -44,6 +49,8 @@ class JobFacts:
     notes: list[str]
     """Why something is missing."""
     now: datetime
+    load: JobLoad | None = None
+    """None if no worker trains, or it may not be read."""
     summary: dict[str, Any] | None = None
     """The keeper's figures of a run that has ended, if they can be read."""
     without_summary: str = ""
@@ -52,7 +59,8 @@ class JobFacts:
     @property
     def problems(self) -> list[JobProblem]:
         """What is wrong, worst first."""
-        return find_problems(self.job, self.pods, self.events, self.now)
+        loads = () if self.load is None else self.load.workers
+        return find_problems(self.job, self.pods, self.events, self.now, loads)
 
     def as_json(self) -> dict[str, Any]:
         """For `-o json`."""
@@ -61,6 +69,7 @@ class JobFacts:
             "job": self.job,
             "pods": self.pods,
             "events": self.events,
+            "load": None if self.load is None else self.load.as_json(),
             "problems": [each.as_json() for each in self.problems],
             "culprit": None if culprit is None else culprit.as_json(),
             "notes": self.notes,
@@ -100,11 +109,12 @@ def describe(jobs: JobClient, name: str, output: str) -> None:
     The first section, PROBLEMS, lists what is wrong, worst first: on which object, what to do, and
     a command that helps. Then follow what `dlion get NAME` shows, what the time of this site's
     workers goes to and what holds them up, the pods of this site with the reason why one does not
-    run, and the newest events of the job and its objects. Of a run that has ended it also shows the
+    run, and the newest events of the job and its objects. Of up to 32 running workers it reads the
+    load as `dlion top` does, which takes two seconds. Of a run that has ended it also shows the
     figures that the site's keeper has, or why there are none.
 
-    -o json prints {job, pods, events, problems, culprit, notes, summary}. Pods and
-    events are null if you may not read them.
+    -o json prints {job, pods, events, load, problems, culprit, notes, summary}. Pods, events and
+    load are null if you may not read them.
 
     \b
     dlion describe cifar10
@@ -129,14 +139,40 @@ def read_facts(jobs: JobClient, name: str) -> JobFacts:
     events = _optional("events", lambda: jobs.related_events(name, {run_id}).items, notes)
     if pods is not None:
         pods = [dict(pod.document) for pod in pods_of_run(pods, run_id)]
-    facts = JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC))
     status = JobStatus(job)
+    load = None if pods is None else _load(jobs, status, pods, notes)
+    facts = JobFacts(job, _clean(pods), _clean(events), notes, datetime.now(UTC), load)
     if status.outcome is None:
         return facts
     try:
         return replace(facts, summary=kept_summary(jobs, status))
     except (DeniedError, UnavailableError) as error:
         return replace(facts, without_summary=message_of(error))
+
+
+def _load(
+    jobs: JobClient, job: JobStatus, pods: list[Document], notes: list[str]
+) -> JobLoad | None:
+    """The load of the run's running workers; None if there are none, or none is readable."""
+    running = [
+        pod
+        for pod in pods_of_run(pods, job.run_id)
+        if pod.phase == "Running" and pod.index is not None and not pod.deleted
+    ]
+    if not running or job.outcome is not None:
+        return None
+    if len(running) > MAX_LOADS:
+        notes.append(f"load: of {MAX_LOADS} of {len(running)} workers; `dlion top` reads all")
+    reader, chosen = LoadReader(job.name), running[:MAX_LOADS]
+    try:
+        reader.read_pods(jobs, job, chosen)
+        time.sleep(INTERVAL_S)
+        return reader.read_pods(jobs, job, chosen)
+    except DeniedError as error:
+        notes.append(f"without load: {message_of(error)}")
+    except UnavailableError:
+        pass  # no sidecar answers yet, which other problems explain
+    return None
 
 
 def _optional(

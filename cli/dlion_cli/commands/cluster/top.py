@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -63,6 +63,10 @@ class LoadReader:
                 f"run {job.run_id} of {job.name} has no workers at this site; its state: "
                 f"{job.state}. `dlion describe {job.name}` shows why"
             )
+        return self.read_pods(jobs, job, pods)
+
+    def read_pods(self, jobs: JobClient, job: JobStatus, pods: Sequence[PodStatus]) -> JobLoad:
+        """The load of these workers of the job. Raises: as `read`."""
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="top") as pool:
             readings = list(pool.map(lambda pod: _read(jobs, pod), pods))
         now = {

@@ -27,6 +27,11 @@ def terminating_pods(pods: Iterable[Document]) -> list[Document]:
     return [pod for pod in pods if pod["metadata"].get("deletionTimestamp") and _is_ours(pod)]
 
 
+def disrupted_pods(pods: Iterable[Document]) -> list[PodView]:
+    """Pods of ours that Kubernetes ends or has ended: by an eviction, a preemption or a taint."""
+    return [view for pod in pods if _is_ours(pod) and (view := PodView(pod)).disruption]
+
+
 def _is_ours(pod: Document) -> bool:
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}

@@ -124,6 +124,23 @@ def test_a_node_that_is_ready_keeps_its_pod_and_it_is_said_once(component: str) 
 
 
 @pytest.mark.parametrize("component", ["", KEEPER])
+def test_an_eviction_is_told_once_by_the_job_since_the_pod_goes(component: str) -> None:
+    site = leaving_site(component)
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+               "message": "Eviction API: evicting"}  # fmt: skip
+    (leaving,) = (p for p in site.store.all(Kind.POD) if "deletionTimestamp" in p["metadata"])
+    status = leaving["status"] | {"conditions": [evicted]}
+    metadata = leaving["metadata"] | {"resourceVersion": "5001"}
+    site.store.put(Kind.POD, leaving | {"metadata": metadata, "status": status})
+    site.look()
+    site.look()
+    told = [d for (k, _), d in site.cluster.objects.items() if k is Kind.EVENT]
+    (said,) = [each["message"] for each in told if each["reason"] == "PodEvicted"]
+    name = metadata["name"]
+    assert said == f"pod {name} was evicted: EvictionByEvictionAPI: Eviction API: evicting"
+
+
+@pytest.mark.parametrize("component", ["", KEEPER])
 def test_a_pod_of_a_node_that_is_gone_is_released(component: str) -> None:
     assert ("delete", "POD") in looked_at_late(leaving_site(component))
 

@@ -19,6 +19,7 @@ from dlion_api.protocol.measurements import (
     MeasuringEndpoint,
     Peers,
     StepTiming,
+    TrainerAlive,
 )
 from dlion_api.protocol.membership import Member, Membership, MemberState
 from dlion_api.protocol.sidecar_protocol import MAX_LINE_BYTES, LocalRecord, decode, encode
@@ -35,6 +36,7 @@ RECORDS: list[LocalRecord] = [
     Peers(Membership(7, JobKey("default", "digits", "1"), 4, (MEMBER,)), 1500),
     MeasuringEndpoint("10.0.0.1:4000"),
     Directive(3, 48, 192, {Rank(1): 5}, {Rank(0): 1.5}, {Rank(1): 2.5}, "why: \u2264 5 %\n"),
+    TrainerAlive(),
 ]
 
 

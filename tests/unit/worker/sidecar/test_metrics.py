@@ -53,12 +53,15 @@ def reading(*, full: bool) -> MetricsReading:
         samples=144,
         iteration_s=0.4,
         trainer_connected=True,
+        trainer_silent_s=1.5 if full else None,
         refused=0,
         refusals={("exchange", "served", "BadCertificate"): 2} if full else {},
         renewals=0,
         step_seconds={"compute": 3.0, "wait": 1.0} if full else {},
         exchange_thread_seconds={"send": 0.5} if full else {},
-        node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9) if full else NodeFacts(),
+        node=NodeFacts(0.5, 100.0, 0.1, 0.1, 1e9, 50.0, 1e9, 1e9, 1e9, 0.1, 100.0, 1.0)
+        if full
+        else NodeFacts(),
     )
 
 

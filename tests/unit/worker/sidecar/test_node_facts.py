@@ -37,6 +37,9 @@ VERSION_2 = {
     "proc/pressure/cpu": "some avg10=32.49 avg60=7.76 avg300=1.92 total=13122039\n"
     "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
     "proc/pressure/memory": "some avg10=0.50 avg60=0.00 avg300=0.00 total=0\n",
+    "proc/pressure/io": "some avg10=91.50 avg60=0.00 avg300=0.00 total=0\n",
+    "proc/self/net/snmp": "Ip: Forwarding DefaultTTL\nIp: 1 64\n"
+    "Tcp: RtoMin MaxConn OutSegs RetransSegs InErrs\nTcp: 200 -1 52301 1046 0\nUdp: InDatagrams\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1500000\n",
     "sys/devices/system/cpu/cpu1/cpufreq/scaling_cur_freq": "1700000\n",
     "sys/class/thermal/thermal_zone0/temp": "48312\n",
@@ -72,6 +75,9 @@ def test_version_2_gives_quota_weight_pressure_frequency_and_temperature(tmp_pat
         memory_pressure_ratio=0.005,
         frequency_hertz=1.6e9,
         temperature_celsius=61.25,
+        io_pressure_ratio=0.915,
+        tcp_sent_segments=52301,
+        tcp_retransmitted_segments=1046,
     )
 
 
@@ -83,6 +89,14 @@ def test_a_machine_that_says_nothing_gives_nothing(tmp_path: Path) -> None:
 def test_a_limit_that_is_no_number_is_no_limit(tmp_path: Path, garbage: str) -> None:
     tree(tmp_path, VERSION_2 | {"sys/fs/cgroup/cpu.max": garbage})
     assert read_node_facts(tmp_path).quota_cores is None
+
+
+@pytest.mark.parametrize(
+    "garbage", ["", "Tcp: OutSegs", "Tcp: OutSegs\nTcp: many", "Tcp: \nTcp: 1"]
+)
+def test_counters_of_tcp_that_are_none_are_left_out(tmp_path: Path, garbage: str) -> None:
+    tree(tmp_path, VERSION_2 | {"proc/self/net/snmp": garbage})
+    assert read_node_facts(tmp_path).tcp_sent_segments is None
 
 
 def test_time_held_by_a_quota_is_read_in_either_version(tmp_path: Path) -> None:

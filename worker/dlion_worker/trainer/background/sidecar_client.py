@@ -20,6 +20,7 @@ from dlion_api.protocol.measurements import (
     MeasuringRefused,
     Peers,
     StreamRefusals,
+    TrainerAlive,
 )
 from dlion_api.protocol.sidecar_protocol import MAX_LINE_BYTES, TrainerRecord, decode, encode
 from dlion_worker.coordination.backoff import JITTER
@@ -27,6 +28,8 @@ from dlion_worker.coordination.backoff import JITTER
 _LOG = logging.getLogger(__name__)
 
 MAX_QUEUED_RECORDS = 1024
+ALIVE_INTERVAL_S = 2.0
+"""Interval of `TrainerAlive` while there is nothing else to send."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 1.0
 _RECEIVE_BYTES = 65536
 
@@ -163,16 +166,19 @@ class SidecarClient:
     def _next_records(self, connection: socket.socket) -> list[TrainerRecord] | None:
         """Block until there is something to send; None when this connection is over."""
         with self._lock:
-            self._lock.wait_for(
+            is_due = self._lock.wait_for(
                 lambda: (
                     self._connection is not connection
                     or self._resume_from
                     or self._events
                     or any(self._sent.get(kind) is not s for kind, s in self._states.items())
-                )
+                ),
+                ALIVE_INTERVAL_S,
             )
             if self._connection is not connection:
                 return None
+            if not is_due:
+                return [TrainerAlive()]
             # The last directive comes first, so that a new sidecar need not decide again.
             records: list[TrainerRecord] = [] if self._resume_from is None else [self._resume_from]
             records += [s for kind, s in self._states.items() if self._sent.get(kind) is not s]

@@ -1,0 +1,159 @@
+"""What `dlion describe` finds wrong in the load of workers, and that it reads it.
+
+Proves: a trainer that hangs, a quota that holds it, waits for memory or disk and lost packets have
+their reason, object, advice and command; what is below its bound, or unknown, is no problem; a
+described job's load is read where a worker runs and the right is there, of a bounded number.
+
+Leaves out: real sidecars (tests/cluster/test_injected_causes.py), the figures (test_top.py).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlion_cli.__main__ import main
+from dlion_cli.commands.cluster.describe import MAX_LOADS
+from dlion_cli.findings.job_problem import JobScope, sorted_problems
+from dlion_cli.findings.load_problems import load_problems
+from dlion_cli.views.worker_load import WorkerLoad
+from manifest_table import changed, smallest
+from told_servers import Server, served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from told_servers import Answer
+
+SCOPE = JobScope("digits", "ml", datetime(2026, 1, 31, 12, 30, tzinfo=UTC))
+
+
+def load(**fields: Any) -> WorkerLoad:
+    return WorkerLoad("digits-small-1-0-x2x7k", "small-0", 0, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity", "reason", "message", "command"),
+    [
+        ({"silent_seconds": 34.0}, "error", "TrainerHung", "not answered for 34 s",
+         "kubectl delete pod digits-small-1-0-x2x7k -n ml"),
+        ({"throttled_fraction": 0.8, "quota_cores": 0.2}, "warning", "CpuThrottled",
+         "CPU quota of 0.2 cores holds the trainer 80 % of the time", "dlion top digits -n ml"),
+        ({"throttled_fraction": 3.5}, "warning", "CpuThrottled", "quota holds the trainer 1e+02 %",
+         "top"),
+        ({"memory_pressure_fraction": 0.625}, "warning", "MemoryPressure", "memory 62 %", "top"),
+        ({"io_pressure_fraction": 0.91}, "warning", "DiskSlow", "waited for the disk 91 %", "top"),
+        ({"retransmitted_fraction": 0.052, "sent_segments": 600.0}, "warning", "PacketsLost",
+         "lose packets: 5.2 % of its TCP segments", "top"),
+    ],
+)  # fmt: skip
+def test_a_cause_has_its_reason_advice_and_command(
+    fields: dict[str, float], severity: str, reason: str, message: str, command: str
+) -> None:
+    (problem,) = sorted_problems(load_problems([load(**fields)], SCOPE))
+    assert (problem.severity, problem.reason) == (severity, reason)
+    assert problem.object == "pod/digits-small-1-0-x2x7k"
+    assert message in problem.message
+    assert command in problem.command
+    assert problem.advice
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"silent_seconds": 9.0, "throttled_fraction": 0.2, "memory_pressure_fraction": 0.4,
+         "io_pressure_fraction": 0.4, "retransmitted_fraction": 0.009, "sent_segments": 1e6},
+        {"retransmitted_fraction": 0.5, "sent_segments": 4.0},
+        {"retransmitted_fraction": 0.5},
+        {"problem": "Running: the pod does not answer"},
+    ],
+)  # fmt: skip
+def test_what_is_normal_or_unknown_is_no_problem(fields: dict[str, Any]) -> None:
+    assert list(load_problems([load(**fields)], SCOPE)) == []
+
+
+def test_a_name_that_a_shell_reads_has_no_command() -> None:
+    odd = WorkerLoad("x;`id`", "small-0", 0, silent_seconds=99.0)
+    (problem,) = sorted_problems(load_problems([odd], SCOPE))
+    assert problem.command == ""
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+MAY_NOT: Answer = (403, json.dumps({"message": 'User "jane" cannot get resource "pods/proxy" in '
+                                               'API group "" in the namespace "ml"'}))  # fmt: skip
+HANGS: Answer = (
+    200, "dlion_trainer_connected_count 1\ndlion_trainer_silent_seconds 41.5\n"
+)  # fmt: skip
+
+
+def described(
+    folder: Path, capsys: pytest.CaptureFixture[str], metrics: Answer, *, workers: int = 1,
+    phase: str = "Running", **status: Any,
+) -> tuple[dict[str, Any], Server]:  # fmt: skip
+    document = changed(smallest(), {"spec.runId": "1", "metadata.name": "digits"})
+    document["metadata"] |= {"namespace": "ml", "generation": 1}
+    document |= {"status": {"observedGeneration": 1, "runId": "1", "state": "Training", **status}}
+    labels = {
+        "dlion.dev/run-id": "1", "dlion.dev/group": "small", "dlion.dev/site": "plant-a",
+        "app.kubernetes.io/component": "worker",
+    }  # fmt: skip
+    pods = [
+        {"metadata": {"name": f"w-{i}", "creationTimestamp": "2026-01-31T12:00:00Z", "labels":
+                      labels | {"batch.kubernetes.io/job-completion-index": f"{i}"}},
+         "spec": {"nodeName": "n1"}, "status": {"phase": phase}}
+        for i in range(workers)
+    ]  # fmt: skip
+    server = Server({
+        "digits": (200, json.dumps(document)), "pods": (200, json.dumps({"items": pods})),
+        "events": (200, '{"items": []}'), "metrics": metrics,
+    })  # fmt: skip
+    with served(folder / "kubeconfig", {"a": server}) as file:
+        assert main(["describe", "digits", "-o", "json", "--kubeconfig", file]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found, server
+
+
+def test_describe_reads_the_load_of_running_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = described(tmp_path, capsys, HANGS)
+    (problem,) = found["problems"]
+    assert (problem["reason"], problem["object"]) == ("TrainerHung", "pod/w-0")
+    assert found["load"]["workers"][0]["silentSeconds"] == 41.5
+
+
+def test_of_many_workers_some_are_read_and_the_rest_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, server = described(tmp_path, capsys, HANGS, workers=MAX_LOADS + 3)
+    assert len({path for path in server.asked if path.endswith("/metrics")}) == MAX_LOADS
+    assert found["notes"] == [
+        f"load: of {MAX_LOADS} of {MAX_LOADS + 3} workers; `dlion top` reads all"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "notes"),
+    [(MAY_NOT, 1), ((503, "{}"), 0), ((200, "<html>"), 0)],
+    ids=["no right", "no answer", "no metrics"],
+)
+def test_without_the_load_describe_shows_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], metrics: Answer, notes: int
+) -> None:
+    found, _ = described(tmp_path, capsys, metrics)
+    assert (found["load"], found["problems"], len(found["notes"])) == (None, [], notes)
+
+
+def test_nothing_is_read_of_workers_that_do_not_run_or_of_an_ended_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = [{"type": "Succeeded", "status": "True", "reason": "Completed", "message": ""}]
+    for more in ({"phase": "Pending"}, {"conditions": over}):
+        found, server = described(tmp_path, capsys, HANGS, **more)  # type: ignore[arg-type]
+        assert found["load"] is None
+        assert not [path for path in server.asked if path.endswith("/metrics")]
