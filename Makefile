@@ -8,7 +8,7 @@ SOURCES := api operator worker cli tests tools benchmarks docs/conf.py
 READY := $(VENV)/.ready
 SITE := $(BIN)/sphinx-build -q -W --keep-going -E -b html docs build/docs
 
-.PHONY: help setup quickstart picture check docs test unit local cluster slow testbed-setup measure paper paper-reduced paper-bytes fuzz mutate generate dist bundle format lock clean
+.PHONY: help setup quickstart picture check docs test unit local cluster slow causes testbed-setup measure paper paper-reduced paper-bytes fuzz mutate generate dist bundle format lock clean
 
 help: ## List every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ slow: testbed-setup ## What takes minutes: all examples of properties (EXAMPLES=
 	tools/testbed build-flux
 	tools/testbed build-argo-cd
 	EXAMPLES=$(EXAMPLES) tools/test-slow
+
+causes: testbed-setup ## Make twenty causes of slowness and failure, and print the command and the sentence that name each (root)
+	DLION_REQUIRE_TESTBED=1 $(BIN)/pytest -s -m slow tests/cluster/test_injected_causes.py
 
 testbed-setup: setup ## Install and build what those clusters need (root; minutes the first time)
 	tools/testbed-setup

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cause_places import evict
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import ProgressRecord, StepRecord
 from dlion_operator.apply.event_recorder import REPEAT_AFTER_S
@@ -106,15 +107,7 @@ def delete_pod(kubectl: Kubectl) -> None:
 
 
 def evict_pod(kubectl: Kubectl) -> None:
-    """As a drain of its node asks for it."""
-    name = pod_of(kubectl, 0)
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": kubectl.namespace},
-    }
-    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{name}/eviction"
-    kubectl.run("create", "--raw", path, "-f", "-", text=json.dumps(eviction))
+    evict(kubectl, pod_of(kubectl, 0))
 
 
 LOSSES: dict[str, Callable[[Kubectl], None]] = {

@@ -92,7 +92,7 @@ class InstalledSites:
         by site."""
         nodes = {site.name: site.nodes[0].layout.address for site in self.sites}
         listed = [
-            {"name": site.name, "address": f"{nodes[site.name]}:{port}", "bundle": _bundle(site)}
+            {"name": site.name, "address": f"{nodes[site.name]}:{port}", "bundle": bundle_of(site)}
             for site in self.sites
         ]
         self.install(merged(values, {"sites": listed}), own)
@@ -105,6 +105,7 @@ class InstalledSites:
             assert refused(asked_by(account, site.control_plane.audit_log)) == [], site.name
 
 
-def _bundle(site: Site) -> str:
+def bundle_of(site: Site) -> str:
+    """The public certificate (PEM) of that site's authority."""
     secret = replace(site.kubectl, namespace=NAMESPACE).get("secret", "dlion-authority")
     return base64.b64decode(secret["data"]["tls.crt"]).decode()

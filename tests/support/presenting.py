@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def listening(talk: Callable[[socket.socket], object]) -> Iterator[int]:
-    """A port whose connections are each handed to `talk`, and closed when it returns."""
-    server = socket.create_server(("127.0.0.1", 0))
+def listening(
+    talk: Callable[[socket.socket], object], server: socket.socket | None = None
+) -> Iterator[int]:
+    """A port whose connections are each handed to `talk`, and closed when it returns.
+
+    `server`: a socket that listens already; else one over loopback.
+    """
+    server = server or socket.create_server(("127.0.0.1", 0))
     talking: list[threading.Thread] = []
 
     def one(connection: socket.socket) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from testbed.groups import remove_all
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,4 +39,4 @@ def throttled_disk(folder: Path, bytes_per_s: int) -> Iterator[list[str]]:
             pytest.skip(f"the disk of {folder} cannot be slowed: {error}")
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
     finally:
-        group.rmdir()
+        remove_all([group])  # a process that ends may stay in it for a moment
