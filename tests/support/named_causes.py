@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ class NamedCause:
     """What the naming command took."""
     after_s: float | None
     """From the beginning of the cause to the end of that command; None: it lasts since before."""
+    kind: str
+    """The reason of the problem, the name of the check, or the exit code's name."""
     sentence: str
 
 
@@ -95,7 +97,9 @@ class Causes:
                     and re.search(text, each.text)
                 ):
                     after_s = None if began_s is None else ended_s - began_s
-                    self.add(cause, f"dlion {words[0]}", ended_s - asked_s, after_s, str(each))
+                    self.add(
+                        cause, f"dlion {words[0]}", ended_s - asked_s, after_s, each.kind, str(each)
+                    )
                     return each
             assert ended_s < end_s, f"{cause} is not named:\n" + "\n".join(map(str, said))
             time.sleep(_PAUSE_S)
@@ -108,21 +112,27 @@ class Causes:
         assert kind not in {each.kind for each in statements(json.loads(done.stdout))}, done.stdout
 
     def add(
-        self, cause: str, command: str, command_s: float, after_s: float | None, sentence: str
+        self,
+        cause: str,
+        command: str,
+        command_s: float,
+        after_s: float | None,
+        kind: str,
+        sentence: str,
     ) -> None:
         """A row. The command must have kept its limit."""
         assert command_s <= LIMIT_S, f"{cause}: {command} took {command_s:.1f} s"
-        self.rows.append(NamedCause(cause, command, command_s, after_s, sentence))
+        self.rows.append(NamedCause(cause, command, command_s, after_s, kind, sentence))
 
-    def table(self, hide: Callable[[str], str] = str) -> str:
-        """All rows as a table in Markdown; `hide` replaces what differs in each run."""
+    def table(self) -> str:
+        """All rows as a table in Markdown."""
         lines = [
-            "| cause | command | it took | after the cause began | what it says |",
-            "|---|---|---|---|---|",
+            "| cause | command | it took | after the cause began | reason or check | sentence |",
+            "|---|---|---|---|---|---|",
         ]
         for row in self.rows:
             after = "" if row.after_s is None else f"{row.after_s:.0f} s"
-            sentence = hide(row.sentence).replace("|", "\\|")
-            cells = [row.cause, f"`{row.command}`", f"{row.command_s:.1f} s", after, sentence]
+            cells = [row.cause, f"`{row.command}`", f"{row.command_s:.1f} s", after]
+            cells += [f"`{row.kind}`", row.sentence.replace("|", "\\|")]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)

@@ -72,4 +72,4 @@ def _of_worker(load: WorkerLoad, scope: JobScope) -> Iterator[JobProblem]:
 
 def _percent(fraction: float | None) -> str:
     """A share of at most all; counters of several processors may grow faster than time."""
-    return f"{min(1.0, fraction or 0.0) * 100:.2g} %"
+    return f"{min(1.0, fraction or 0.0) * 100:.3g} %"
