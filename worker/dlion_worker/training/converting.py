@@ -48,6 +48,8 @@ def load_weights(model: Any, path: Path) -> None:
         with warnings.catch_warnings():
             # Keras skips mismatched weights with a warning, which would load half a model.
             warnings.simplefilter("error", UserWarning)
+            # The state of a compiled optimizer, which only one of the two may have, is not used.
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(path)
     except (*NPZ_ERRORS, UserWarning) as error:  # a `.keras` file is an archive, too
         raise DataError(

@@ -1,8 +1,8 @@
 """A saved model, and its other forms, answer as the model does.
 
 Proves: SavedModel and TensorFlow Lite give the same logits as the `.keras` file; an older one is
-replaced; a model that holds code is not run but refused, as is a file that is no model, and what
-was there stays.
+replaced; weights start a model of the same layers, whatever the state of its optimizer; a model
+that holds code is not run but refused, as is a file that is no model, and what was there stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from dlion_api.errors import DataError, ProgramError
-from dlion_worker.training.converting import convert, load_keras_file
+from dlion_worker.training.converting import convert, load_keras_file, load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +49,28 @@ def test_a_file_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
             load_keras_file(path)
     with pytest.raises(DataError, match="cannot be loaded"):
         load_keras_file(tmp_path / "none.keras")
+
+
+def test_weights_are_read_whatever_the_state_of_a_compiled_optimizer(tmp_path: Path) -> None:
+    """A file of a trained model starts one that was only compiled, and the other way round."""
+    path = tmp_path / "model.keras"
+
+    def compiled() -> Any:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(optimizer="adam", loss="mse")
+        return model
+
+    fresh, trained = compiled(), compiled()
+    trained.optimizer.build(trained.trainable_variables)
+    for given, other in ((trained, fresh), (fresh, trained)):
+        given.set_weights([each + 1 for each in given.get_weights()])
+        given.save(path)
+        load_weights(other, path)
+        for before, after in zip(given.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(before, after)
+    narrow = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    with pytest.raises(DataError, match="does not fit this model"):
+        load_weights(narrow, path)
 
 
 def test_a_saved_model_answers_alike(saved: tuple[Path, Any]) -> None:
