@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -14,7 +14,8 @@ from dlion_api.status import State
 if TYPE_CHECKING:
     from dlion.kubernetes_backend import KubernetesBackend
     from dlion.local_backend import LocalBackend
-    from dlion.manifests import Assignments, ManifestInput, ManifestLike
+    from dlion.manifests import Assignments, ManifestInput, ManifestLike, Sites
+    from dlion.model_project import ModelProject
 
 _BACKENDS: Final = ("local", "simulated", "kubernetes")
 
@@ -50,9 +51,10 @@ class Client:
         if backend != "kubernetes" and given:
             problem = Problem(given[0], f"is for backend kubernetes, not {backend}")
             raise SpecError([problem], source="Client")
+        self._is_cluster = backend == "kubernetes"
         self._backend: LocalBackend | KubernetesBackend
         # Each is imported when it is used: `import dlion` is quick.
-        if backend == "kubernetes":
+        if self._is_cluster:
             from dlion.kubernetes_backend import KubernetesBackend
 
             self._backend = KubernetesBackend(
@@ -61,12 +63,15 @@ class Client:
         else:
             from dlion.local_backend import LocalBackend
 
-            self._backend = LocalBackend(backend, Path(root))
+            kind: Literal["local", "simulated"] = "local" if backend == "local" else "simulated"
+            self._backend = LocalBackend(kind, Path(root))
 
     def train(
         self,
-        manifest: ManifestLike,
+        manifest: ManifestLike | Any,
+        data: Any = None,
         *,
+        sites: Sites | None = None,
         environment: str | Path | None = None,
         set: Assignments | None = None,  # noqa: A002 - the name of the command's option
         data_root: str | Path = ".",
@@ -74,29 +79,56 @@ class Client:
     ) -> JobSnapshot:
         """Start a job and return at once.
 
-        `manifest` is a path, a mapping or YAML text, `set` has fields to change, by path:
-        `{"trainer.stop.maxSeconds": 20}`. `environment` names cores and links of a local or
-        simulated run, `data_root` is the folder of relative paths of data. A local run ends with
-        this Python process unless it is detached.
+        `manifest` is a path, a mapping or YAML text, or a Keras model with its `data`, as for
+        `dlion.train`. `sites` is their number, their names, or workers by name. `set` has fields to
+        change, by path: `{"trainer.stop.maxSeconds": 20}`. `environment` names cores and links of a
+        local or simulated run, `data_root` is the folder of relative paths of data. A local run
+        ends with this Python process unless it is detached.
 
         Raises: SpecError with every problem of the manifest, DataError and ProgramError for missing
-        files, all before anything starts; and on Kubernetes as `dlion submit`.
+        files, and for a model or data that cannot be trained, all before anything starts; and on
+        Kubernetes as `dlion submit`.
         """
-        from dlion.manifests import read_manifest
+        from dlion import manifests
 
+        project = self._project(manifest, data)
+        if project is not None:
+            given = project.manifest(sites, None, {})
+        else:
+            given = manifests.read_manifest(manifest)
+            if sites is not None:
+                changes = {"sites": manifests.site_list(sites, None)}
+                given = manifests.changed(given, changes, workers=None)
         return self._train(
-            read_manifest(manifest),
+            given,
             set,
+            project=project,
             environment=environment,
             data_root=data_root,
             detach=detach,
         )
+
+    def _project(self, model: object, data: object) -> ModelProject | None:
+        """The model and its data; None if this is a manifest or program. Raises: as `train`."""
+        if data is None and isinstance(model, str | Path | Mapping):
+            return None
+        if self._is_cluster:
+            problem = Problem(
+                "data", "are in this process, and the sites of a cluster cannot read them",
+                advice="Name data of the sites in trainer.dataset (docs/data.md), or give a "
+                "program with build_model() and load_data() (docs/own-programs.md)",
+            )  # fmt: skip
+            raise SpecError([problem], source="train")
+        from dlion.model_project import model_project
+
+        return model_project(model, data)
 
     def _train(
         self,
         manifest: ManifestInput,
         assignments: Assignments | None = None,
         *,
+        project: ModelProject | None = None,
         environment: str | Path | None,
         data_root: str | Path,
         detach: bool,
@@ -106,6 +138,7 @@ class Client:
         return self._backend.train(
             manifest,
             assignments_of(assignments),
+            project=project,
             environment=None if environment is None else str(environment),
             data_root=Path(data_root),
             detach=detach,

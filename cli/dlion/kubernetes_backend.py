@@ -32,6 +32,7 @@ from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS
 
 if TYPE_CHECKING:
+    from dlion.model_project import ModelProject
     from dlion_api.spec import Job
 
 _POLL_S: Final = 2.0
@@ -52,6 +53,7 @@ class KubernetesBackend:
         manifest: ManifestInput,
         assignments: Sequence[str],
         *,
+        project: ModelProject | None,  # noqa: ARG002 - the client refuses data in memory
         environment: str | None,
         data_root: Path,  # noqa: ARG002 - data are at the sites
         detach: bool,  # noqa: ARG002 - a job of a cluster always is

@@ -30,11 +30,12 @@ from dlion_cli.inputs.required_files import find_program_root
 from dlion_cli.inputs.runnable import prepare_run, prepare_simulation
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.folder import default_folder
-from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS
+from dlion_results.run_folder.layout import COMMAND_LOG, EVENTS, MODEL_AND_DATA
 from dlion_results.run_folder.lock import lock_holder
 from dlion_results.run_folder.storage import storage_error
 
 if TYPE_CHECKING:
+    from dlion.model_project import ModelProject
     from dlion_api.spec import Job
 
 _POLL_S: Final = 0.2
@@ -59,16 +60,25 @@ class LocalBackend:
         manifest: ManifestInput,
         assignments: Sequence[str],
         *,
+        project: ModelProject | None,
         environment: str | None,
         data_root: Path,
         detach: bool,
     ) -> JobSnapshot:
-        """Start the job. Raises: as `dlion validate`, before anything starts; OSError."""
+        """Start the job. Raises: as `dlion validate`, before anything starts; OSError.
+
+        A model and its data go into the job's folder, where its program is then looked up.
+        """
         lines = None if assignments else manifest.document.lines
         value = manifest.document.value
         document = apply_set(value, assignments) if assignments else value
         job = load_manifest(document, source=manifest.source, lines=lines)
-        program_root = find_program_root(job, manifest.file, None)
+        program_root = (
+            find_program_root(job, manifest.file, None)
+            if project is None
+            else project.program.parent
+        )
+        shares = {} if project is None else project.shares(job, manifest.source)
         self._check(job, manifest.source, environment, program_root, data_root)
         folder = self._new_folder(job.metadata.name)
         arguments = [
@@ -83,6 +93,9 @@ class LocalBackend:
             arguments += ["--environment", place]
         text = yaml_text(document)
         try:
+            if project is not None:
+                program_root = folder / MODEL_AND_DATA
+                project.write(program_root, shares)
             start_command(self._kind, arguments, folder, text, program_root, detach=detach)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

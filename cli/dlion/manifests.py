@@ -133,12 +133,26 @@ def program_manifest(program: str, sites: Sites | None, workers: int | None) -> 
     elif program.endswith(".py"):
         trainer = {"program": {"file": str(Path(program).resolve())}}
         stem = Path(program).stem
-    name = _NO_NAME.sub("-", stem.lower()).strip("-")
+    return job_document(stem, trainer, sites, workers)
+
+
+def job_document(
+    name: str, trainer: Mapping[str, Any], sites: Sites | None, workers: int | None
+) -> dict[str, Any]:
+    """The manifest of a trainer's fields, with a name made of this one; by default one site.
+
+    >>> job_document("My_Model", {}, 1, None)["metadata"]
+    {'name': 'my-model'}
+    """
+    name = _NO_NAME.sub("-", name.lower()).strip("-")
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name[:50].rstrip("-") or "job"},
-        "spec": {"sites": site_list(1 if sites is None else sites, workers), "trainer": trainer},
+        "spec": {
+            "sites": site_list(1 if sites is None else sites, workers),
+            "trainer": dict(trainer),
+        },
     }
 
 

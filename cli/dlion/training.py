@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def train(
-    program_or_manifest: ManifestLike,
+    model_or_manifest: ManifestLike | Any,
+    data: Any = None,
     *,
     sites: Sites | None = None,
     workers: int | None = None,
@@ -24,19 +25,27 @@ def train(
     backend: Literal["local", "simulated"] = "local",
     root: str | Path = "runs",
     data_root: str | Path = ".",
+    validation_split: float | None = None,
     **fields: Any,
 ) -> JobSnapshot:
     """Train here, with live progress, and return the ended job.
 
-    `program_or_manifest` is a built-in program (`digits`), a file (`program.py`), a module, or a
-    manifest as for `Client.train`. `sites` is their number, their names, or workers by name;
-    `workers` the number of each site. Other keywords are fields of `spec` or `spec.trainer`, which
-    are merged into the manifest: `stop={"maxSeconds": 60}`. Ctrl-C ends the run; its folder stays.
+    `model_or_manifest` is a `keras.Model` with its `data`; or without data a built-in program
+    (`digits`), a file (`program.py`), a module, or a manifest as for `Client.train`. `sites` is
+    their number, their names, or workers by name; `workers` the number of each site. Other keywords
+    are fields of `spec` or `spec.trainer`, which are merged into the manifest:
+    `stop={"maxSeconds": 60}`. Ctrl-C ends the run; its folder stays.
+
+    The training starts from the model's weights, and does not change it. What it was compiled with
+    counts. `data` are NumPy arrays (x [N, ...], y [N, ...]), (x_train, y_train, x_test, y_test) or
+    {"train": (x, y), "test": (x, y)}, with finite `tf.data.Dataset` objects in place of any (x, y).
+    `dataset` determines how workers share them. Without test data `validation_split` of the
+    samples, a tenth by default, are held out at random by the seed.
 
     Raises: JobEndedError with the reason if the run fails; and as `Client.train`.
 
-        job = dlion.train("digits", sites=["plant-a", "plant-b"], stop={"maxSeconds": 60})
-        model = dlion.load_model(job)
+        job = dlion.train(model, (x, y), sites=["plant-a", "plant-b"], stop={"maxSeconds": 60})
+        trained = dlion.load_model(job)
     """
     from dlion import manifests
     from dlion.live_display import live_display
@@ -44,16 +53,24 @@ def train(
     changes = dict(fields)
     if policy is not None:
         changes["exchange"] = {**changes.get("exchange", {}), "policy": policy}
-    if manifests.is_program(program_or_manifest):
-        document = manifests.program_manifest(str(program_or_manifest), sites, workers)
+    if validation_split is not None:
+        share = {"evaluationFraction": validation_split}
+        changes["dataset"] = {**changes.get("dataset", {}), **share}
+    client = Client(backend, root=root)
+    project = client._project(model_or_manifest, data)  # noqa: SLF001 - of this package
+    if project is not None:
+        given = project.manifest(sites, workers, changes)
+    elif manifests.is_program(model_or_manifest):
+        document = manifests.program_manifest(str(model_or_manifest), sites, workers)
         given = manifests.read_manifest(manifests.with_fields(document, changes))
     else:
-        given = manifests.read_manifest(program_or_manifest)
+        given = manifests.read_manifest(model_or_manifest)
         if sites is not None:
             changes["sites"] = manifests.site_list(sites, workers)
         given = manifests.changed(given, changes, workers=None if sites is not None else workers)
-    client = Client(backend, root=root)
-    job = client._train(given, environment=environment, data_root=data_root, detach=False)  # noqa: SLF001 - of this package
+    job = client._train(  # noqa: SLF001
+        given, project=project, environment=environment, data_root=data_root, detach=False
+    )
     try:
         with live_display() as show:
             return client.wait_for_job_status(

@@ -1,11 +1,12 @@
 """Facts: `dlion.Client` trains a job on this machine and in virtual time, and reports its states,
 figures, logs, records and model; another process sees the same jobs; deleting a job in training
 ends every process and removes its folder alone; `dlion.train` returns the ended job, raises its
-failure with the reason, and Ctrl-C ends its run in order; the cells of examples/notebook.ipynb run
-one after another.
+failure with the reason, and Ctrl-C ends its run in order; a compiled Keras model and arrays are
+trained at two sites, and their run is resumed, listed and deleted as any other; the cells of
+examples/notebook.ipynb run one after another.
 
-Left out: what is read from damaged folders, and how processes end with their interpreter
-(tests/unit/cli), clusters (tests/cluster).
+Left out: models and data that are refused, what is read from damaged folders, and how processes end
+with their interpreter (tests/unit/cli), clusters (tests/cluster).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dlion
@@ -151,6 +153,47 @@ dlion.train({document!r}, root={str(tmp_path / "runs")!r})
     assert (job.state, job.reason) == ("Failed", "Interrupted")
 
 
+def test_a_compiled_model_and_arrays_learn_at_two_sites(tmp_path: Path, mark: str) -> None:
+    from dlion_worker.training.framework import keras
+
+    chance = np.random.default_rng(1)
+    y = chance.integers(0, 3, 900)
+    x = (chance.normal(0, 1, (900, 8)) + 2 * y[:, None]).astype(np.float32)
+    layers = [keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers, name="three_blobs")
+    model.compile(
+        optimizer=keras.optimizers.Adam(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    sites, root = ["plant-a", "plant-b"], tmp_path / "runs"
+    job = dlion.train(model, (x, y), sites=sites, stop={"maxSteps": 200}, root=root)
+    assert job.name.startswith("three-blobs-")
+    assert job.result_folder == root / job.name
+    client = dlion.Client("local", root=root)
+    rates = client.get_job_metrics(job.name)["learning_rate"].dropna()
+    assert {round(rate, 6) for rate in rates} == {0.01}, "that of compile()"
+    trained = dlion.load_model(job)
+    assert np.mean(trained.predict(x, verbose=0).argmax(1) == y) > 0.85
+    for name in ("model-and-data/plant-a-0.npz", "model-and-data/plant-b-0.npz"):
+        assert len(np.load(job.result_folder / name)["y"]) == 405, "half of nine tenths"
+    resume = ["run", f"{job.result_folder}/job.yaml", "--resume", f"{job.result_folder}"]
+    for arguments in (
+        [*resume, "--set", "trainer.stop.maxSteps=220"],
+        ["logs", f"{job.result_folder}", "--worker", "0"],
+        ["ls", f"{root}", "-o", "json"],
+    ):
+        command = [sys.executable, "-P", "-m", "dlion_cli", *arguments]
+        ended = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=200)
+        assert ended.returncode == 0, ended.stderr
+    (listed,) = json.loads(ended.stdout)["runs"]
+    assert (listed["name"], listed["state"]) == (job.name, "succeeded")
+    assert client.get_job_metrics(job.name)["iteration"].max() == 220
+    client.delete_job(job.name)
+    assert not list(root.iterdir())
+    assert not left_behind(mark)
+
+
 def cells(**parameters: Any) -> list[str]:
     """The notebook's code, with these parameters after the cell of that tag."""
     document = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
@@ -174,6 +217,8 @@ def test_the_notebook_runs(
     seen: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells(backend=backend, seconds=seconds):
         exec(compile(cell, "notebook", "exec"), seen)
+    assert seen["first"].accuracy > 0.5
+    assert seen["trained"].output_shape == (None, 10)
     assert seen["together"].state == seen["alone"].state == "Succeeded"
     assert seen["together"].accuracy > seen["alone"].accuracy
     assert {each.backend for each in seen["client"].list_jobs()} == {backend}

@@ -59,6 +59,21 @@ except dlion.DLionError as error:
     assert told.stdout.rstrip().endswith("[]")
 
 
+def test_a_program_is_checked_without_tensorflow(tmp_path: Path) -> None:
+    """Only a model in memory needs it in the caller's process."""
+    code = """
+import sys, dlion
+try:
+    dlion.train("digits", stop={})
+except dlion.DLionError as error:
+    print(error, sorted({"tensorflow", "keras", "dlion.model_project"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "trainer.stop" in told.stdout
+    assert told.stdout.rstrip().endswith("[]")
+
+
 def test_the_three_forms_of_a_manifest_are_one(tmp_path: Path) -> None:
     document = smallest()
     document["spec"]["runId"] = "1e3"  # a text that YAML without quotes takes for a number

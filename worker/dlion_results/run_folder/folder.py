@@ -8,6 +8,7 @@ record. `events` reads it again; `tally` and `summary` compute the figures.
     events.jsonl       every record of every worker, a line each
     run.lock           held by the run that uses the folder
     command.json       the process of the run, and command.log its output, if a client started it
+    model-and-data/    its program, if a client was given a model and data in memory
     summary.json       the figures, once the run has ended
     tensorboard/       scalars per worker
     models/<site>/     the trained model (`model.keras`) and its description (`model.json`)

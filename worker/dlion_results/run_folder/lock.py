@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from dlion_api.errors import Problem, SpecError, UnavailableError
-from dlion_results.run_folder.layout import COMMAND, COMMAND_LOG, COMPARISON_MARKER
+from dlion_results.run_folder.layout import (
+    COMMAND,
+    COMMAND_LOG,
+    COMPARISON_MARKER,
+    MODEL_AND_DATA,
+)
 from dlion_results.run_folder.storage import storage_error, writing
 
 LOCK = "run.lock"
-RESERVED: Final = frozenset({LOCK, COMPARISON_MARKER, COMMAND, COMMAND_LOG})
-"""Files that may be in the folder of a new run."""
+RESERVED: Final = frozenset({LOCK, COMPARISON_MARKER, COMMAND, COMMAND_LOG, MODEL_AND_DATA})
+"""Files and folders that may be in the folder of a new run."""
 
 _HOLDER: Final = re.compile(rb"(?:[0-9]{1,19}\n?|\0{1,20})?")
 """Also matches what a power failure may leave."""

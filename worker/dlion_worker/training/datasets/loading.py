@@ -110,7 +110,7 @@ def _shared(
     spec, seed = job.spec.trainer.dataset, job.spec.trainer.seed
     index_N = np.arange(len(source.labels))
     if held_out is None:
-        held_out_N, index_N = _held_out_split(len(index_N), spec.evaluation_fraction, seed)
+        held_out_N, index_N = held_out_split(len(index_N), spec.evaluation_fraction, seed)
         held_out = cache.get(
             ("split", source.name),
             lambda: (source.read(held_out_N), source.labels[held_out_N]),
@@ -144,7 +144,7 @@ def _of_one_part(
     )
 
 
-def _held_out_split(
+def held_out_split(
     count: int, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ascending indices of the held-out and the other samples; equal on every worker."""
