@@ -40,7 +40,8 @@ FIT_TOLERANCE: Final = 0.005
 MAX_RATIO: Final = 4.0
 """Of the longest to the shortest prediction; wider ranges are unknown."""
 MAX_REMAINING_S: Final = 2.0**31 - 1
-"""Longer times are this one: they fit the status."""
+"""Longer times are this one: they fit the status. Records of later times are ignored."""
+MAX_TRAINING_SET: Final = 2**53
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _Worker:
     def training_set_samples(self) -> int:
         """Of all workers; 0: unknown."""
         samples, epochs = self.samples.recent_pace(), self.epochs.recent_pace()
-        return round(samples / epochs) if samples and epochs else 0
+        return round(min(samples / epochs, MAX_TRAINING_SET)) if samples and epochs else 0
 
     def samples_until(self, iteration: int, growth: GlobalBatchSize) -> float:
         """The job's samples from now until that iteration, with batches that grow as planned."""
@@ -168,7 +169,9 @@ class RemainingTime:
         self._accuracies = {rank: a for rank, a in self._accuracies.items() if rank in ranks}
 
     def take(self, record: StepRecord | EvaluationRecord) -> None:
-        """Add one record."""
+        """Add one record. A time that no run has is ignored: a faulty worker must not stop this."""
+        if not 0.0 <= record.time_s <= MAX_REMAINING_S:
+            return
         if isinstance(record, StepRecord):
             self._workers.setdefault(record.rank, _Worker()).add(record)
         elif not record.final and 0.0 <= record.accuracy <= 1.0:
@@ -201,7 +204,7 @@ class RemainingTime:
         ends = list(self._ends(now_s, began_s))
         first = min(ends, key=lambda end: end[1], default=None)
         seconds = None if first is None else min(max(0.0, first[1]), MAX_REMAINING_S)
-        fraction = None if first is None else min(1.0, first[0])
+        fraction = None if first is None else min(1.0, max(0.0, first[0]))
         target_s: tuple[float, float] | None = None
         if target is not None:
             low_s, high_s = max(0.0, began_s + target[0] - now_s), began_s + target[1] - now_s
@@ -244,7 +247,7 @@ def _time_to(target: float, curve: Sequence[tuple[float, float]]) -> tuple[float
         return None
     best = min(error for error, _ in predictions)
     worst = WORSE_FIT * best + FIT_TOLERANCE
-    times_s = [time_s for error, time_s in predictions if error <= worst]
+    times_s = [min(time_s, MAX_REMAINING_S) for error, time_s in predictions if error <= worst]
     low_s, high_s = max(min(times_s), usable[-1][0]), max(times_s)
     return (low_s, high_s) if low_s <= high_s <= MAX_RATIO * low_s else None
 

@@ -229,14 +229,19 @@ class RunProgress:
         wall_s = total.pop("wall", 0.0)
         if wall_s <= 0:
             return
-        shares = {part: min(1.0, seconds / wall_s) for part, seconds in total.items()}
+        shares = {part: _share(seconds, wall_s) for part, seconds in total.items()}
         shares["other"] = max(0.0, 1.0 - sum(shares.values()))
         for part, share in shares.items():
             yield Metric(name=f"{part}Fraction", value=f"{share:.4f}")
         if total["wait"] > 0 and waited:
             rank, seconds = max(waited.items(), key=lambda item: item[1])
             yield Metric(name="waitedForRank", value=f"{rank}")
-            yield Metric(name="waitedForFraction", value=f"{min(1.0, seconds / total['wait']):.4f}")
+            yield Metric(name="waitedForFraction", value=f"{_share(seconds, total['wait']):.4f}")
+
+
+def _share(part_s: float, whole_s: float) -> float:
+    """From 0 to 1, also of a faulty worker's seconds: the definition refuses long values."""
+    return min(1.0, max(0.0, part_s / whole_s))
 
 
 def _target_metric(predicted: Remaining) -> Iterator[Metric]:

@@ -1,7 +1,8 @@
 """Facts: time left is exact for a steady run, by each stop rule, and follows a change of pace
 within half of the way since; batches that are planned to grow lengthen the steps to come; a target
 accuracy has a range that holds the truth for curves of several forms, and none where the curve is
-flat, too short or too noisy; memory stays bounded.
+flat, too short or too noisy; memory stays bounded; figures that no worker can have raise nothing
+and leave the fraction within 0 to 1.
 
 Left out: recorded and simulated runs (benchmarks/eta.py), how views word it.
 """
@@ -9,6 +10,7 @@ Left out: recorded and simulated runs (benchmarks/eta.py), how views word it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,3 +205,30 @@ def test_huge_and_tiny_ends_stay_within_bounds(most: int) -> None:
     seconds = told.predict().seconds
     assert seconds is not None
     assert 0.0 <= seconds < 2**31
+
+
+NUMBERS = (-1e300, -1.0, 0.0, 5e-324, 0.5, 50.0, 1e10, 1e300, 1.7e308)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_figures_of_a_faulty_worker_raise_nothing_and_stay_within_bounds(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+
+    def number() -> float:
+        return float(draw.choice(NUMBERS))
+
+    told = estimator(
+        {"targetAccuracy": 0.9, "maxSeconds": 100, "maxSteps": 1000, "maxEpochs": 3},
+        batching={"globalBatchSize": {"initial": 2, "growth": True}},
+    )
+    for place in range(14):
+        iteration = int(draw.choice([1, place + 1, 2**53]))
+        size = int(draw.choice([0, 2, 2**53]))
+        fine = replace(step(iteration, 10.0 * place, batch=size, epochs=number()), wall_s=number())
+        told.take(replace(fine, time_s=number()) if draw.random() < 0.3 else fine)
+        late = number() if draw.random() < 0.5 else 10.0 * place
+        told.take(evaluation(late, min(1.0, max(0.0, number() / (place + 1)))))
+    predicted = told.predict()
+    assert predicted.fraction is None or 0.0 <= predicted.fraction <= 1.0
+    assert predicted.seconds is None or 0.0 <= predicted.seconds < 2**31
+    assert all(0.0 <= end < 2**32 for end in predicted.target_s or ())

@@ -2,7 +2,8 @@
 data that may grow), from the pace that is measured; an operator that starts anew in mid-run
 reckons as before; the figures are means over replicas, without those that are not finite, and how
 far these are apart; the pair of sites with the least bandwidth is named; what a worker says of
-peers that cannot be is not kept; links count that a worker that is there spoke of last.
+peers that cannot be is not kept, and figures that cannot be leave a status that the definition
+takes; links count that a worker that is there spoke of last.
 
 Left out: which record is believed (tests/unit/operator/coordinator), how a status is written.
 """
@@ -195,6 +196,21 @@ def test_the_parts_of_the_steps_time_are_told_and_who_was_waited_for() -> None:
     assert (told["selectFraction"], told["otherFraction"]) == ("0.1000", "0.0500")
     assert told["waitedForRank"] == "2"
     assert float(told["waitedForFraction"]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("wall_s", [-1e300, 1e-300, 1.7e308])
+def test_a_faulty_worker_cannot_make_a_status_that_the_definition_refuses(wall_s: float) -> None:
+    steps = [
+        replace(
+            step(0, number, time_s, wall_s=wall_s), waited_for=(1,), waited_s=-wall_s,
+            select_s=-1e300, compute_s=1e300,
+        )
+        for number, time_s in enumerate((-1e300, 5.0, 1e300), 1)
+    ]  # fmt: skip
+    status = fed(job(maxSeconds=100), *steps, step(1, 1, 1.0)).trainer_status(NOW)
+    assert status is not None
+    assert 0 <= (status.progress_percentage or 0) <= 100
+    assert all(len(metric.value) <= 64 for metric in status.metrics)
 
 
 def test_links_are_those_of_workers_that_are_there() -> None:
