@@ -142,6 +142,14 @@ def in_map_fn(x: Any, y: Any) -> Any:
     return tf.map_fn(lambda one: one + tf.random.uniform([]), x), y
 
 
+def cropped(x: Any, y: Any) -> Any:
+    """With a random operation that has no Random in its name."""
+    begin, _, _ = tf.image.sample_distorted_bounding_box(
+        [6, 6, 1], tf.zeros([1, 0, 4]), 0.1, use_image_if_no_bounding_boxes=True
+    )
+    return x + tf.cast(begin[0], tf.float32), y
+
+
 def fails(x: Any, y: Any) -> Any:
     return x.no_such_thing, y
 
@@ -165,6 +173,7 @@ def fails(x: Any, y: Any) -> Any:
             lambda x, y: (tf.random.shuffle(x), y),
             r"contains RandomShuffle, whose numbers would differ",
         ),
+        (cropped, r"contains SampleDistortedBoundingBoxV2, whose numbers would differ"),
         (
             lambda x, y: (tf.ensure_shape(tf.py_function(abs, [x], tf.float32), x.shape), y),
             r"contains EagerPyFunc.*operations of TensorFlow",

@@ -133,8 +133,9 @@ def _make_stateless(graph_def: Any) -> int:
 
 def _refuse_others(program: TrainingProgram, graph_def: Any) -> None:
     """Raises: ProgramError for what no seed reaches."""
-    inner = [node.op for function in graph_def.library.function for node in function.node_def]
-    for op in [node.op for node in graph_def.node if node.op not in _STATELESS] + inner:
+    inner = [node for function in graph_def.library.function for node in function.node_def]
+    for node in [each for each in graph_def.node if each.op not in _STATELESS] + inner:
+        op = node.op
         if op in ("PyFunc", "EagerPyFunc", "PyFuncStateless"):
             advice = "Use operations of TensorFlow, as a function of Python has no seed"
         elif op in _STATELESS:
@@ -142,7 +143,9 @@ def _refuse_others(program: TrainingProgram, graph_def: Any) -> None:
                 "Draw the numbers before the tf.cond, tf.map_fn or loop, or use tf.vectorized_map "
                 "for single samples"
             )
-        elif "Random" in op and not op.startswith("Stateless"):
+        # All operations that draw from a generator of TensorFlow's own have the second attribute,
+        # also those without Random in their name.
+        elif ("Random" in op and not op.startswith("Stateless")) or "seed2" in node.attr:
             advice = "Use tf.random.uniform, normal or truncated_normal, which it can seed"
         else:
             continue
