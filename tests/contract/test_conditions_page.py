@@ -1,6 +1,7 @@
 """docs/conditions.md has a row for exactly the conditions and the reasons of `dlion_api.status`,
 with what to do about each, and for exactly the events that the operator posts of itself. It names
-exactly the events that workers' records become.
+exactly the events that workers' records become. No event of the operator's own has a reason that
+workers' events have.
 
 Left out: that each situation has the conditions of its row; tests/unit/operator shows that.
 """
@@ -17,6 +18,7 @@ from dlion_operator.served_runs.worker_events import (
     BANDWIDTH_DROPPED,
     CALLER_REFUSED,
     FORWARDED_REASONS,
+    OBSERVED_REASONS,
     PEER_LOST,
 )
 
@@ -44,6 +46,12 @@ def test_every_event_of_the_operator_is_explained_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .+ \|$", section, flags=re.MULTILINE)
     of_conditions = {Reason.SPEC_DIFFERS.value, Reason.NO_AUTHORITY.value}
     assert sorted(rows) == sorted({*event_reasons_in_source(), CALLER_REFUSED, *of_conditions})
+
+
+def test_no_event_of_the_operator_has_a_reason_of_workers() -> None:
+    """By its reason a record's event is of a worker or of the job (`EventRecord.is_of_worker`)."""
+    own = {*event_reasons_in_source(), *map(str, Reason), *OBSERVED_REASONS}
+    assert own.isdisjoint(map(str, EventReason))
 
 
 def event_reasons_in_source() -> set[str]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+
+_WORKER_REASONS = frozenset(map(str, EventReason))
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,12 @@ class EventRecord:
     reason: str
     message: str
     warning: bool = False
+
+    @property
+    def is_of_worker(self) -> bool:
+        """Whether a worker reported it. Else it is the operator's about the job, and `rank` says
+        nothing."""
+        return self.reason in _WORKER_REASONS
 
 
 ProgressRecord = StepRecord | LinkRecord | EvaluationRecord | DirectiveRecord | EventRecord

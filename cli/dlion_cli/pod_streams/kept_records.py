@@ -10,7 +10,6 @@ from typing import Any, Final
 from dlion_api.errors import ContractError, DataError, UnavailableError
 from dlion_api.names import KIND
 from dlion_api.protocol.progress import EventRecord
-from dlion_api.reasons import EventReason
 from dlion_api.spec import Job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.pod_streams.keeper_files import unpack_kept
@@ -24,8 +23,6 @@ from dlion_results.run_folder.stored_values import MAX_BYTES, UNREADABLE, parse_
 
 RUN_SECONDS: Final = "runSeconds"
 """Of an event: when it was, from the start of the run."""
-_WORKER_REASONS: Final = frozenset(map(str, EventReason))
-"""Any other event is the operator's, about the job."""
 
 
 def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
@@ -65,7 +62,7 @@ def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: str, *paths: str)
 
 def _document(record: EventRecord, job: JobStatus, manifest: Job | None) -> Document:
     about = {"kind": KIND, "namespace": job.namespace, "name": job.name}
-    if record.reason in _WORKER_REASONS:
+    if record.is_of_worker:
         rank = record.rank
         name = f"worker {rank}" if manifest is None else worker_name(manifest, rank)
         about = {"kind": "Worker", "name": name}

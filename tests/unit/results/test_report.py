@@ -29,6 +29,7 @@ from dlion_api.errors import DataError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EvaluationRecord, EventRecord, LinkRecord, StepRecord
 from dlion_api.protocol.records import record_to_json
+from dlion_api.reasons import EventReason
 from dlion_cli.__main__ import main
 from dlion_results.report import curve_charts, link_charts
 from dlion_results.report.page import MAX_RUNS, PAGE_BYTES, SCRIPTS, render
@@ -98,8 +99,9 @@ def make(path, story=STORY, *, extra=(), finish=True):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    event = EventRecord(60.0, Rank(1), 7, HOSTILE, HOSTILE, warning=True)
-    return make(tmp_path_factory.mktemp("runs") / "one", extra=[event])
+    reasons = (HOSTILE, EventReason.MESSAGE_REFUSED)
+    events = [EventRecord(60.0, Rank(1), 7, each, HOSTILE, warning=True) for each in reasons]
+    return make(tmp_path_factory.mktemp("runs") / "one", extra=events)
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +223,19 @@ def test_hostile_text_is_shown_and_never_obeyed(text, page):
     assert HOSTILE in "".join(page.words)
     timeline = chart_data(text)["run0-timeline"]
     assert any(HOSTILE in dot[-1] for dot in timeline["dots"])
+
+
+def test_events_of_the_operator_name_no_worker(tmp_path):
+    events = [
+        EventRecord(60.0, Rank(0), 0, "BandwidthDropped", "it dropped", warning=True),
+        EventRecord(61.0, Rank(0), 3, EventReason.RESUMED, "it resumed"),
+    ]
+    text = render(load_runs([make(tmp_path / "run", SHORT, extra=events)]))
+    rows = {each.partition("</tr>")[0] for each in text.split("<tr>") if "BandwidthDropped" in each}
+    assert [re.findall(r'<td class="left">([^<]*)</td>', row)[1] for row in rows] == ["job"]
+    dots = [dot[-1] for dot in chart_data(text)["run0-timeline"]["dots"]]
+    assert [dot for dot in dots if "resumed" in dot] == ["plant-a/small-0: Resumed: it resumed"]
+    assert not [dot for dot in dots if "dropped" in dot]
 
 
 def test_a_script_element_cannot_be_ended_by_data(tmp_path):

@@ -157,9 +157,8 @@ def timeline(run: LoadedRun, *, most_events: int = 150) -> PageChart:
             for starts_s, ends_s in [zip(*own, strict=True)]
         ]
     bars = [[row.name, row.place, *_rounded(span_s, run)] for row, *span_s in spans]
-    chosen = sorted(
-        (event for event in run.tally.events if event.rank in rows), key=lambda e: not e.warning
-    )[:most_events]
+    of_workers = [e for e in run.tally.events if e.rank in rows and e.is_of_worker]
+    chosen = sorted(of_workers, key=lambda e: not e.warning)[:most_events]
     dots: list[list[Any]] = [
         [
             rows[event.rank].name,

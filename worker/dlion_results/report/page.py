@@ -297,7 +297,7 @@ def _events(run: LoadedRun, most: int) -> list[dict[str, Any]]:
         {
             **asdict(event),
             "time_s": event.time_s - run.began_s,
-            "worker": run.worker_name(event.rank),
+            "worker": run.worker_name(event.rank) if event.is_of_worker else "job",
             "message": formats.shortened(event.message, _MAX_MESSAGE),
         }
         for event in sorted(chosen, key=lambda event: event.time_s)
