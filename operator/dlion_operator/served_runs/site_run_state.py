@@ -49,8 +49,8 @@ class SiteRunState:
     is_over: bool = False
     """Whether the run has ended here."""
     stop_reason: str = ""
-    last_note: JobEvent | None = None
-    """The operator's last event in the records."""
+    last_notes: tuple[JobEvent, ...] = ()
+    """The operator's last events in the records, which came together."""
     last_present_s: dict[str, float] = field(default_factory=dict)
     """When each worker was last connected, by name."""
     gathered_s: float | None = None

@@ -342,11 +342,15 @@ class SiteRuns:
         """
         if (served := self._served.get(run)) is None or served.is_over:
             return
-        for event in events:
-            if event != served.last_note:
-                served.last_note = event
+        # They come again as long as the status cannot be written.
+        if not (notes := tuple(events)) or notes == served.last_notes:
+            return
+        before, served.last_notes = served.last_notes[-1:], notes
+        for event in notes:
+            if (event,) != before:
                 is_warning = event.type == "Warning"
                 self._server.runs[run].note(event.reason, event.message, warning=is_warning)
+            before = (event,)
 
     def authority_pem(self) -> str:
         """Return the certificate by which workers trust the coordinator."""

@@ -123,7 +123,7 @@ def test_events_of_the_operator_come_to_the_keeper_once_each_and_before_the_end(
     runs.note(job().key, [began])  # a run that is not served has no keeper's stream
     runs.open(OpenRun(job(2), job(2).workers(), spec_hash="", age_s=100.0))
     lost = JobEvent("PeersLost", "1 of 2 workers \ud800 train\n", "Warning")
-    for events in ([began, lost], [lost], [], [lost], [began]):
+    for events in ([began, lost], [began, lost], [lost], [], [lost], [began]):
         runs.note(job().key, events)
     ended = JobEvent("ProgramFailed", "x" * 10_000, "Warning")
     runs.note(job().key, [ended])
