@@ -102,6 +102,21 @@ def test_a_planted_culprit_is_named(given: RunUse, kind: CulpritKind, said: str)
     assert not culprit.sentence.endswith(".")
 
 
+def test_a_smaller_batch_is_named_where_it_may_be_why_a_worker_slows() -> None:
+    summary = {
+        "time_use": {"wait_fraction": 0.1, "compute_fraction": 0.8},
+        "workers": [worker(0), worker(1, pace_change=0.4, batch_change=0.2)],
+    }
+    culprit = find_culprit(run_use(summary))
+    assert culprit is not None
+    assert culprit.sentence == (
+        "w-1 computes at 40 % of what it did at the start, with batches of 20 % of the size"
+    )
+    assert culprit.advice.startswith("Smaller batches cost more per sample: ")
+    alike = run_use({**summary, "workers": [worker(0), worker(1, pace_change=0.4)]})
+    assert "batches" not in str(find_culprit(alike))
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -1,6 +1,7 @@
 """Facts: the parts of a worker's time add up to the time from its first step to its last, with the
 time between steps in the rest; records of older releases, without phases and kinds of bytes, are
-summarised as before; a worker that becomes slower is seen, a first step that traces is not.
+summarised as before; a worker that becomes slower is seen, a first step that traces is not; a
+smaller batch is told beside the pace that it lowers.
 """
 
 from __future__ import annotations
@@ -110,4 +111,19 @@ def test_time_without_a_step_is_zero() -> None:
 )
 def test_a_worker_that_becomes_slower_is_seen(paces_s: list[float], change: float | None) -> None:
     tally = tally_of(*(step(k + 1, compute_s=each) for k, each in enumerate(paces_s)))
-    assert pace_change(tally) == (None if change is None else pytest.approx(change, rel=0.03))
+    assert pace_change(tally) == {
+        "pace_change": None if change is None else pytest.approx(change, rel=0.03),
+        "batch_change": None if change is None else 1.0,
+    }
+
+
+def test_a_smaller_batch_is_told_beside_the_pace_that_it_lowers() -> None:
+    """The machine is the same: each step costs 30 ms, and each sample 0.8 ms."""
+    batches = [64] * 60 + [12] * 140
+    tally = tally_of(
+        *(step(k + 1, compute_s=0.03 + 0.0008 * b, batch=b) for k, b in enumerate(batches))
+    )
+    assert pace_change(tally) == {
+        "pace_change": pytest.approx(0.385, rel=0.03),
+        "batch_change": pytest.approx(12 / 64),
+    }

@@ -25,6 +25,9 @@ HARDLY_WAITS: Final = 0.15
 """Waiting over computing time of a worker that holds others up by its own steps."""
 IS_SLOWED: Final = 0.6
 """Pace over that at the start."""
+IS_SMALLER: Final = 0.75
+"""Batch over that at the start, below which it may be why the pace has fallen: each step has a
+fixed cost."""
 BUSY_LINK: Final = 0.6
 """Share of the waiting in which a link that is the reason for it carries bytes at least. While
 synchronous workers compute it may rest."""
@@ -71,6 +74,10 @@ _PHASES: Final[Mapping[str, tuple[CulpritKind, str, str]]] = {
 _SLOWED_ADVICE: Final = (
     "See what else runs on its machine; in a cluster `dlion top` shows quota, throttling, "
     "temperature"
+)
+_SMALLER_ADVICE: Final = (
+    "Smaller batches cost more per sample: raise batching.globalBatchSize, or use fewer workers. "
+    "If the batch has followed a slower machine: "
 )
 _SLOW_ADVICE: Final = (
     "Let batches follow the capacities (batching.policy), give it more cores, or relax "
@@ -142,6 +149,8 @@ class RunUse:
     """The one that was waited for most."""
     pace_changes: Mapping[str, float] | None = None
     """Pace of computing over that at the start, by worker."""
+    batch_changes: Mapping[str, float] | None = None
+    """Batch size over that at the start, by worker."""
 
 
 def find_culprit(use: RunUse) -> Culprit | None:
@@ -170,9 +179,8 @@ def _candidates(use: RunUse) -> Iterator[Culprit]:
         name = min(changes, key=lambda each: changes[each])
         if changes[name] <= IS_SLOWED:
             lost = use.fractions.get("compute", 1.0) * (1 - changes[name]) / use.worker_count
-            yield Culprit(
-                CulpritKind.SLOWED_WORKER, lost, _slowed(name, changes[name]), _SLOWED_ADVICE
-            )
+            text, advice = _slowed(use, name, name)
+            yield Culprit(CulpritKind.SLOWED_WORKER, lost, text, advice)
 
 
 def _of_waiting(use: RunUse, waiting: float) -> Culprit:
@@ -183,8 +191,9 @@ def _of_waiting(use: RunUse, waiting: float) -> Culprit:
     stands_out = peer.fraction > STANDS_OUT / use.worker_count
     change = (use.pace_changes or {}).get(peer.name)
     if stands_out and change is not None and change <= IS_SLOWED:
-        text = f"{share} of the time waits, mostly for {peer.name}: {_slowed('it', change)}"
-        return Culprit(CulpritKind.SLOWED_WORKER, waiting, text, _SLOWED_ADVICE)
+        slowed, advice = _slowed(use, peer.name, "it")
+        text = f"{share} of the time waits, mostly for {peer.name}: {slowed}"
+        return Culprit(CulpritKind.SLOWED_WORKER, waiting, text, advice)
     if stands_out and peer.waits is not None and peer.waits < HARDLY_WAITS:
         text = f"{share} of the time waits, mostly for {peer.name}, whose steps take the longest"
         return Culprit(CulpritKind.SLOW_WORKER, waiting, text, _SLOW_ADVICE)
@@ -208,9 +217,10 @@ def run_use(summary: Mapping[str, Any]) -> RunUse:
     """The figures of a summary."""
     workers: Sequence[Mapping[str, Any]] = [each for each in summary["workers"] if each["steps"]]
     use = summary["time_use"] or {}
-    changes = {
-        each["name"]: change for each in workers if (change := each.get("pace_change")) is not None
-    }
+    changes, batch_changes = (
+        {each["name"]: change for each in workers if (change := each.get(name)) is not None}
+        for name in ("pace_change", "batch_change")
+    )
     return RunUse(
         fractions={
             name.removesuffix("_fraction"): value
@@ -220,6 +230,7 @@ def run_use(summary: Mapping[str, Any]) -> RunUse:
         worker_count=max(1, len(workers)),
         awaited=_awaited(workers, use),
         pace_changes=changes,
+        batch_changes=batch_changes,
     )
 
 
@@ -249,8 +260,14 @@ def _link(sender: Mapping[str, Any], receiver: Mapping[str, Any]) -> LinkUse | N
     return LinkUse(name, used, link["last_bandwidth_bytes_per_s"])
 
 
-def _slowed(name: str, change: float) -> str:
-    return f"{name} computes at {_percent(change)} of what it did at the start"
+def _slowed(use: RunUse, name: str, called: str) -> tuple[str, str]:
+    """How much slower that worker has become, and the advice."""
+    text = f"{called} computes at {_percent((use.pace_changes or {})[name])} of what it did"
+    batch = (use.batch_changes or {}).get(name, 1.0)
+    if batch >= IS_SMALLER:
+        return f"{text} at the start", _SLOWED_ADVICE
+    advice = f"{_SMALLER_ADVICE}{_SLOWED_ADVICE[0].lower()}{_SLOWED_ADVICE[1:]}"
+    return f"{text} at the start, with batches of {_percent(batch)} of the size", advice
 
 
 def _percent(value: float) -> str:

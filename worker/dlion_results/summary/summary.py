@@ -275,7 +275,7 @@ def _worker(worker: WorkerTally, identity: WorkerIdentity | None) -> Json:
         "compute_s": worker.compute_s,
         "waited_s": worker.waited_s,
         **time_parts(worker),
-        "pace_change": pace_change(worker),
+        **pace_change(worker),
         "waited_for": [
             {"peer": peer, "seconds": seconds}
             for peer, seconds in sorted(worker.waited_for_s.items())

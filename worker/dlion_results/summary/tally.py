@@ -122,8 +122,8 @@ class WorkerTally:
     """Bytes sent so far on all links."""
     samples_curve: Curve = field(default_factory=lambda: Curve(1))
     """Samples trained on so far."""
-    pace_curve: Curve = field(default_factory=lambda: Curve(2, limit=256))
-    """Samples and seconds of computing so far."""
+    pace_curve: Curve = field(default_factory=lambda: Curve(3, limit=256))
+    """Samples, seconds of computing and steps so far."""
     capacity_curve: Curve = field(default_factory=lambda: Curve(1, limit=512))
     """Relative compute power in samples/s, reported by this worker's sidecar."""
 
@@ -159,7 +159,7 @@ class WorkerTally:
         for name in PHASES:
             if (seconds := getattr(record, name)) is not None:
                 self.phase_s[name] = self.phase_s.get(name, 0.0) + seconds
-        self.pace_curve.append(record.time_s, self.samples, self.compute_s)
+        self.pace_curve.append(record.time_s, self.samples, self.compute_s, self.steps)
         if abs(record.loss) < MAX_NUMBER:  # else it has diverged: not even sums are finite
             self.loss_sum += record.loss
             self.loss_count += 1

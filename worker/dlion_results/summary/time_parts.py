@@ -57,19 +57,24 @@ def link_bytes(links: Iterable[LinkTally]) -> dict[str, int]:
     }
 
 
-def pace_change(worker: WorkerTally) -> float | None:
-    """Samples per second of computing in the last quarter of the steps, over those in the first.
+def pace_change(worker: WorkerTally) -> dict[str, float | None]:
+    """`pace_change`: samples per second of computing in the last quarter of the steps, over those
+    in the first. `batch_change`: the same of the mean batch.
 
-    None with few steps. The very first step is left out: TensorFlow traces the model in it.
+    None with few steps. The very first step is left out: TensorFlow traces the model in it. A step
+    has a fixed cost, so a smaller batch alone lowers the pace, at most as much as the batch.
     """
     rows = worker.pace_curve.points()[1:]
     if len(rows) < MIN_PACE_ROWS:
-        return None
+        return {"pace_change": None, "batch_change": None}
     quarter = len(rows) // 4
+    _, samples, compute_s, steps = rows[quarter] - rows[0]
+    _, last_samples, last_compute_s, last_steps = rows[-1] - rows[-1 - quarter]
+    return {
+        "pace_change": _ratio(last_samples * compute_s, samples * last_compute_s),
+        "batch_change": _ratio(last_samples * steps, samples * last_steps),
+    }
 
-    def pace(begin: int, end: int) -> float:
-        _, samples, compute_s = rows[end] - rows[begin]
-        return float(samples / compute_s) if compute_s > 0 else 0.0
 
-    first, last = pace(0, quarter), pace(len(rows) - 1 - quarter, len(rows) - 1)
-    return last / first if first > 0 else None
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None
