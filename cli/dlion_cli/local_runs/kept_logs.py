@@ -5,9 +5,7 @@ this machine.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Final
 
 from dlion_api.errors import ContractError, DataError, UnavailableError
@@ -16,6 +14,7 @@ from dlion_cli.local_runs.run_logs import WorkerLogs
 from dlion_cli.pod_streams.keeper_files import unpack_kept
 from dlion_cli.pod_streams.log_sources import LogSelector
 from dlion_cli.views.job_status import JobStatus
+from dlion_local.temporary_folder import temporary_folder
 from dlion_results.run_folder.layout import JOB, LOGS
 
 _MAX_BYTES: Final = 1024 * 1024 * 1024
@@ -35,14 +34,14 @@ def kept_logs(
     They exist within the context. Raises: UnavailableError if the keeper has none of them, or
     cannot be read; DeniedError.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+    with temporary_folder() as folder:
         try:
-            unpack_kept(jobs, job, run, Path(folder), [JOB, LOGS], max_bytes=_MAX_BYTES)
+            unpack_kept(jobs, job, run, folder, [JOB, LOGS], max_bytes=_MAX_BYTES)
         except (DataError, ContractError) as error:  # of the command in the pod
             raise UnavailableError(f"the keeper has no logs of run {run}: {error}") from error
-        Path(folder, LOGS).mkdir(exist_ok=True)  # an empty one is not sent
+        (folder / LOGS).mkdir(exist_ok=True)  # an empty one is not sent
         logs = WorkerLogs(
-            Path(folder), selector.container, selector.group, selector.worker, frozenset(without)
+            folder, selector.container, selector.group, selector.worker, frozenset(without)
         )
         if not logs.files():
             raise UnavailableError(f"the keeper has no logs of these workers of run {run}")

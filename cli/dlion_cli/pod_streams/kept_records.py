@@ -3,7 +3,6 @@
 The API server drops its events after an hour; the keeper has the run's as long as its disk lasts.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from dlion_api.spec import Job
 from dlion_cli.cluster.cluster_jobs import Document, JobClient
 from dlion_cli.pod_streams.keeper_files import unpack_kept
 from dlion_cli.views.job_status import JobStatus
+from dlion_local.temporary_folder import temporary_folder
 from dlion_results.run_folder.description import worker_name
 from dlion_results.run_folder.events import read_events
 from dlion_results.run_folder.layout import EVENTS, JOB, SUMMARY
@@ -30,13 +30,13 @@ def kept_events(jobs: JobClient, job: JobStatus, run: str) -> list[Document]:
 
     Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+    with temporary_folder() as folder:
         _unpack(jobs, job, run, folder, JOB, EVENTS)
         try:
-            manifest = read_job(Path(folder))
+            manifest = read_job(folder)
         except DataError:
             manifest = None
-        records = read_events(Path(folder, EVENTS))
+        records = read_events(folder / EVENTS)
         return [_document(each, job, manifest) for each in records if isinstance(each, EventRecord)]
 
 
@@ -45,17 +45,17 @@ def kept_summary(jobs: JobClient, job: JobStatus) -> dict[str, Any]:
 
     Raises: UnavailableError if the keeper has none, or cannot be read; DeniedError.
     """
-    with tempfile.TemporaryDirectory(prefix="dlion-") as folder:
+    with temporary_folder() as folder:
         _unpack(jobs, job, job.run_id, folder, SUMMARY)
         try:
-            return parse_mapping(read_start(Path(folder, SUMMARY), MAX_BYTES + 1))
+            return parse_mapping(read_start(folder / SUMMARY, MAX_BYTES + 1))
         except UNREADABLE as error:
             raise UnavailableError(f"the keeper's {SUMMARY} is damaged: {error}") from error
 
 
-def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: str, *paths: str) -> None:
+def _unpack(jobs: JobClient, job: JobStatus, run: str, folder: Path, *paths: str) -> None:
     try:
-        unpack_kept(jobs, job, run, Path(folder), paths, max_bytes=MAX_BYTES, events_only=True)
+        unpack_kept(jobs, job, run, folder, paths, max_bytes=MAX_BYTES, events_only=True)
     except (DataError, ContractError) as error:  # of the command in the pod
         raise UnavailableError(f"the keeper has no records of run {run}: {error}") from error
 
