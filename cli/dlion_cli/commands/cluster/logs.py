@@ -125,6 +125,7 @@ def logs(
 
     Of trainers whose pods are gone it prints what the site's keeper has, which is the end of each
     log (docs/keeper.md). With --run it prints only that, also of an earlier run and earlier pods.
+    With --contexts it reads pods only.
 
     NAME may be the result folder of `dlion run`: a path with a slash, or an existing result folder
     where no option selects a cluster.
