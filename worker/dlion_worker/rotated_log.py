@@ -4,12 +4,15 @@ A pod's supervisor writes it and its sidecar reads it. Imports only the standard
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 MAX_LOG_BYTES = 256 * 1024
 """Of each of the two files, and of what `read_end` returns."""
 _EARLIER_SUFFIX = ".1"
+_ATTEMPTS = 5
+"""To read both files between two rotations."""
 
 
 class RotatedLog:
@@ -46,18 +49,21 @@ def read_end(path: Path) -> bytes:
 
     Another process may append meanwhile. Raises: OSError.
     """
-    parts: list[bytes] = []
-    inodes: set[int] = set()
-    # Newest first: if it is rotated meanwhile, the earlier one is the same file.
-    for each in (path, _earlier(path)):
-        try:
-            with each.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                parts += [] if inode in inodes else [file.read(2 * MAX_LOG_BYTES)]
-                inodes.add(inode)
-        except FileNotFoundError:
-            pass
-    return last_lines(b"".join(reversed(parts)))
+    newest = b""
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            earlier = _read(_earlier(path))
+            newest = file.read(2 * MAX_LOG_BYTES)
+            # Else the files were rotated meanwhile, and the earlier one may be a later one by now.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return last_lines(earlier + newest)
+    return last_lines(newest or _read(_earlier(path)))
+
+
+def _read(path: Path) -> bytes:
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return file.read(2 * MAX_LOG_BYTES)
+    return b""
 
 
 def last_lines(output: bytes) -> bytes:
