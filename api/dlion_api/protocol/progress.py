@@ -140,8 +140,7 @@ class EventRecord:
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether a worker reported it. Else it is the operator's about the job, and `rank` says
-        nothing."""
+        """Whether a worker reported it. Else the operator did, about the job, and `rank` is 0."""
         return self.reason in _WORKER_REASONS
 
 

@@ -342,7 +342,7 @@ class SiteRuns:
         """
         if (served := self._served.get(run)) is None or served.is_over:
             return
-        # They come again as long as the status cannot be written.
+        # The same ones are decided at each attempt to write the status.
         if not (notes := tuple(events)) or notes == served.last_notes:
             return
         before, served.last_notes = served.last_notes[-1:], notes
