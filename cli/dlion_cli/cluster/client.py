@@ -23,6 +23,7 @@ from dlion_api.errors import DataError, UnavailableError
 from dlion_cli.cluster.api_errors import api_error, unreachable_error
 from dlion_cli.cluster.kubeconfig import choose_context, pod_namespace
 from dlion_cli.terminal.failures import install_advice
+from dlion_cli.terminal.formatting import printable
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 60.0
@@ -359,4 +360,4 @@ def _check_exit_status(frame: bytes, errors: bytes, pod: str) -> None:
         ) from None
     if status.get("status") != "Success":
         message = errors.decode("utf-8", "replace").strip() or str(status.get("message", ""))
-        raise DataError(f"pod {pod}: {message}")
+        raise DataError(f"pod {pod}: " + "\n".join(map(printable, message.splitlines())))

@@ -72,7 +72,7 @@ NARROW = {96: "samples", 86: "steps"}
 
 def _title(summary: Mapping[str, Any]) -> str:
     headline, took = _headline(summary["ending"]), format_duration(summary["time_s"])
-    return f"{summary['job']['name']}: {headline} after {took}"
+    return printable(f"{summary['job']['name']}: {headline} after {took}")
 
 
 def result_table(summary: Mapping[str, Any], width: int) -> Table:

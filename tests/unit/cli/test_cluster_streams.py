@@ -278,6 +278,8 @@ def test_a_command_ends_as_it_says(tmp_path: Path) -> None:
     failure = frame(3, b'{"status": "Failure", "message": "exit code 1"}')
     with pytest.raises(DataError, match="pod k: no room"):
         ran(tmp_path, frame(2, b"no room\n"), failure, CLOSE)
+    with pytest.raises(DataError, match=r"pod k: a\nb·\[2J·$"):
+        ran(tmp_path, frame(2, b"a\nb\x1b[2J\x07\n"), failure, CLOSE)
     with pytest.raises(DataError, match="exit code 1"):
         ran(tmp_path, failure, CLOSE)
     with pytest.raises(UnavailableError, match="broke before the command had ended"):

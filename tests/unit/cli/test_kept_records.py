@@ -267,6 +267,19 @@ def test_a_run_that_has_ended_is_described_by_its_figures(ask: Callable[..., Any
     assert json.loads(printed)["summary"]["steps"] == 8
 
 
+def test_hostile_text_of_a_keeper_does_not_command_the_terminal(
+    ask: Callable[..., Any], kept: Path
+) -> None:
+    summary = kept / "2" / "summary.json"
+    document = json.loads(summary.read_text())
+    document["job"]["name"] = document["workers"][0]["name"] = "a\x1b]0;b\x07\x1b[2J"
+    for steps in (document["steps"], 0):
+        summary.write_text(json.dumps({**document, "steps": steps}))
+        code, printed, _ = ask("describe", "digits")
+        assert (code, "a·]0;b" in printed) == (0, True)
+        assert not {"\x1b", "\x07"} & set(printed)
+
+
 def test_describe_says_what_is_lost_with_the_keepers_pod(ask: Callable[..., Any]) -> None:
     code, printed, _ = ask("describe", "digits", pods=(pod(names.KEEPER, volume="emptyDir"),))
     said = " ".join(printed.split())
