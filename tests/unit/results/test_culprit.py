@@ -126,6 +126,7 @@ def test_a_smaller_batch_is_named_where_it_may_be_why_a_worker_slows() -> None:
         use(wait=0.2, select=0.15),
         RunUse({}, 1),
         RunUse({"compute": 1.0}, 1, None, {}),
+        RunUse({"compute": 0.8, "wait": 0.2}, 30, None, {"a-0": 0.5}),  # one of many, not awaited
     ],
     ids=str,
 )

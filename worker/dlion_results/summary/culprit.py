@@ -19,6 +19,8 @@ MIN_WAIT: Final = 0.25
 chance, so some waiting is usual."""
 MIN_PHASE: Final = 0.2
 MIN_OTHER: Final = 0.3
+MIN_LOST: Final = 0.05
+"""By a worker that has become slower and that none waits for."""
 STANDS_OUT: Final = 1.5
 """Times its equal part of all waiting, from which on a worker is named."""
 HARDLY_WAITS: Final = 0.15
@@ -177,8 +179,8 @@ def _candidates(use: RunUse) -> Iterator[Culprit]:
     changes = use.pace_changes or {}
     if changes:
         name = min(changes, key=lambda each: changes[each])
-        if changes[name] <= IS_SLOWED:
-            lost = use.fractions.get("compute", 1.0) * (1 - changes[name]) / use.worker_count
+        lost = use.fractions.get("compute", 1.0) * (1 - changes[name]) / use.worker_count
+        if changes[name] <= IS_SLOWED and lost >= MIN_LOST:
             text, advice = _slowed(use, name, name)
             yield Culprit(CulpritKind.SLOWED_WORKER, lost, text, advice)
 
