@@ -1,11 +1,12 @@
 """gRPC service of the coordinator: dispatch each call to its run and return each refusal."""
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -36,6 +37,13 @@ STATUS: Mapping[RefusalReason, grpc.StatusCode] = {
     RefusalReason.NO_AUTHORITY: grpc.StatusCode.UNAVAILABLE,
 }
 
+REQUEST_WITHIN_S = 10.0
+"""How long a caller may take to send its request."""
+
+MAX_UNREAD_CALLS = 256
+"""Calls of one address that wait for their request. Many workers may share an address, but a
+request follows its call at once."""
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -53,6 +61,9 @@ class CoordinationService:
         """Refused calls by reason, over all runs."""
         self.calls: Counter[str] = Counter()
         """Calls by name, including refused ones. A reconnecting caller joins or follows again."""
+        self.request_within_s = REQUEST_WITHIN_S
+        self._unread: Counter[str] = Counter()
+        """Calls that wait for their request, by the caller's address."""
         self.on_refused: Callable[[str, CallRefusedError], None] = lambda _run, _refusal: None
         """Called with each refusal and the run that the caller named (empty: unreadable).
 
@@ -60,8 +71,9 @@ class CoordinationService:
         """
 
     def handler(self) -> grpc.GenericRpcHandler:
-        answer: tuple[Any, Any] = (grpc.unary_unary_rpc_method_handler, self._answer)
-        stream: tuple[Any, Any] = (grpc.unary_stream_rpc_method_handler, self._stream)
+        # As streams of one request: gRPC would wait for the request itself, and for ever.
+        answer: tuple[Any, Any] = (grpc.stream_unary_rpc_method_handler, self._answer)
+        stream: tuple[Any, Any] = (grpc.stream_stream_rpc_method_handler, self._stream)
         wire = coordination_pb2
         calls: dict[str, tuple[Any, ...]] = {
             "Sign": (*answer, ServedRun.sign, wire.SignRequest, wire.SignResponse),
@@ -71,13 +83,39 @@ class CoordinationService:
         }
         methods = {
             name: handler(
-                partial(serve, name, call),
+                partial(self._serve, serve, name, call),
                 request_deserializer=parser(request),
                 response_serializer=reply.SerializeToString,
             )
             for name, (handler, serve, call, request, reply) in calls.items()
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _serve(
+        self,
+        serve: Callable[..., Awaitable[Any]],
+        name: str,
+        call: object,
+        requests: AsyncIterator[Any],
+        context: Context,
+    ) -> Any:
+        """Read the request and serve it. A caller has a few seconds to send it, and each address a
+        limited number of calls that wait for theirs: nobody has shown a token yet."""
+        host = str(context.peer()).rpartition(":")[0]
+        if self._unread[host] >= MAX_UNREAD_CALLS:
+            text = f"{MAX_UNREAD_CALLS} calls of this address wait for their request"
+            return await self._refuse(context, "", CallRefusedError(RefusalReason.TOO_MUCH, text))
+        self._unread[host] += 1
+        try:
+            async with asyncio.timeout(self.request_within_s):
+                request = await anext(requests)
+        except (TimeoutError, StopAsyncIteration):
+            text = f"no request within {self.request_within_s:g} s"
+            return await self._refuse(context, "", CallRefusedError(RefusalReason.MALFORMED, text))
+        finally:
+            self._unread[host] -= 1
+            self._unread += Counter()  # drops those at zero
+        return await serve(name, call, request, context)
 
     async def _stream(
         self,
@@ -112,8 +150,12 @@ class CoordinationService:
             refusal = CallRefusedError(RefusalReason.MALFORMED, str(error))
         except CallRefusedError as error:
             refusal = error
+        run = "" if isinstance(request, DecodeError) else request.run
+        return await self._refuse(context, run, refusal)
+
+    async def _refuse(self, context: Context, run: str, refusal: CallRefusedError) -> NoReturn:
         self.refusals[refusal.reason] += 1
-        self.on_refused("" if isinstance(request, DecodeError) else request.run, refusal)
+        self.on_refused(run, refusal)
         _LOG.info("refused, %s: %s", refusal.reason, refusal.message)
         metadata = [(REASON_KEY, str(refusal.reason))]
         if refusal.known_incarnation is not None:
