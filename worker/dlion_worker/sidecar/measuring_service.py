@@ -5,8 +5,10 @@ Checks the caller and its message, which is untrusted input.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +36,19 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 
+MAX_PROBES_PER_CALLER = 4
+"""At once. A sidecar measures one link at a time; a broken connection may leave one behind."""
+
+PROBE_WITHIN_S = 120.0
+"""The longest probe: the largest one over a link of a few kbit/s."""
+
 MeasuringCallContext = grpc.aio.ServicerContext[Any, Any]
+
+
+def _caller(context: MeasuringCallContext) -> str:
+    """The caller's certificate, which it has proved; without TLS its address."""
+    certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+    return certificate.decode("latin-1") or str(context.peer()).rpartition(":")[0]
 
 
 class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
@@ -50,6 +64,9 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         self._key = job.key
         self._job, self._rank = job, rank
         self._worker, self._credentials, self._clock = worker, credentials, clock
+        self.probe_within_s = PROBE_WITHIN_S
+        self._probes: Counter[str] = Counter()
+        """Probes in progress, by caller."""
         self._proofs: dict[Rank, PeerCertificate] = {}
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=256)
         measuring_pb2_grpc.add_MeasuringServicer_to_server(  # type: ignore[no-untyped-call]
@@ -95,6 +112,27 @@ class MeasuringService(measuring_pb2_grpc.MeasuringServicer):
         context: MeasuringCallContext,
     ) -> measuring_pb2.ProbeResult:
         """The bytes after the first chunk, and the time in which they arrived."""
+        caller = _caller(context)
+        if self._probes[caller] >= MAX_PROBES_PER_CALLER:
+            await self._refuse(
+                context, ContractError(f"more than {MAX_PROBES_PER_CALLER} probes at once")
+            )
+        self._probes[caller] += 1
+        try:
+            async with asyncio.timeout(self.probe_within_s):
+                return await self._receive(request_iterator, context)
+        except TimeoutError:
+            too_slow = ContractError(f"a probe of more than {self.probe_within_s:g} s")
+            await self._refuse(context, too_slow)
+        finally:
+            self._probes[caller] -= 1
+            self._probes += Counter()  # drops those at zero
+
+    async def _receive(
+        self,
+        request_iterator: AsyncIterator[measuring_pb2.ProbeChunk],
+        context: MeasuringCallContext,
+    ) -> measuring_pb2.ProbeResult:
         first_s, last_s, total, rest = 0.0, 0.0, 0, 0
         async for chunk in request_iterator:
             last_s = self._clock()

@@ -18,11 +18,11 @@ from dlion_api.names import Rank, SiteName
 from dlion_api.protocol.measurements import Capacity, CapacitySource
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.spec import load_job
-from dlion_api.wire import measuring_pb2_grpc
+from dlion_api.wire import measuring_pb2, measuring_pb2_grpc
 from dlion_operator.pki.authority import CertificateAuthority
 from dlion_worker.security.credentials import WorkerCredentials, WorkerKey
 from dlion_worker.sidecar.capacity_messages import to_wire
-from dlion_worker.sidecar.measuring_service import MeasuringService
+from dlion_worker.sidecar.measuring_service import MAX_PROBES_PER_CALLER, MeasuringService
 from local_run import job_document
 
 JOB = load_job(job_document({"plant-a": 1, "plant-b": 1}))
@@ -130,6 +130,42 @@ def test_whose_site_is_no_longer_believed_is_heard_no_more() -> None:
             called.mine.trust(called.bundles)
             await share(open_connection, 20.0)
         assert called.beside.heard_speeds == [10.0, 20.0]
+        await called.service.stop()
+
+    asyncio.run(asyncio.wait_for(body(), 30))
+
+
+async def begun_probe(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryCall:
+    """A probe that sends its first chunk and no more."""
+    stub = measuring_pb2_grpc.MeasuringStub(channel)  # type: ignore[no-untyped-call]
+    call = stub.Probe()
+    await call.write(measuring_pb2.ProbeChunk(run=str(JOB.key), rank=1, payload=b"x"))
+    return call
+
+
+async def end_of(call: grpc.aio.StreamUnaryCall) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return str(raised.value.details())
+
+
+def test_one_peer_takes_only_a_few_probes_at_once_and_none_for_ever() -> None:
+    async def body() -> None:
+        called = Called()
+        called.service.probe_within_s = 1.0
+        port = await called.service.start("127.0.0.1", preferred_port=0)
+        async with called.connection(port) as first, called.connection(port) as second:
+            held = [await begun_probe(first) for _ in range(MAX_PROBES_PER_CALLER)]
+            await share(second, 10.0)  # in order: the probes have arrived
+            assert "probes at once" in await end_of(await begun_probe(second))
+            assert ["a probe of more than 1 s" in await end_of(call) for call in held] == [
+                True
+            ] * MAX_PROBES_PER_CALLER
+            call = await begun_probe(second)
+            await call.done_writing()
+            assert (await call).busy_bytes == 0
+        assert called.beside.heard_speeds == [10.0]
+        assert called.beside.refusals == {PeerRefusal.MALFORMED: MAX_PROBES_PER_CALLER + 1}
         await called.service.stop()
 
     asyncio.run(asyncio.wait_for(body(), 30))
