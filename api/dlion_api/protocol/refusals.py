@@ -43,6 +43,7 @@ class PeerRefusal(StrEnum):
     WRONG_RELEASE = "WrongRelease"  # another version of the protocol
     NOT_ITS_OWN = "NotItsOwn"  # a file of another worker or of none
     MALFORMED = "Malformed"  # the message violates the protocol
+    IMPLAUSIBLE = "Implausible"  # the message claims what this worker knows to be impossible
     UNPROVEN = "Unproven"  # the server cannot prove that it is that peer
     NOT_BELIEVED = "NotBelieved"  # the server closed the handshake: it does not trust this caller
     UNKNOWN_AUTHORITY = "UnknownAuthority"  # no CA bundle of that peer's site

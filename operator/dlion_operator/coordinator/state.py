@@ -25,6 +25,13 @@ from dlion_operator.coordinator.events import (
 from dlion_operator.model.rate_limiter import RateLimiter
 from dlion_operator.pki.token_bindings import TokenBindings
 
+MAX_CLOCK_INCARNATION = 2**40
+"""An incarnation is a clock in seconds or the last one plus one. A larger one would leave none for
+the worker's later starts."""
+
+MAX_NEW_STARTS = 1000
+"""Starts of a worker that this coordinator has not seen, where its numbers are larger."""
+
 
 @dataclass
 class _TrackedWorker:
@@ -224,9 +231,12 @@ class CoordinatorState:
     def _check_incarnation(self, event: JoinRequested | ReportReceived) -> None:
         """Refuse an incarnation that has finished or that a newer one has replaced."""
         worker = self._workers.get(event.worker.rank)
+        known = 0 if worker is None else worker.member.incarnation
+        if event.incarnation > (most := max(known + MAX_NEW_STARTS, MAX_CLOCK_INCARNATION)):
+            message = f"{event.worker.name}: incarnation {event.incarnation}; allowed: up to {most}"
+            raise CallRefusedError(RefusalReason.MALFORMED, message)
         if worker is None:
             return
-        known = worker.member.incarnation
         if event.incarnation < known:
             message = f"{event.worker.name}: incarnation {event.incarnation}, {known} is known"
             raise CallRefusedError(RefusalReason.OLD_INCARNATION, message, known)

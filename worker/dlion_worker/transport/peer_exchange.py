@@ -21,7 +21,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank, WorkerIdentity
 from dlion_api.protocol.measurements import LinkDelivery
 from dlion_api.protocol.membership import Membership, MemberState
-from dlion_api.protocol.refusals import CallerError
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.links.deadline import HEARTBEAT_S
 from dlion_core.links.events import ExchangeEvent, LinkCounters, StateRequest, StateSnapshot
 from dlion_core.links.framing import MAX_FRAME_BYTES, check_outgoing
@@ -159,14 +159,16 @@ class PeerExchange:
         for connector in list(self._connectors.values()):
             self._call(connector.renew)
 
-    def record_violation(self, peer: Rank, reason: str) -> None:
+    def record_violation(
+        self, peer: Rank, reason: str, kind: PeerRefusal = PeerRefusal.MALFORMED
+    ) -> None:
         """Count an invalid message against the peer's incarnation.
 
         Violations of the link protocol count too. At `MAX_VIOLATIONS` the peer is rejected until it
         restarts.
         """
         if (link := self._links.by_rank.get(peer)) is not None:
-            self._call(link.record_violation, reason)
+            self._call(link.record_violation, reason, kind)
 
     def link_counters(self) -> dict[Rank, LinkCounters]:
         links = list(self._links.by_rank.items())

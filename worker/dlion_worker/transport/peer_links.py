@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,15 +20,13 @@ from dlion_api.wire.exchange_pb2 import Acknowledgement, Frame, Hello
 from dlion_core.links.events import ExchangeEvent, LinkCounters, LinkDown, LinkUp, Refused
 from dlion_core.links.framing import PROTOCOL
 from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
+from dlion_core.links.incarnations import MAX_VIOLATIONS, PeerIncarnations
 from dlion_core.links.link_budget import QueueRule
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, SendQueue
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_worker.security.credentials import WorkerCredentials
 
 logger = logging.getLogger(__name__)
-
-MAX_VIOLATIONS = 3
-"""An incarnation with this many protocol violations is rejected from then on."""
 
 MAX_ADDRESS_LENGTH = 300
 
@@ -78,8 +76,7 @@ class PeerLink:
         self.redial = asyncio.Event()  # the address may have changed: reconnect at once
         self._changed = asyncio.Event()
         self._hello_due = False
-        self._violations: Counter[int] = Counter()  # by incarnation
-        self._quarantined: int | None = None
+        self._incarnations = PeerIncarnations()
 
     @property
     def rank(self) -> Rank:
@@ -110,6 +107,7 @@ class PeerLink:
 
     def set_member(self, incarnation: int, address: str) -> None:
         """Take the peer's incarnation and address from the membership."""
+        self._incarnations.confirm(incarnation)
         if incarnation < self.handshake.newest:
             return
         self.set_address(address)
@@ -125,15 +123,15 @@ class PeerLink:
         """Reject the peer's current incarnation from now on."""
         if self.quarantined:  # already reported; more messages had been received by then
             return
-        self._quarantined = self.handshake.newest
-        text = f"incarnation {self._quarantined} is quarantined: {reason}"
+        self._incarnations.quarantine(self.handshake.newest)
+        text = f"incarnation {self.handshake.newest} is quarantined: {reason}"
         self._shared.emit(Refused(self.rank, text, kind=PeerRefusal.QUARANTINED))
         self.close_streams(text)
 
     @property
     def quarantined(self) -> bool:
         """Whether the peer's newest incarnation is rejected."""
-        return self._quarantined is not None and self.handshake.newest <= self._quarantined
+        return self._incarnations.is_quarantined(self.handshake.newest)
 
     def close_streams(self, reason: str) -> None:
         """End both streams; they are opened again unless the peer is quarantined."""
@@ -146,12 +144,10 @@ class PeerLink:
     def check_caller(self, incarnation: int) -> None:
         """Check that this incarnation of the peer may call.
 
-        Raises: CallerError (it has been replaced or is quarantined).
+        Raises: CallerError (it has been replaced, is quarantined, or cannot be).
         """
         self.handshake.check(incarnation)
-        if self._quarantined is not None and incarnation <= self._quarantined:
-            text = f"incarnation {incarnation} is in quarantine"
-            raise CallerError(PeerRefusal.QUARANTINED, text)
+        self._incarnations.check(incarnation, wall_clock_s=time.time())
 
     def accept_stream(self, hello: Hello, stream: LinkStream) -> None:
         """Use the peer's new stream instead of an older one.
@@ -197,7 +193,9 @@ class PeerLink:
         self.apply(self.handshake.outbound_closed(reason))
 
     def acknowledged(self, a: Acknowledgement, now_s: float) -> None:
+        """Raises: CallerError (that incarnation is quarantined or cannot be)."""
         if not self.handshake.is_outbound_open:
+            self._incarnations.check(a.incarnation, wall_clock_s=time.time())
             self.apply(self.handshake.outbound_opened(a.incarnation))
         self.send_queue.acknowledge(a, now_s)
         self.wake.set()
@@ -215,11 +213,10 @@ class PeerLink:
         """Pass a complete message to the trainer."""
         self._shared.emit(MessageArrived(self.rank, message))
 
-    def record_violation(self, reason: str) -> None:
+    def record_violation(self, reason: str, kind: PeerRefusal = PeerRefusal.MALFORMED) -> None:
         """Report and count a protocol violation; quarantine the peer at `MAX_VIOLATIONS`."""
-        self._shared.emit(Refused(self.rank, reason))
-        self._violations[self.handshake.newest] += 1
-        count = self._violations[self.handshake.newest]
+        self._shared.emit(Refused(self.rank, reason, kind=kind))
+        count = self._incarnations.add_violation(self.handshake.newest)
         if count >= MAX_VIOLATIONS:
             self._quarantine(f"{count} violations, the last one: {reason}")
 

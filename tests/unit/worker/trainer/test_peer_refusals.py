@@ -109,6 +109,8 @@ def test_strangers_fill_neither_the_memory_nor_the_room_of_peers(worker: Worker)
 
 def test_who_goes_on_is_shut_out_and_so_is_its_next_incarnation(worker: Worker) -> None:
     for incarnation in (1, 2, 3):
+        assert worker.admits(incarnation) == (incarnation == 1), "another number is no restart"
+        worker.link.set_member(incarnation, "")  # its coordinator knows it
         assert worker.admits(incarnation)
         for _ in range(MAX_VIOLATIONS - 1):
             worker.link.record_violation("not finite")
