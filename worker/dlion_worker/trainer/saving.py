@@ -41,6 +41,10 @@ class ModelLostError(DLionError):
     exit_code = ExitCode.MODEL_LOST
 
 
+CHECKPOINT_RETRY_S, MAX_CHECKPOINT_RETRY_S = 10.0, 300.0
+"""First and longest delay after a checkpoint that could not be written: a full disk stays full."""
+
+
 class StateSaver:
     """One incarnation's checkpoints and its site's model."""
 
@@ -63,6 +67,7 @@ class StateSaver:
         self._reporter = reporter
         self._uploads: UploadQueue | None = None
         self._model_is_lost = False
+        self._failed = Backoff(initial_s=CHECKPOINT_RETRY_S, max_s=MAX_CHECKPOINT_RETRY_S)
         self.checkpointer = checkpointer(self._path)
 
     def connect(
@@ -144,9 +149,15 @@ class StateSaver:
         try:
             self.checkpointer.save()
         except OSError as error:
-            message = f"{storage_error_message(error)}; the previous checkpoint is kept"
+            retry_s = self._failed.next_s()
+            self.checkpointer.retry_after(retry_s)
+            message = (
+                f"{storage_error_message(error)}; the previous checkpoint is kept, and the next"
+                f" attempt follows in {retry_s:.0f} s"
+            )
             self._event(EventReason.CHECKPOINT_FAILED, message, warning=True)
             return
+        self._failed.reset()
         self._event(EventReason.CHECKPOINT_SAVED, "saved")
         self._upload_checkpoint()
 

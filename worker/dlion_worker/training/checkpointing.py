@@ -24,6 +24,16 @@ from dlion_worker.training.snapshot import load_checkpoint, save_checkpoint
 
 Values = dict[str, Value]
 
+MAX_VECTORS_PER_PEER = 4
+"""Of the model's size that a policy keeps for a link: a residual, an early message, what a
+partner has read, and a rest."""
+
+MORE_WORKERS = 8
+"""That may have been there when the file was written, and are not in the manifest now."""
+
+MAX_OTHER_BYTES = 64 * 2**20
+"""Of a checkpoint besides: counters, the position in the data."""
+
 
 @dataclass
 class Checkpointer:
@@ -36,16 +46,23 @@ class Checkpointer:
     progress: JobProgress
     stream: BatchStream
     machine: IterationGuard
+    workers: int = 0
+    """In the manifest."""
 
     def __post_init__(self) -> None:
-        self._saved_s = time.monotonic()
+        self._saved_s = self._retry_s = time.monotonic()
         self._before: Values = {}
         self._undone: Values = {}
         self._after: Values = {}
 
     def due(self) -> bool:
-        """Whether the interval has passed since the last save."""
-        return time.monotonic() - self._saved_s >= self.every_s
+        """Whether the interval has passed since the last save, and a delay since a failed one."""
+        now_s = time.monotonic()
+        return now_s >= max(self._saved_s + self.every_s, self._retry_s)
+
+    def retry_after(self, delay_s: float) -> None:
+        """A save failed: the next is due after that time, at the earliest."""
+        self._retry_s = time.monotonic() + delay_s
 
     def begin_step(self) -> None:
         """Record the state before a local step whose update follows later, at a barrier."""
@@ -84,7 +101,7 @@ class Checkpointer:
         Raises: DamagedCheckpointError where it is unreadable; DataError where it belongs to another
         job.
         """
-        loaded = load_checkpoint(self.path)
+        loaded = load_checkpoint(self.path, max_bytes=self._max_bytes())
         if loaded is None:
             return False
         values = {name: _plain(value) for name, value in loaded.items()}
@@ -97,6 +114,16 @@ class Checkpointer:
             )
             raise DataError(msg) from error
         return True
+
+    def _max_bytes(self) -> int:
+        """The largest checkpoint of this model: policies keep some vectors for each peer, and twice
+        where a step was undone."""
+        model = self.replica.model
+        vector_bytes = model.get_weights().nbytes + _array(model.get_state()).nbytes
+        optimizer = self.replica.optimizer.state().values()
+        optimizer_bytes = sum(_array(value).nbytes for value in optimizer)
+        kept = 2 * MAX_VECTORS_PER_PEER * (self.workers + MORE_WORKERS) * vector_bytes
+        return 2 * (vector_bytes + optimizer_bytes) + kept + MAX_OTHER_BYTES
 
     def adopt(self, snapshot: StateSnapshot) -> None:
         """Adopt a peer's state, keeping this worker's own position in its data.

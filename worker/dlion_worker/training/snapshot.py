@@ -4,10 +4,13 @@ Bytes from a peer are untrusted: a snapshot must have the exact length of the la
 values. A checkpoint is written to a new file that replaces the old one, so a crash loses nothing.
 """
 
+import math
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,13 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError, DataError
 from dlion_core.npz_errors import NPZ_ERRORS, as_array
 from dlion_core.policies.interface import Flat, Value
+
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+MAX_MEMBERS = 10_000
+"""Arrays of a checkpoint: a policy keeps some per peer."""
 
 
 class DamagedCheckpointError(DataError):
@@ -90,15 +100,55 @@ def write_npz(path: Path, values: Mapping[str, Value], *, is_synced: bool) -> No
         raise
 
 
-def load_checkpoint(path: Path) -> dict[str, NDArray[np.generic]] | None:
-    """Load the saved values; None: there is no file. Raises: DamagedCheckpointError."""
+def load_checkpoint(path: Path, *, max_bytes: int) -> dict[str, NDArray[np.generic]] | None:
+    """Load the saved values; None: there is no file.
+
+    A file comes from the keeper, too, and a small archive can inflate to any size: no more than
+    `max_bytes` are read. Raises: DamagedCheckpointError.
+    """
     if not path.exists():
         return None
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: as_array(archive[name]) for name in archive.files}
+        with path.open("rb") as file:
+            _check_sizes(file, max_bytes)
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: as_array(archive[name]) for name in archive.files}
     except NPZ_ERRORS as error:
         raise DamagedCheckpointError(f"checkpoint {path} cannot be read ({error})") from error
+
+
+def _check_sizes(file: BinaryIO, max_bytes: int) -> None:
+    """Raise ValueError if the archive's members, together, say that they are longer, or if one
+    has no end where it says.
+
+    `zipfile` reads no more of a member than the directory says, so that a false length ends in a
+    wrong checksum.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) > MAX_MEMBERS:
+            raise ValueError(f"{len(members)} arrays; allowed: up to {MAX_MEMBERS}")
+        total = sum(member.file_size for member in members)
+        if total > max_bytes:
+            raise ValueError(f"{total} bytes once inflated; allowed: up to {max_bytes}")
+        for member in members:
+            with archive.open(member) as stream:
+                _check_length(member, stream)
+    file.seek(0)
+
+
+def _check_length(member: zipfile.ZipInfo, stream: IO[bytes]) -> None:
+    """Raise ValueError if the array's header needs more memory than the member has: NumPy would
+    allocate it first."""
+    try:
+        version = np.lib.format.read_magic(stream)
+    except ValueError as error:
+        raise ValueError("a member of the archive is not an array") from error
+    if version not in _HEADER_READERS:
+        raise ValueError(f"{member.filename}: an array of format {version}")
+    shape, _, dtype = _HEADER_READERS[version](stream)
+    if math.prod(shape) * dtype.itemsize > member.file_size:
+        raise ValueError(f"{member.filename}: an array of {shape} in {member.file_size} bytes")
 
 
 def set_aside(path: Path) -> Path:

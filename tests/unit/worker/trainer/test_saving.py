@@ -7,6 +7,7 @@ aside. Left out: what a checkpoint holds (test_checkpointing), uploads (tests/lo
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,3 +96,27 @@ def test_a_checkpoint_is_resumed_and_a_damaged_one_set_aside(tmp_path: Path) -> 
     assert not damaged.saver.resume(is_restart=True)
     assert damaged.reasons() == [EventReason.CHECKPOINT_DAMAGED]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz.damaged"]
+
+
+def test_a_full_disk_is_tried_again_after_a_while_and_not_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint due at each step, tens of failures a second were reported."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    saving = Saving(tmp_path / "gone" / "for good")
+    checkpointer = saving.saver.checkpointer
+    attempts_s = []
+    for _ in range(36_000):
+        now_s += 0.1
+        if checkpointer.due():
+            saving.saver.save()
+            attempts_s.append(now_s)
+    assert saving.reasons() == [EventReason.CHECKPOINT_FAILED] * len(attempts_s)
+    assert 12 <= len(attempts_s) <= 36_000 * 0.1 / 100
+    assert "the next attempt follows in" in saving.records[0].message
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "for good").mkdir()
+    saving.saver.save()
+    assert saving.reasons()[-1] == EventReason.CHECKPOINT_SAVED
+    assert not checkpointer.due()

@@ -6,6 +6,9 @@ damaged one is named.
 from __future__ import annotations
 
 import errno
+import io
+import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from dlion_worker.training.snapshot import (
     unpack,
 )
 
+MAX_BYTES = 2**20
 STATE = TrainingState(
     np.arange(5, dtype=np.float32), np.ones(2, np.float32), np.full(3, 7, np.float32)
 )
@@ -64,14 +68,14 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "state" / "checkpoint.npz"
     save_checkpoint(path, {"weights": STATE.weights_D, "iteration": 3, "policies.mode": "bounded"})
-    values = load_checkpoint(path)
+    values = load_checkpoint(path, max_bytes=MAX_BYTES)
     assert values is not None
     assert np.array_equal(values["weights"], STATE.weights_D)
     assert (int(values["iteration"]), str(values["policies.mode"])) == (3, "bounded")
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert load_checkpoint(tmp_path / "none.npz") is None
+    assert load_checkpoint(tmp_path / "none.npz", max_bytes=MAX_BYTES) is None
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"x" * 99])
@@ -80,7 +84,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: object) -> None:
     save_checkpoint(path, {"weights": STATE.weights_D})
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     with pytest.raises(DataError, match=r"checkpoint\.npz"):
-        load_checkpoint(path)
+        load_checkpoint(path, max_bytes=MAX_BYTES)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_never_over_another(tmp_path: Path) -> None:
@@ -98,7 +102,43 @@ def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("weights.npy", b"no array")
     with pytest.raises(DataError, match=r"checkpoint\.npz .*not an array"):
-        load_checkpoint(path)
+        load_checkpoint(path, max_bytes=MAX_BYTES)
+
+
+def test_an_archive_that_inflates_beyond_the_models_size_is_refused_unread(tmp_path: Path) -> None:
+    """100 MB of zeros are 100 kB in the file."""
+    path = tmp_path / "checkpoint.npz"
+    np.savez_compressed(path, weights=np.zeros(100 * 2**20, np.uint8))
+    assert path.stat().st_size < 2**18
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"once inflated; allowed: up to 1048576"):
+            load_checkpoint(path, max_bytes=MAX_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("is_directory_false", [False, True])
+def test_an_array_that_is_longer_than_its_member_is_refused(
+    tmp_path: Path, is_directory_false: bool
+) -> None:
+    """A header that claims a gigabyte; and a directory that claims less than there is."""
+    path = tmp_path / "checkpoint.npz"
+    member = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**28,)}
+    if is_directory_false:
+        np.save(member, np.zeros(2**22, np.uint8))
+    else:
+        np.lib.format.write_array_header_1_0(member, header)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("weights.npy", member.getvalue())
+    if is_directory_false:
+        data = path.read_bytes()
+        true = struct.pack("<I", len(member.getvalue()))
+        path.write_bytes(data.replace(true, struct.pack("<I", 200)))
+    with pytest.raises(DataError, match=r"an array of|Bad CRC"):
+        load_checkpoint(path, max_bytes=MAX_BYTES)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
