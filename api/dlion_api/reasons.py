@@ -66,6 +66,10 @@ class EventReason(StrEnum):
     QUORUM_LOST = "QuorumLost", "fewer than `minSites` sites are connected with a worker: it pauses"
     QUORUM_BACK = "QuorumBack", "enough sites are connected again"
     MESSAGE_REFUSED = ("MessageRefused", "a peer violated the protocol, or refuses this worker")
+    UNUSUAL_VALUES = (
+        "UnusualValues",
+        "a peer's gradient is over a hundred times as large as its earlier ones",
+    )
     EVALUATION_FAILED = "EvaluationFailed", "an evaluation failed; training continues"
     PROGRAM_PART_UNUSED = (
         "ProgramPartUnused",

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.codecs import (
     Coding,
     IndexCodec,
@@ -46,7 +47,7 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.round_parameters import AdaptiveParameters
-from dlion_core.policies.weights.anchored_rounds import MAX_ANSWERS
+from dlion_core.policies.weights.anchored_rounds import MAX_ANSWERS, AnchoredRounds
 from dlion_core.policies.weights.round_planner import RoundPlanner
 from example_counts import examples
 from policy_cluster import LEARNING_RATE, Replica, linear_gradient, spec
@@ -371,6 +372,40 @@ def test_nonsense_is_refused(message: Message, words: str) -> None:
     (refusal,) = machine.handle(MessageArrived(ONE, message))
     assert isinstance(refusal, RejectMessage)
     assert words in refusal.reason
+
+
+def attacked_round(samples: int) -> tuple[WeighingCluster, list[Instruction]]:
+    """Two workers after their first round; the second claims so many samples for the next one."""
+    cluster = WeighingCluster(exact(localSteps=4), [2, 2])
+    cluster.step(ME)
+    cluster.step(ONE)
+    cluster.deliver_all()
+    payload = HEAD.pack(0, 0, samples, 4) + PART
+    message = Message(MessageKind.WEIGHTS, 4, 2, payload=payload)
+    return cluster, cluster.replicas[ME].machine.handle(MessageArrived(ONE, message))
+
+
+def test_a_contribution_of_more_samples_than_the_round_has_is_refused() -> None:
+    """The first round ended at iteration 1, so that the second one has three global batches."""
+    _, told = attacked_round(3 * 192)
+    assert told == []
+    for samples in (3 * 192 + 1, 64 * 5000):
+        cluster, (refusal,) = attacked_round(samples)
+        assert isinstance(refusal, RejectMessage)
+        assert (refusal.peer, refusal.kind) == (ONE, PeerRefusal.IMPLAUSIBLE)
+        assert f"round of {samples} samples; allowed: 1 to 576" in refusal.reason
+        assert cluster.replicas[ME].machine.waiting_for() == frozenset()
+
+
+def test_a_second_contribution_to_a_round_does_not_replace_the_first() -> None:
+    cluster, _ = attacked_round(3)
+    machine = cluster.replicas[ME].machine
+    payload = HEAD.pack(0, 0, 192, 4) + PART
+    again = Message(MessageKind.WEIGHTS, 4, 2, payload=payload)
+    assert machine.handle(MessageArrived(ONE, again)) == []
+    assert isinstance(machine, IterationGuard)
+    assert isinstance(machine.machine, AnchoredRounds)
+    assert machine.machine._received[ONE][4].samples == 3
 
 
 def test_an_anchor_that_was_not_requested_is_not_taken() -> None:

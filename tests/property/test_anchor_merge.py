@@ -11,7 +11,6 @@ Left out: what rounds exchange (test_adaptive.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +32,7 @@ from dlion_core.policies.partitions.version_vector import encode_version_vector
 from dlion_core.policies.weights.anchor_merge import Anchor, AnchorMerge, group_by_anchor
 from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
 from example_counts import examples
-from policy_cluster import spec
+from policy_cluster import spec, with_small_merges
 from weighing_cluster import WeighingCluster
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class SplitCluster(WeighingCluster):
     def __init__(self, sizes: list[int], seed: int, *, momentum: float = 0.0) -> None:
         parameters = {"codec": "float32", "density": 1, "localSteps": 2, "outerMomentum": momentum}
         job = spec(exchange={"policy": "adaptive", "parameters": parameters})
-        size = replace(job.batching.global_batch_size, initial=1)
-        job = replace(job, batching=replace(job.batching, global_batch_size=size))
+        job = with_small_merges(job)
         super().__init__(job, sizes, seed=seed % 999)
         self.order = np.random.default_rng(seed)
         self.down: set[tuple[Rank, Rank]] = set()

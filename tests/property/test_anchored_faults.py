@@ -10,7 +10,6 @@ Left out: where exactly two sides meet (test_anchor_merge.py).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +28,7 @@ from dlion_core.policies.interface import (
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
 from example_counts import examples
-from policy_cluster import spec
+from policy_cluster import spec, with_small_merges
 from weighing_cluster import WeighingCluster
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class FragileCluster(WeighingCluster):
     def __init__(self, policy: str, workers: int, seed: int) -> None:
         self.up: set[frozenset[Rank]] | None = None
         job = spec(exchange={"policy": policy, "parameters": EXCHANGES[policy]})
-        size = replace(job.batching.global_batch_size, initial=1)
-        job = replace(job, batching=replace(job.batching, global_batch_size=size))
+        job = with_small_merges(job)
         super().__init__(job, [1 + rank % 3 for rank in range(workers)], seed=seed % 999)
         self.queues: dict[tuple[Rank, Rank], deque[Message | MemberJoined | MemberLeft]]
         self.queues = defaultdict(deque)

@@ -9,7 +9,6 @@ Left out: folding and transfer by themselves (test_partition_merge.py, test_know
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +31,7 @@ from dlion_core.policies.interface import (
 )
 from dlion_core.policies.knowledge_transfer import SETTLING_STEPS
 from example_counts import examples
-from policy_cluster import Replica, spec
+from policy_cluster import Replica, spec, with_small_merges
 from weights_cluster import WeightsCluster
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def job(mode: str, policy: str) -> Spec:
         synchronization={"mode": mode},
         knowledge_transfer={"policy": policy, "everySteps": PERIOD, "lossWindow": 2},
     )
-    sizes = replace(made.batching.global_batch_size, initial=1)  # so that little is worth a fold
-    return replace(made, batching=replace(made.batching, global_batch_size=sizes))
+    return with_small_merges(made)
 
 
 class Sides(WeightsCluster):

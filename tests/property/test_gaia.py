@@ -130,7 +130,9 @@ def test_what_is_sent_and_what_is_kept_follow_the_rule_and_sum_up_to_the_updates
 def test_the_threshold_follows_a_learning_rate_that_follows_the_batch() -> None:
     job = weights_spec("gaia", initial=8, threshold=0.1, decay="lr")
     optimizer = replace(job.trainer.optimizer, learning_rate_scaling="sqrt")
-    job = replace(job, trainer=replace(job.trainer, optimizer=optimizer))
+    size = replace(job.batching.global_batch_size, growth=True)
+    batching = replace(job.batching, policy="goodput", global_batch_size=size)
+    job = replace(job, batching=batching, trainer=replace(job.trainer, optimizer=optimizer))
     cluster = WeightsCluster(job, [16, 16])
     cluster.lockstep(2)
     machine = cluster.replicas[Rank(0)].machine

@@ -21,13 +21,20 @@ from dlion_core.policies.interface import (
     Layout,
     LocalStepDone,
     MemberJoined,
+    MemberLeft,
     Message,
     MessageArrived,
     MessageKind,
     PolicyMachine,
     RejectMessage,
 )
-from dlion_core.policies.iteration_guard import MAX_LEAD, IterationGuard
+from dlion_core.policies.iteration_guard import (
+    MAX_FOLLOWED_LEAD,
+    MAX_FOLLOWED_RATIO,
+    MAX_LEAD,
+    MAX_PACE_RATIO,
+    IterationGuard,
+)
 from example_counts import examples
 from sites_cluster import SitesCluster
 from weights_cluster import weights_spec
@@ -100,17 +107,60 @@ def test_an_absurd_iteration_is_refused_and_changes_nothing(policy: str, kind: M
 
 @given(
     policy=st.sampled_from(POLICIES),
+    taken_over=st.integers(0, 10**6),
+    own_steps=st.integers(1, 5),
+    share=st.floats(0, 1),
     steps=st.lists(st.integers(1, MAX_LEAD), min_size=1, max_size=6),
-    began=st.integers(0, 10**8),
 )
 @settings(deadline=None, max_examples=examples(60))
-def test_who_is_far_ahead_is_believed(policy: str, steps: list[int], began: int) -> None:
+def test_who_is_far_ahead_is_believed_within_what_it_can_have_done(
+    policy: str, taken_over: int, own_steps: int, share: float, steps: list[int]
+) -> None:
     """However far it was when its link came up, and however many steps passed this link by."""
     machine = machine_of(policy)
-    machine.handle(MemberJoined(ONE, began))
+    machine.take_over(taken_over)
+    for step in range(own_steps):
+        machine.handle(LocalStepDone(taken_over + step + 1, np.ones(20, np.float32), 4, 1.0))
+        machine.handle(MemberLeft(ONE))
+        machine.handle(MemberLeft(TWO))
+    most = MAX_LEAD + MAX_PACE_RATIO * (taken_over + own_steps)
+    began = int(share * most)
+    assert not hello_refusals(machine, began)
     for step in steps:
         began += step
-        assert not refusals(machine, Message(MessageKind.PROGRESS, began, 4))
+        refused = refusals(machine, Message(MessageKind.PROGRESS, began, 4))
+        assert bool(refused) == (began > most)
+
+
+def hello_refusals(machine: PolicyMachine, iteration: int) -> list[str]:
+    told = machine.handle(MemberJoined(ONE, iteration))
+    return [one.reason for one in told if isinstance(one, RejectMessage)]
+
+
+def test_a_hello_of_an_absurd_iteration_is_named_and_counts_as_the_furthest_possible() -> None:
+    machine = machine_of("full")
+    machine.handle(LocalStepDone(1, np.ones(20, np.float32), 4, 1.0))
+    most = MAX_LEAD + MAX_PACE_RATIO
+    assert hello_refusals(machine, 2**50) == [f"hello of iteration {2**50}; allowed: up to {most}"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_is_followed_further_than_it_can_have_come(policy: str) -> None:
+    """A false iteration would end a run by maxSteps."""
+    machine = machine_of(policy)
+    machine.handle(LocalStepDone(1, np.ones(20, np.float32), 4, 1.0))
+    for peer in (ONE, TWO):
+        machine.handle(MessageArrived(peer, Message(MessageKind.PROGRESS, 90_000, 4)))
+    assert machine.next_iteration() <= MAX_FOLLOWED_LEAD + MAX_FOLLOWED_RATIO
+
+
+@pytest.mark.parametrize(
+    "kind", [MessageKind.LOSS, MessageKind.WEIGHTS, MessageKind.HELD, MessageKind.FOLD]
+)
+def test_messages_of_any_kind_are_of_an_iteration_that_can_be(kind: MessageKind) -> None:
+    machine = machine_of("full")
+    (reason,) = refusals(machine, Message(kind, MAX_LEAD + 1))
+    assert f"{kind.name} of iteration {MAX_LEAD + 1}; allowed: up to {MAX_LEAD}" in reason
 
 
 def test_a_hello_does_not_make_others_believed() -> None:

@@ -241,7 +241,7 @@ WHOLE = encode_weights(np.ones(20, np.float32), "float32")
     [
         (Message(MessageKind.WEIGHTS, 3, 1, 1, b"xyz"), "3 bytes"),
         (Message(MessageKind.WEIGHTS, 2, 1, 1, WHOLE), "multiples of 3"),
-        (Message(MessageKind.WEIGHTS, 3, 1, 0, WHOLE), "after 0 samples"),
+        (Message(MessageKind.WEIGHTS, 3, 1, 0, WHOLE), "weights of 0 samples"),
         (Message(MessageKind.WEIGHTS, 3, 1, 10**9, WHOLE), "samples"),
         (Message(MessageKind.GRADIENT, 3, 1, 1, WHOLE), "GRADIENT"),
         (Message(MessageKind.PROGRESS, 3, 1, 1, b"x"), "payload"),

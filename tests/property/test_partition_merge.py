@@ -20,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.codecs import encode_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.factory import build
@@ -39,6 +40,7 @@ from dlion_core.policies.partitions.partition_merge import MAX_VECTORS_PER_STEP,
 from dlion_core.policies.partitions.pending_pulls import LOOSE_ANSWER_TIMEOUT_STEPS
 from dlion_core.policies.partitions.version_vector import (
     MAX_WORKER_SAMPLES,
+    SampleCounter,
     decode_version_vector,
     encode_version_vector,
     missing_samples,
@@ -414,13 +416,13 @@ def test_in_lock_step_weights_are_set_against_those_after_the_same_iteration(lat
 
     iteration()
     for peer in (Rank(1), Rank(2)):
-        held = Message(MessageKind.HELD, 1, payload=encode_version_vector({Rank(1): 1000}))
+        held = Message(MessageKind.HELD, 1, payload=encode_version_vector({Rank(1): 400}))
         cluster.handle(Rank(0), MessageArrived(peer, held))
     for link in cluster.links:
         cluster.links[link].clear()
     iteration()
     theirs_D = np.full(cluster.layout.size, 7, np.float32)
-    payload = encode_version_vector({Rank(0): 0, Rank(1): 1000}) + encode_weights(
+    payload = encode_version_vector({Rank(0): 0, Rank(1): 400}) + encode_weights(
         theirs_D, "float32"
     )
     message = Message(MessageKind.FOLD, 1 + later, payload=payload)
@@ -475,7 +477,7 @@ def test_who_does_not_say_what_it_holds_is_not_waited_for_long() -> None:
     cluster = SplitCluster([4, 4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
-    (question,) = machine.handle(held_message({Rank(1): 1000}))
+    (question,) = machine.handle(held_message({Rank(1): 400}))
     assert isinstance(question, SendMessage)
     assert (question.peer, question.message.kind) == (Rank(2), MessageKind.HELD_REQUEST)
     gradient_D = np.zeros(cluster.layout.size, np.float32)
@@ -545,22 +547,34 @@ def test_what_is_lacking() -> None:
     assert missing_samples({Rank(0): 3}, {Rank(0): 5}) == 2
 
 
-def test_a_count_that_a_peer_has_driven_up_stays_at_what_peers_take() -> None:
-    cluster = SplitCluster([4, 4], seed=0)
+@pytest.mark.parametrize("iterations", [0, 2])
+def test_more_samples_than_a_worker_can_have_made_are_refused(iterations: int) -> None:
+    """At 2^50 samples a peer's weights would count alone; before the first step, this worker would
+    hand the count on."""
+    cluster = SplitCluster([4, 4], seed=0, mode="synchronous")
+    cluster.lockstep(iterations)
     machine = cluster.replicas[Rank(0)].machine
-    machine.handle(held_message({Rank(1): MAX_WORKER_SAMPLES}))
-    cluster.lockstep(2)
-    assert machine.held[Rank(1)] == MAX_WORKER_SAMPLES
-    assert (
-        decode_version_vector(encode_version_vector(machine.held), cluster.ranks)[0] == machine.held
-    )
+    before = machine.held
+    for samples in (10**5 * (iterations + 1), 2**50, MAX_WORKER_SAMPLES):
+        (refused,) = machine.handle(held_message({Rank(1): samples}))
+        assert isinstance(refused, RejectMessage)
+        assert (refused.peer, refused.kind) == (Rank(1), PeerRefusal.IMPLAUSIBLE)
+        assert f"{samples} samples of worker 1; allowed: up to " in refused.reason
+    assert machine.held == before
+
+
+def test_a_count_stays_at_what_peers_take() -> None:
+    counter = SampleCounter()
+    counter.include({Rank(1): MAX_WORKER_SAMPLES})
+    counter.count(Rank(1), 1, 5)
+    assert counter.held == {Rank(1): MAX_WORKER_SAMPLES}
 
 
 def asked(cluster: SplitCluster) -> PolicyMachine:
     """Worker 0's machine, which has just asked worker 1 for its weights."""
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
-    told = machine.handle(held_message({Rank(1): 1000}))
+    told = machine.handle(held_message({Rank(1): 400}))
     assert [one.message.kind for one in told if isinstance(one, SendMessage)] == [
         MessageKind.FOLD_REQUEST
     ]
@@ -587,10 +601,10 @@ WEIGHTS = bytes(encode_weights(np.ones(20, np.float32), "float32"))
         (MessageKind.HELD, encode_version_vector({Rank(1): 2**53 + 1})),
         (MessageKind.HELD, encode_version_vector({Rank(1): 5}) + b"x"),
         (MessageKind.FOLD, b""),
-        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000})),  # without weights
-        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000}) + WEIGHTS[:-1]),
-        (MessageKind.FOLD, encode_version_vector({Rank(1): 1000}) + WEIGHTS[:8] + b"\xff" * 80),
-        (MessageKind.FOLD, encode_version_vector({Rank(7): 1000}) + WEIGHTS),
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 400})),  # without weights
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 400}) + WEIGHTS[:-1]),
+        (MessageKind.FOLD, encode_version_vector({Rank(1): 400}) + WEIGHTS[:8] + b"\xff" * 80),
+        (MessageKind.FOLD, encode_version_vector({Rank(7): 400}) + WEIGHTS),
     ],
 )
 def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes) -> None:
@@ -600,7 +614,7 @@ def test_nonsense_is_refused_and_moves_nothing(kind: MessageKind, payload: bytes
     told = machine.handle(MessageArrived(Rank(1), Message(kind, 1, payload=payload)))
     assert [type(one) for one in told] == [RejectMessage]
     assert machine.held == before
-    with_sense = machine.handle(held_message({Rank(1): 2000}))  # it can be asked again
+    with_sense = machine.handle(held_message({Rank(1): 500}))  # it can be asked again
     assert kind is MessageKind.HELD or any(isinstance(one, SendMessage) for one in with_sense)
 
 
@@ -608,7 +622,7 @@ def test_weights_that_nobody_asked_for_and_strangers_move_nothing() -> None:
     cluster = SplitCluster([4, 4], seed=0)
     cluster.lockstep(1)
     machine = cluster.replicas[Rank(0)].machine
-    fold = Message(MessageKind.FOLD, 1, payload=encode_version_vector({Rank(1): 1000}) + WEIGHTS)
+    fold = Message(MessageKind.FOLD, 1, payload=encode_version_vector({Rank(1): 400}) + WEIGHTS)
     assert machine.handle(MessageArrived(Rank(1), fold)) == []
     request = Message(MessageKind.FOLD_REQUEST, 1)
     assert machine.handle(MessageArrived(Rank(1), request)) == []  # it was told nothing

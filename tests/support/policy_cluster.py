@@ -7,7 +7,7 @@ per link until the test delivers them, in any order over links, in order on each
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +68,15 @@ def spec(
         },
     }
     return load_job(document).spec
+
+
+def with_small_merges(found: Spec) -> Spec:
+    """A spec with which ten samples are worth a merge. Any batch is possible: `goodput` may choose
+    the largest at once."""
+    size = replace(found.batching.global_batch_size, initial=1, growth=True)
+    return replace(
+        found, batching=replace(found.batching, policy="goodput", global_batch_size=size)
+    )
 
 
 @dataclass

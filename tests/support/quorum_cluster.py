@@ -23,7 +23,7 @@ from dlion_core.lifecycle.step_cycle import ComputeStep, EndStep, Rejoin, StepCy
 from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, LinkUp, StateRequest, StateSnapshot
 from dlion_core.policies.factory import build
-from dlion_core.policies.interface import Message, MessageArrived
+from dlion_core.policies.interface import Message, MessageArrived, RejectMessage
 from dlion_simulator.admission import VirtualAdmission
 from dlion_simulator.clock import VirtualClock
 from quorum_parts import LAYOUT, Replica, job
@@ -88,8 +88,8 @@ class Node:
     def send(self, peer: Rank, message: Message, _epoch: int | None = None) -> None:
         self.cluster.send(self, peer, message)
 
-    def _refuse(self, peer: Rank, reason: str, _iteration: int) -> None:
-        raise AssertionError(f"{self.rank} refuses {peer}: {reason}")
+    def _refuse(self, rejected: RejectMessage, _iteration: int) -> None:
+        raise AssertionError(f"{self.rank} refuses {rejected.peer}: {rejected.reason}")
 
     def _look(self) -> None:
         if self.admission is None and not self.is_gone:

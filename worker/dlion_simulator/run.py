@@ -238,6 +238,7 @@ class Simulation:
         model = self._template_model.sibling(seed=job.spec.trainer.seed, rank=rank)
         optimizer = make_optimizer(model, local_optimizer(job.spec))
         replica = LocalReplica(job, rank, model, optimizer)
+        replica.measure_on(data.held_out_x, data.held_out_y)
         return WorkerParts(
             job=job,
             rank=rank,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlion_api.protocol.measurements import CpuAllowance
+from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.event_dispatcher import EventDispatcher
 from dlion_core.lifecycle.inbox import EventInbox
 from dlion_core.lifecycle.instruction_executor import InstructionExecutor
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from dlion_api.names import Rank
     from dlion_api.protocol.measurements import Capacity, Directive, Grouping
     from dlion_core.links.events import ExchangeEvent
-    from dlion_core.policies.interface import Message
+    from dlion_core.policies.interface import Message, RejectMessage
     from dlion_simulator.admission import VirtualAdmission
     from dlion_simulator.clock import ScheduledEvent
     from dlion_simulator.context import SimulationContext, WorkerParts
@@ -279,10 +280,17 @@ class VirtualWorker:
         self._exchanged_bytes += message.size_bytes
         self.parts.links[peer].push(message, epoch)
 
-    def _refuse(self, peer: Rank, reason: str, iteration: int) -> None:
-        raise rejection_error(
-            self.parts.job.spec.exchange.policy, self.rank, peer, reason, iteration
-        )
+    def _refuse(self, rejected: RejectMessage, iteration: int) -> None:
+        if not rejected.is_violation:
+            self.parts.reporter.event(
+                EventReason.MESSAGE_REFUSED,
+                f"worker {rejected.peer}: {rejected.reason}",
+                iteration=iteration,
+                warning=True,
+            )
+            return
+        policy = self.parts.job.spec.exchange.policy
+        raise rejection_error(policy, self.rank, rejected.peer, rejected.reason, iteration)
 
     def _report(self) -> None:
         parts, cpu_s = self.parts, self._step_core_s

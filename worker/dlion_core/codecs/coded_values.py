@@ -21,6 +21,7 @@ from dlion_core.codecs.values import (
     check_float16,
     check_float32,
     from_float16,
+    peak_of,
     scale_exponent,
     to_float16,
 )
@@ -38,6 +39,20 @@ class CodedValues:
     coded: NDArray[np.uint8]
     size: int
     """Number of values."""
+    top: int = 0
+    """With float16: bits of the largest magnitude."""
+
+    @property
+    def peak(self) -> float:
+        """The largest magnitude, or with integers and float16 a bound of at most twice that."""
+        match self.codec:
+            case ValueCodec.FLOAT16:
+                return float(np.uint16(self.top).view(np.float16)) * 2.0**self.exponent
+            case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:
+                scale_B, _ = _scales_and_codes(self.coded, self.size)
+                most = np.array([int(scale_B.max()) << 16], np.uint32).view(np.float32)
+                return float(most[0]) * _LEVELS[self.codec]
+        return peak_of(self.to_float32(), "received values")
 
     def to_float32(self) -> NDArray[np.float32]:
         """Return the values in order, all finite."""
@@ -142,7 +157,8 @@ def check_values(
         case ValueCodec.FLOAT32:
             check_float32(coded.view(np.float32))
         case ValueCodec.FLOAT16:
-            check_float16(coded.view(np.uint16), exponent)
+            top = check_float16(coded.view(np.uint16), exponent)
+            return CodedValues(codec, exponent, coded, kept, top)
         case ValueCodec.BFLOAT16:
             quantized.check_bfloat16(coded.view(np.uint16))
         case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:

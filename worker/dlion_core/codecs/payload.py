@@ -72,6 +72,13 @@ class GradientPart:
         return self.coded_K.to_float32() if isinstance(self.coded_K, CodedValues) else self.coded_K
 
     @property
+    def peak(self) -> float:
+        """The largest magnitude, or with integers and float16 a bound of at most twice that."""
+        if isinstance(self.coded_K, CodedValues):
+            return self.coded_K.peak
+        return peak_of(self.coded_K, "values of a gradient")
+
+    @property
     def size(self) -> int:
         return self.coded_K.size if self.where is None else self.where.size
 

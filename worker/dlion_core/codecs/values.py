@@ -162,15 +162,20 @@ def to_float16(value_K: NDArray[np.float32], exponent: int, half_K: NDArray[np.u
     kernels.narrow(value_K, scale, limit, bias, half_K)
 
 
-def check_float16(half_K: NDArray[np.uint16], exponent: int) -> None:
-    """Raise ContractError if `from_float16` would not give finite values, or the exponent is out of
-    bounds."""
+def check_float16(half_K: NDArray[np.uint16], exponent: int) -> int:
+    """Return the bits of the largest magnitude.
+
+    Raise ContractError if `from_float16` would not give finite values, or the exponent is out of
+    bounds.
+    """
     if not -EXPONENT_LIMIT <= exponent <= EXPONENT_LIMIT:
         raise ContractError(f"coded values: scale exponent {exponent}; allowed: +-{EXPONENT_LIMIT}")
-    if int((half_K & np.uint16(0x7FFF)).max()) >= _HALF_INFINITY:
+    top = int((half_K & np.uint16(0x7FFF)).max())
+    if top >= _HALF_INFINITY:
         raise ContractError("coded values: NaN or infinite float16; allowed: finite numbers")
     if exponent + 16 > 128 - 1:
         check_float32(from_float16(half_K, exponent))
+    return top
 
 
 def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float32]:

@@ -232,7 +232,7 @@ class DepartureAgreement:
                 case _:
                     self._take_answer(sender, MissedSteps.decode(message.payload))
         except ContractError as error:
-            self._carry_out([RejectMessage(sender, str(error))])
+            self._carry_out([RejectMessage.of(sender, error)])
 
     def _answer(self) -> None:
         """Answer the requests about workers that are lost here as well, or that train on."""

@@ -5,16 +5,20 @@ latecomers. After the start, links come and go as events.
 """
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
+from dlion_api.endings import own_reason
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.membership import Membership, MemberState
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.lifecycle import join_barrier
 from dlion_core.lifecycle.join_barrier import JoinAnswer, JoinRole
+from dlion_core.lifecycle.stop_claims import CONFIRM_WITHIN_S, StopClaim
 from dlion_core.links.events import ExchangeEvent, LinkDown, LinkUp, Refused, StatePulled
 from dlion_core.policies.interface import (
     STEP_KINDS,
@@ -28,7 +32,7 @@ from dlion_core.policies.interface import (
 )
 
 _MAX_REASON_BYTES = 200
-_FORWARDED = re.compile(r"worker \d+: ")
+_FORWARDED = re.compile(r"worker (\d{1,9}): ")
 
 
 DEPARTURE_S = 1.0
@@ -61,6 +65,16 @@ class JoinQuestion(MessageArrived):
     """A latecomer's `MEET`, and the epoch of the link that it came on."""
 
     epoch: int
+
+
+class StopDoubt(Protocol):
+    """`stop_claims.StopDoubts`."""
+
+    def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str: ...
+
+
+def _no_doubt(claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:  # noqa: ARG001
+    return ""
 
 
 class EventInbox:
@@ -104,6 +118,14 @@ class EventInbox:
         """The iteration of the first peer that stopped."""
         self.stop_message: Message | None = None
         """Once this worker has stopped: sent at once to every peer that links."""
+        self.doubt: StopDoubt = _no_doubt
+        """Returns why a peer's stop is not believed; empty: it is."""
+        self._doubted: dict[Rank, StopClaim] = {}
+        """Stops that others have not confirmed yet."""
+        self._alone: set[Rank] = set()
+        """Linked peers whose stop was not believed: they have ended, and the run has not."""
+        self._heard_steps: Counter[Rank] = Counter()
+        """Own steps of each linked peer."""
         self.refusals: list[Refused] = []
         self._leaving: set[Rank] = set()
         self._departed: dict[Rank, float] = {}
@@ -175,6 +197,7 @@ class EventInbox:
         while self._arrived:
             events += self._translate(self._arrived.popleft())
         now_s = self._clock_s()
+        events += self._settle_stops(now_s)
         due = [
             r for r, due_s in self._departed.items() if due_s <= now_s or self._has_left_for_good(r)
         ]
@@ -226,8 +249,10 @@ class EventInbox:
         self.answers.pop(peer, None)
         for known in (self.stopped, self.served):
             known.discard(peer)
+        self._doubted.pop(peer, None)
+        self._heard_steps.pop(peer, None)
         self.early_messages = [message for message in self.early_messages if message.sender != peer]
-        if not self._started:
+        if not self._started or self._is_alone_no_more(peer):
             return []
         if peer in self._leaving:
             # Often all workers end at once; none must continue without the others meanwhile.
@@ -257,6 +282,10 @@ class EventInbox:
                 return []
             case MessageKind.MEET:
                 return self._meet(arrival)
+        if arrival.sender in self._alone:
+            return []
+        if arrival.message.is_own_step:
+            self._heard_steps[arrival.sender] += 1
         if not self._started:
             self.early_messages.append(arrival)
             return []
@@ -267,15 +296,54 @@ class EventInbox:
         if meaning == StopKind.LEAVING:
             self._leaving.add(arrival.sender)
             return
-        self.stopped.add(arrival.sender)
+        sender = arrival.sender
+        self.stopped.add(sender)
         if meaning == StopKind.SAVED:
-            self.saved.add(arrival.sender)
+            self.saved.add(sender)
+        if self.stop_iteration is not None or sender in self._doubted or sender in self._alone:
+            return
         reason = bytes(arrival.message.payload[:_MAX_REASON_BYTES]).decode("utf-8", "replace")
-        if self.stop_iteration is None:
-            # A forwarded reason keeps the name of the first worker only.
-            is_forwarded = _FORWARDED.match(reason) is not None
-            self.stop_reason = reason if is_forwarded else f"worker {arrival.sender}: {reason}"
-            self.stop_iteration = arrival.message.iteration
+        named = _FORWARDED.match(reason)
+        if named is None or Rank(int(named[1])) not in self.stopped:
+            # Only the sender has proved who it is. A forwarded reason keeps the name of the first
+            # worker if that one has said so itself.
+            reason = f"worker {sender}: {own_reason(reason)}"
+        self._doubted[sender] = StopClaim(
+            sender,
+            reason,
+            arrival.message.iteration,
+            self._clock_s(),
+            self._heard_steps[sender],
+        )
+
+    def confirm_stops(self) -> None:
+        """This worker is told to stop itself: what peers say is true."""
+        for claim in self._doubted.values():
+            self.stop_reason, self.stop_iteration = claim.reason, claim.iteration
+            break
+
+    def _settle_stops(self, now_s: float) -> list[Event]:
+        """Believe what is confirmed. A peer whose stop is not has left the run, which goes on."""
+        events: list[Event] = []
+        for sender, claim in list(self._doubted.items()):
+            if self.stop_iteration is not None:
+                break
+            why = self.doubt(claim, stopped=self.stopped, linked=self.linked)
+            if not why:
+                self.stop_reason, self.stop_iteration = claim.reason, claim.iteration
+            elif now_s >= claim.arrived_s + CONFIRM_WITHIN_S:
+                del self._doubted[sender]
+                self._alone.add(sender)
+                text = f"says that the run is over ({own_reason(claim.reason)}), but {why}"
+                self.refusals.append(Refused(sender, text, kind=PeerRefusal.IMPLAUSIBLE))
+                events += [MemberLeft(sender)] if self._started else []
+        return events
+
+    def _is_alone_no_more(self, peer: Rank) -> bool:
+        """Whether the peer whose link is down counted as gone already."""
+        was_alone = peer in self._alone
+        self._alone.discard(peer)
+        return was_alone
 
     def _meet(self, arrival: MessageArrived) -> list[Event]:
         try:

@@ -121,15 +121,17 @@ class InstructionExecutor:
         progress: JobProgress,
         *,
         send: Callable[[Rank, Message], None],
-        refuse: Callable[[Rank, str, int], None],
+        refuse: Callable[[RejectMessage, int], None],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`refuse(peer, reason, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of
-        the calling thread."""
+        """`refuse(rejection, iteration)`: a peer's message was invalid. `cpu_s`: CPU seconds of the
+        calling thread."""
         self.parts, self.progress, self.send = parts, progress, send
         self._replica, self._reporter = parts.replica, parts.reporter
         self._refuse, self._cpu_s = refuse, cpu_s
         self.norms = NormMeter(parts.job)
+        self.unusual = ""
+        """What a peer last sent that may explain a divergence."""
         self.update_cpu_s = 0.0
         """CPU seconds of the optimizer so far, on the calling thread."""
 
@@ -158,10 +160,14 @@ class InstructionExecutor:
                     payload = self._replica.encoded_weights(weights_D)
                 with in_phase(Phase.SEND):
                     self.send(peer, Message(MessageKind.WEIGHTS, iteration, payload=payload))
-            case RejectMessage(peer=peer, reason=reason):
-                self._refuse(peer, reason, self.progress.iteration)
+            case RejectMessage():
+                self._refuse(instruction, self.progress.iteration)
             case ReportEvent(reason=reason, text=text):
-                self._reporter.event(reason, text, iteration=self.progress.iteration)
+                is_unusual = reason is EventReason.UNUSUAL_VALUES
+                self.unusual = text if is_unusual else self.unusual
+                self._reporter.event(
+                    reason, text, iteration=self.progress.iteration, warning=is_unusual
+                )
             case _:
                 with in_phase(Phase.APPLY):
                     self._change_weights(instruction)

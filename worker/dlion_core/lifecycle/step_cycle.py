@@ -210,10 +210,12 @@ class StepCycle:
         """Pass the gradient of `samples` samples to the policy. `trained_s`: seconds of training so
         far. Raises: DivergedError where the loss or the gradient is not finite."""
         if not result.finite:
+            unusual = self.dispatcher.instructions.unusual
             raise DivergedError(
                 f"loss {result.loss} at iteration {self._iteration} of worker {self._parts.rank}: "
                 "the loss or its gradient is not finite. Lower "
                 "spec.trainer.optimizer.learningRate, or check the data for bad samples"
+                + (f". Before that, {unusual}" if unusual else "")
             )
         self._loss, self.local_batch_size = float(result.loss), samples
         self._norms.own(result.gradient_D, samples)

@@ -7,6 +7,7 @@ from dlion_api.names import Rank
 from dlion_api.spec import Spec
 from dlion_api.spec.bounds import MAX_WORKERS_PER_GROUP
 from dlion_core.codecs import Coding, IndexCodec, ValueCodec
+from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Layout, ReplicaView
 from dlion_core.topology.topology import CLUSTERED, graph_of
 
@@ -51,11 +52,9 @@ class PolicyContext:
         is_clustered = self.spec.exchange.topology == CLUSTERED
         return not is_clustered and len(self.neighbours) == len(self.ranks) - 1
 
-    @property
-    def max_samples(self) -> int:
-        """The largest local batch size that a peer may report."""
-        sizes = self.spec.batching.global_batch_size
-        return max(sizes.initial, sizes.max)
+    def max_batch_at(self, iteration: int) -> int:
+        """The largest local batch size that a peer may report for that iteration."""
+        return max_batch_at(self.spec, iteration)
 
     @property
     def coding(self) -> Coding:

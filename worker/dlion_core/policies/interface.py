@@ -7,12 +7,14 @@ variables.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal, refusal_kind
 from dlion_api.reasons import EventReason
 
 Flat = NDArray[np.float32]
@@ -279,6 +281,14 @@ class RejectMessage:
 
     peer: Rank
     reason: str
+    kind: PeerRefusal = PeerRefusal.MALFORMED
+    is_violation: bool = True
+    """False: the message may be honest. It is reported and counted, and shuts nobody out."""
+
+    @classmethod
+    def of(cls, peer: Rank, error: ContractError) -> "RejectMessage":
+        """Return the rejection of a message that caused that error."""
+        return cls(peer, str(error), refusal_kind(error))
 
 
 @dataclass(frozen=True)
@@ -313,6 +323,14 @@ class ReplicaView(Protocol):
     @property
     def resting_D(self) -> Flat:  # noqa: N802 - the shape's suffix
         """The weights after the optimizer's moments have decayed with zero gradients; a copy."""
+
+
+@runtime_checkable
+class MeasuredReplica(Protocol):
+    """A replica that can measure weights on this worker's own held-out samples."""
+
+    def loss_of(self, weights_D: Flat | None) -> float | None:
+        """Return the mean loss of these weights, of the current ones for None; None: unknown."""
 
 
 class PolicyMachine(Protocol):

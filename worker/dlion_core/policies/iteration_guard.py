@@ -1,5 +1,8 @@
 """Reject implausible iteration numbers of peers, whatever the policy.
 
+A peer can be far ahead: it has trained apart, or never waits. But it can have made only so many
+times the steps of this worker, and this worker follows it only so far.
+
 `factory` puts an `IterationGuard` in front of every machine. A machine that accepted an absurd
 iteration could ignore everything after it. The guard also rebuilds the machine when this worker
 takes over a peer's weights (`take_over`).
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal
 from dlion_core.policies.interface import (
     STEP_KINDS,
     TAKEN_OVER,
@@ -19,6 +23,7 @@ from dlion_core.policies.interface import (
     LocalStepDone,
     MemberJoined,
     MessageArrived,
+    MessageKind,
     PolicyMachine,
     RejectMessage,
     Value,
@@ -28,6 +33,23 @@ from dlion_core.policies.weights.local_rounds import LocalRounds
 MAX_LEAD = 100_000
 """Accepted iterations beyond the highest known one. No worker does so many between two messages of
 a link that is up: each step sends one, and a queue keeps the newest."""
+
+
+MAX_PACE_RATIO = 1000
+"""Of a peer's iterations to the steps that this worker has made or taken over."""
+
+MAX_FOLLOWED_RATIO, MAX_FOLLOWED_LEAD = 100, 10_000
+"""The same, and iterations beyond, for a jump to where a peer is. A worker that is further ahead is
+not followed at once."""
+
+_CHECKED_KINDS = STEP_KINDS | {
+    MessageKind.LOSS,
+    MessageKind.WEIGHTS,
+    MessageKind.WEIGHTS_REQUEST,
+    MessageKind.HELD,
+    MessageKind.FOLD,
+    MessageKind.FOLD_REQUEST,
+}
 
 
 class IterationGuard:
@@ -46,30 +68,49 @@ class IterationGuard:
         self.machine = build()
         self._furthest = 0
         """Highest iteration of own steps and of accepted messages."""
+        self._own = self._steps = 0
+        """Steps that this worker has made, or that its first weights contain. A jump to another
+        iteration adds one, so that no peer can drive it up."""
         self._greeted: dict[Rank, int] = {}
         """Iteration that each peer reported when its link came up. No other source knows it."""
 
     def handle(self, event: Event) -> list[Instruction]:
         """Handle one event. The machine never receives an implausible iteration."""
         match event:
-            case MessageArrived(sender=sender, message=message) if message.kind in STEP_KINDS:
+            case MessageArrived(sender=sender, message=message) if message.kind in _CHECKED_KINDS:
                 most = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
+                most = min(most, self._most())
                 if message.iteration > most:
-                    kind, iteration = message.kind.name, message.iteration
-                    reason = f"{kind} of iteration {iteration}; allowed: up to {most}"
-                    return [RejectMessage(sender, reason)]
-                self._furthest = max(self._furthest, message.iteration)
+                    return [self._rejected(sender, message.kind.name, message.iteration, most)]
+                if message.kind in STEP_KINDS:
+                    self._furthest = max(self._furthest, message.iteration)
             case MemberJoined(rank=rank, iteration=iteration):
-                self._greeted[rank] = iteration
+                self._greeted[rank] = min(iteration, self._most())
+                if iteration > self._most():
+                    known = MemberJoined(rank, self._greeted[rank])
+                    rejected = self._rejected(rank, "hello", iteration, self._most())
+                    return [rejected, *self.machine.handle(known)]
             case LocalStepDone(iteration=iteration) | IterationReplayed(iteration=iteration):
                 self._furthest = max(self._furthest, iteration)
+                self._own, self._steps = iteration, self._steps + 1
         return self.machine.handle(event)
+
+    def _most(self) -> int:
+        """The furthest iteration that any worker can have come to."""
+        return MAX_LEAD + MAX_PACE_RATIO * self._steps
+
+    @staticmethod
+    def _rejected(sender: Rank, what: str, iteration: int, most: int) -> RejectMessage:
+        reason = f"{what} of iteration {iteration}; allowed: up to {most}"
+        return RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE)
 
     def waiting_for(self) -> frozenset[Rank]:
         return self.machine.waiting_for()
 
     def next_iteration(self) -> int:
-        return self.machine.next_iteration()
+        """Return the machine's, but do not follow a peer further than it can have come."""
+        most = MAX_FOLLOWED_LEAD + MAX_FOLLOWED_RATIO * self._steps
+        return min(self.machine.next_iteration(), max(most, self._own + 1))
 
     @property
     def is_mid_round(self) -> bool:
@@ -81,7 +122,7 @@ class IterationGuard:
 
     def restore(self, state: Mapping[str, Value]) -> None:
         self.machine.restore(state)
-        self._furthest = self.machine.next_iteration() - 1
+        self._furthest = self._own = self._steps = self.machine.next_iteration() - 1
 
     def take_over(self, iteration: int) -> None:
         """Rebuild the machine for a peer's weights of that iteration. Call it before any event.

@@ -31,15 +31,19 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_api.spec.policies import KnowledgeTransfer
 from dlion_core.codecs import decode_loss, decode_weights, encode_loss, encode_weights
+from dlion_core.policies.claims.magnitudes import check_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     AverageWeights,
     Flat,
     Instruction,
+    MeasuredReplica,
     Message,
     MessageKind,
+    RejectMessage,
     SendMessage,
     SendWeights,
     Value,
@@ -49,6 +53,16 @@ from dlion_core.policies.synchronization import Synchronizer
 SETTLING_STEPS = 30
 """Steps after a partition merge before weights are compared again. Differences that diverging
 moments cause have decayed by then (0.9 to the 30th: 4 %)."""
+
+MAX_LOSS_RATIO = 1000.0
+"""Of a peer's negative loss to the least of this worker's recent ones."""
+
+MAX_LOST_PROGRESS = 0.75
+"""Part of what training has gained that weights may lack and still be merged. Untrained weights, or
+zeros, lack nearly all."""
+
+OWN_LOSS_TOLERANCE = 0.1
+"""The same, as part of the own loss, before training has gained anything."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +84,13 @@ class DirectKnowledgeTransfer:
         """Without a replica in `context`, the current weights are used when merging."""
         self._rule = rule
         self._replica, self._coding = context.replica, context.coding
+        replica: object = context.replica
+        self._measured = replica if isinstance(replica, MeasuredReplica) else None
         self._in_lock_step = in_lock_step
         self._rank, self._size = context.rank, context.layout.size
         self._recent: deque[float] = deque(maxlen=rule.loss_window)
+        self._first_loss: float | None = None
+        """Of the weights from which training began."""
         self._latest: dict[Rank, tuple[int, float]] = {}  # period and loss, by member
         self._open: int | None = None  # the own period that is not decided yet
         self._asked: _PendingRequest | None = None
@@ -96,6 +114,8 @@ class DirectKnowledgeTransfer:
             self._settling -= 1
             self._suspended = self._settling > 0
         self._recent.append(loss)
+        if self._first_loss is None:
+            self._first_loss = loss
         if iteration % self._rule.every_steps:
             return self.decide(peers)
         # the previous period ends now
@@ -136,7 +156,7 @@ class DirectKnowledgeTransfer:
         loss_by_rank = {
             rank: loss
             for rank, (at, loss) in self._latest.items()
-            if rank in counted and at >= period
+            if rank in counted and at >= period and self._is_possible(loss)
         }
         if len(loss_by_rank) < 2:
             return []
@@ -181,8 +201,22 @@ class DirectKnowledgeTransfer:
             return
         period = self._period_of(message)
         loss = decode_loss(message.payload)
+        if not self._is_possible(loss):
+            least = self._least_loss()
+            msg = f"loss {loss:.6g}; allowed: {least:.6g} on, by this worker's own losses"
+            raise CallerError(PeerRefusal.IMPLAUSIBLE, msg)
         if period >= self._latest.get(sender, (0, 0.0))[0]:
             self._latest[sender] = (period, loss)
+
+    def _is_possible(self, loss: float) -> bool:
+        """Whether a peer's loss is in the range that this worker's own losses imply."""
+        return not self._recent or loss >= self._least_loss()
+
+    def _least_loss(self) -> float:
+        """The least loss that is believed. Most losses are never negative, and a program's own that
+        is has been negative here, too."""
+        least = min(self._recent)
+        return 0.0 if least >= 0 else MAX_LOSS_RATIO * min(least, -1.0)
 
     def weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
         """Answer a request, once per peer and period, and only for periods reached here. Raises
@@ -211,10 +245,29 @@ class DirectKnowledgeTransfer:
             return []
         self._asked = None
         weights_D = decode_weights(message.payload, self._size)
+        check_weights(weights_D, None if self._replica is None else self._replica.weights_D)
+        if (why := self._what_is_worse(weights_D)) is not None:
+            claimed = self._latest.get(sender, (0, math.nan))[1]
+            reason = f"claimed a loss of {claimed:.3g}, but {why}; they are not merged"
+            return [RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE, is_violation=False)]
         since_D = asked.since_D
         if since_D is not None:  # same rounding, so that equal weights stay equal
             since_D = decode_weights(encode_weights(since_D, self._coding), self._size)
         return [AverageWeights(weights_D, self._rule.lambda_, sender, since_D)]
+
+    def _what_is_worse(self, weights_D: Flat) -> str | None:
+        """Return how far these weights are from the best ones, if they cannot be, by this worker's
+        own samples. The best of other samples may be somewhat worse here."""
+        if self._first_loss is None or self._measured is None:
+            return None
+        own, theirs = self._measured.loss_of(None), self._measured.loss_of(weights_D)
+        if own is None or theirs is None:
+            return None
+        most = own + abs(own) * OWN_LOSS_TOLERANCE
+        most = max(most, own + MAX_LOST_PROGRESS * (self._first_loss - own))
+        if theirs <= most:
+            return None
+        return f"its weights have {theirs:.3g} on samples held out here; allowed: up to {most:.3g}"
 
     def left(self, rank: Rank) -> None:
         """A member has left: do not expect its answers."""
@@ -235,6 +288,8 @@ class DirectKnowledgeTransfer:
 
     def state(self) -> dict[str, Value]:
         state: dict[str, Value] = {"recent_losses": np.array(self._recent, np.float64)}
+        if self._first_loss is not None:
+            state["loss_first"] = self._first_loss
         if self._rank in self._latest:
             period, loss = self._latest[self._rank]
             state |= {"loss_period": period, "loss_mean": loss}
@@ -243,6 +298,8 @@ class DirectKnowledgeTransfer:
     def restore(self, state: Mapping[str, Value]) -> None:
         self._recent.clear()
         self._recent.extend(np.asarray(state["recent_losses"], np.float64).tolist())
+        if "loss_first" in state:
+            self._first_loss = float(state["loss_first"])
         if "loss_period" in state:
             self._void = int(state["loss_period"])
             self._latest[self._rank] = (self._void, float(state["loss_mean"]))

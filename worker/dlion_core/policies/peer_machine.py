@@ -10,7 +10,16 @@ from collections.abc import Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.reasons import EventReason
+from dlion_core.codecs import decode_weights
 from dlion_core.codecs.payload import Payload
+from dlion_core.policies.claims.magnitudes import (
+    UnusualPeaks,
+    check_weights,
+    excessive,
+    peak_of_weights,
+)
+from dlion_core.policies.claims.samples import check_samples
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     ApplyGradient,
@@ -25,6 +34,7 @@ from dlion_core.policies.interface import (
     MessageArrived,
     MessageKind,
     RejectMessage,
+    ReportEvent,
     SendMessage,
     UpdateApplied,
     Value,
@@ -49,6 +59,7 @@ class PeerMachine:
         self.reported_batch_size = 0
         """Global batch size that the driver reported; 0: unknown."""
         self._batch_of: dict[Rank, int] = {}
+        self._peaks = UnusualPeaks()
         self._finished: dict[Rank, int] = {}
         """Last iteration that each peer reported, member or not."""
 
@@ -134,7 +145,7 @@ class PeerMachine:
         try:
             return self.received(sender, message)
         except ContractError as error:
-            return [RejectMessage(sender, str(error)), *self.passed_over(sender, message)]
+            return [RejectMessage.of(sender, error), *self.passed_over(sender, message)]
 
     def received(self, sender: Rank, message: Message) -> list[Instruction]:
         """Handle a message of a possible peer. Raises ContractError if it is invalid."""
@@ -153,16 +164,17 @@ class PeerMachine:
 
     def check_header(self, message: Message) -> None:
         """Check the fields of a message about a step. Raises ContractError if they are invalid."""
-        least = 1 if message.kind is MessageKind.GRADIENT else 0
-        most = self.context.max_samples
-        if not least <= message.local_batch_size <= most:
-            raise ContractError(
-                f"{message.kind.name} with a local batch of {message.local_batch_size} samples; "
-                f"allowed: {least} to {most}"
-            )
         if message.iteration < 1:
             msg = f"{message.kind.name} of iteration {message.iteration}; allowed: 1 on"
             raise ContractError(msg)
+        least = 1 if message.kind is MessageKind.GRADIENT else 0
+        what = f"{message.kind.name} with a local batch"
+        check_samples(
+            what,
+            message.local_batch_size,
+            self.context.max_batch_at(message.iteration),
+            least=least,
+        )
         if message.kind is MessageKind.PROGRESS and message.payload:
             raise ContractError("PROGRESS with a payload; allowed: none")
 
@@ -181,6 +193,25 @@ class PeerMachine:
         return [SendMessage(rank, self.greeting())] if self.synchronizer.stepped else []
 
     # ---- for the policies ------------------------------------------------------------------------
+
+    def peer_weights(self, payload: Payload) -> Flat:
+        """Decode a peer's weights. Raises ContractError if they are invalid, or too large."""
+        replica = self.context.replica
+        own_D = None if replica is None else replica.weights_D
+        return check_weights(decode_weights(payload, self.size), own_D)
+
+    def excessive(self, peaks: Mapping[Rank, float]) -> list[RejectMessage]:
+        """Return the rejections of contributions to one update that would destroy the weights."""
+        return excessive(peaks, self.rank, self._largest_weight)
+
+    def _largest_weight(self) -> float:
+        replica = self.context.replica
+        return 0.0 if replica is None else peak_of_weights(replica.weights_D)
+
+    def unusual(self, peaks: Mapping[Rank, float]) -> list[Instruction]:
+        """Report peers whose values are far larger than their earlier ones."""
+        texts = [self._peaks.add(rank, peak) for rank, peak in peaks.items() if rank != self.rank]
+        return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts if text]
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix

@@ -27,8 +27,11 @@ from dlion_core.lifecycle.step_cycle import (
     StepPhase,
     WaitForEvents,
 )
+from dlion_core.lifecycle.stop_claims import StopDoubts
 from dlion_core.lifecycle.stopping import JobProgress, stop_reason
+from dlion_core.links.events import Refused
 from dlion_core.phase_clock import PhaseClock, measured_by
+from dlion_core.policies.interface import RejectMessage
 from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
@@ -148,7 +151,7 @@ class TrainingLoop:
             progress,
             send=parts.exchange.send,
             # The exchange then reports it (`PeerRefusalReporter.filtered`).
-            refuse=lambda peer, reason, _: parts.exchange.record_violation(peer, reason),
+            refuse=lambda rejected, _: self._refuse(rejected),
             cpu_s=time.thread_time,
         )
         self._cycle = StepCycle(
@@ -157,6 +160,12 @@ class TrainingLoop:
             checkpointer,
         )
         self._phases = PhaseClock(time.monotonic)
+        parts.inbox.doubt = StopDoubts(
+            parts.job,
+            progress,
+            elapsed_s=parts.reporter.now_s,
+            training_set_samples=self._training_set_samples,
+        )
         self._quota = QuotaWatch()
         self._silent_s = 0.0
         """How long nothing came while only stopped peers were awaited."""
@@ -257,12 +266,21 @@ class TrainingLoop:
         waited_s = time.monotonic() - began_s
         if self._cycle.phase is StepPhase.OPEN:
             self._clock.waited_s += waited_s
-            is_silent = awaited <= inbox.stopped and not events
+            is_over = inbox.stop_reason is not None
+            is_silent = is_over and awaited <= inbox.stopped and not events
             self._silent_s = self._silent_s + waited_s if is_silent else 0.0
         self._cycle.handle(events)
         if self.lacks_quorum:
             self.report_links()  # observers must see a cut-off worker, too
             self._after_step(self.progress)  # a checkpoint may be due
+
+    def _refuse(self, rejected: RejectMessage) -> None:
+        """Report a rejected message, and count what breaks the protocol against its sender."""
+        peer, reason, kind = rejected.peer, rejected.reason, rejected.kind
+        if rejected.is_violation:
+            self._parts.exchange.record_violation(peer, reason, kind)
+        else:
+            self._parts.refusals.report([Refused(peer, reason, kind=kind)])
 
     def _gives_up(self) -> bool:
         """Whether the open step will get no more answers.
@@ -271,6 +289,7 @@ class TrainingLoop:
         nothing for a while, or if this worker must end: others may end too, and an update without
         them would differ.
         """
+        self._over()  # this worker's own stop confirms those of peers
         stopped_at = self._parts.inbox.stop_iteration
         return (
             (stopped_at is not None and stopped_at < self.progress.iteration)
@@ -282,7 +301,11 @@ class TrainingLoop:
         return self._trained_before_s + time.monotonic() - self._began_s
 
     def _over(self) -> str | None:
-        return self._parts.inbox.stop_reason or self._external_stop() or self._own_limit()
+        inbox = self._parts.inbox
+        if inbox.stop_reason is None and (reason := self._external_stop() or self._own_limit()):
+            inbox.confirm_stops()
+            return inbox.stop_reason or reason
+        return inbox.stop_reason
 
     def _own_limit(self) -> str | None:
         self.progress.trained_s = self._trained_s()

@@ -20,6 +20,7 @@ from dlion_api.spec import Job
 from dlion_core.lifecycle.inbox import StopKind, stop_message
 from dlion_core.lifecycle.reporting import Reporter
 from dlion_core.links.events import StateRequest
+from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Message
 from dlion_worker.trainer.start_up_times import process_age_s
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
@@ -114,7 +115,20 @@ class Shutdown:
             message = f"worker {peer}: {error}"
             self.reporter.event(EventReason.REPLICA_MISSING, message, warning=True)
             return None
-        return CollectedReplica(peer, state, snapshot.samples, snapshot.iteration)
+        samples = self._counted_samples(peer, snapshot.samples, own.iteration)
+        return CollectedReplica(peer, state, samples, snapshot.iteration)
+
+    def _counted_samples(self, peer: Rank, claimed: int, iteration: int) -> int:
+        """The samples by which a peer's replica counts: at most every sample of this run."""
+        most = max(1, iteration) * max_batch_at(self.job.spec, iteration)
+        if claimed > most:
+            message = (
+                f"worker {peer} claims {claimed:,} samples; counted as {most:,}, all that were"
+            )
+            self.reporter.event(
+                EventReason.MESSAGE_REFUSED, message, iteration=iteration, warning=True
+            )
+        return min(claimed, most)
 
     def _report_unlinked(self) -> None:
         here = {*self.inbox.linked, self.rank}

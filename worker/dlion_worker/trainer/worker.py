@@ -54,6 +54,9 @@ from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
 from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
+EVALUATION_REPORT_S = 60.0
+"""Between two reports of evaluations that failed."""
+
 
 class Worker:
     """Holds the parts of one incarnation. `run` trains to the end; `close` releases them."""
@@ -64,6 +67,8 @@ class Worker:
         self._identity = job.worker(self._rank)
         self._progress, self._closing = JobProgress(), ExitStack()
         self._saved_ranks: tuple[Rank, ...] = ()
+        self._evaluation_report_s = 0.0
+        """Before that time no further failed evaluation is reported."""
         self._incarnation = next_incarnation(config.state_dir)
         self._sidecar = SidecarClient(config.socket_path)
         self._coordination = CoordinationClient(
@@ -154,6 +159,7 @@ class Worker:
             model, self._config, self._identity, stream=self._stream, progress=self._progress
         )
         self._replica = LocalReplica(self._job, self._rank, model, optimizer)
+        self._replica.measure_on(self._data.held_out_x, self._data.held_out_y)
         self._machine = factory.build_for(self._job, self._rank, self._replica)
         self._saving = StateSaver(
             self._config,
@@ -164,6 +170,7 @@ class Worker:
                 progress=self._progress,
                 stream=self._stream,
                 machine=self._machine,
+                workers=len(self._job.workers()),
             ),
             progress=self._progress,
             reporter=self._reporter,
@@ -356,7 +363,11 @@ class Worker:
         self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)
 
     def _evaluation_failed(self, error: Exception) -> None:
-        self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
+        """Report it, but seldom: on a full disk every evaluation fails."""
+        now_s = time.monotonic()
+        if now_s >= self._evaluation_report_s:
+            self._evaluation_report_s = now_s + EVALUATION_REPORT_S
+            self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
 
     def _finish(self, reason: str) -> None:
         done = self._progress

@@ -6,8 +6,10 @@ The training thread changes weights in place; the exchange's thread copies them 
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlion_api.names import Rank
 from dlion_api.spec import Job
@@ -21,6 +23,10 @@ from dlion_worker.training.snapshot import TrainingState, pack, unpack
 
 UPDATE_WAIT_S = 60.0
 """Longest wait for an update that a requested state must contain."""
+
+
+MAX_MEASURED_SAMPLES = 256
+"""Held-out samples on which a peer's weights are measured: a batch, so that it costs a step."""
 
 
 class LocalReplica:
@@ -39,6 +45,7 @@ class LocalReplica:
         self.learning_rate = 0.0
         self._is_settled = True
         """False between an update and the policies' reaction to it."""
+        self._measured_on: tuple[NDArray[Any], NDArray[Any]] | None = None
         self._withheld_D: Flat | None = None
         """Part of the weights that peers still receive from this worker's policy."""
 
@@ -56,6 +63,19 @@ class LocalReplica:
         """Where the optimizer's moments would carry the weights without further gradients."""
         with self._lock:
             return self.optimizer.resting_D(self.model.weights_D)
+
+    def measure_on(self, x: NDArray[Any], y: NDArray[Any]) -> None:
+        """Use the first of these held-out samples for `loss_of`."""
+        self._measured_on = x[:MAX_MEASURED_SAMPLES], y[:MAX_MEASURED_SAMPLES]
+
+    def loss_of(self, weights_D: Flat | None) -> float | None:
+        """Mean loss of these weights, of the current ones for None, on held-out samples; None:
+        there are none."""
+        if self._measured_on is None or not len(self._measured_on[0]):
+            return None
+        now_D = self.model.weights_D if weights_D is None else weights_D
+        snapshot = self.model.snapshot_of(now_D, self.model.get_state())
+        return self.model.evaluate(*self._measured_on, snapshot=snapshot).loss
 
     def apply_gradient(
         self,

@@ -72,7 +72,7 @@ def test_weights_that_overflow_end_the_worker_as_diverged(policy: str) -> None:
         parts,
         JobProgress(),
         send=lambda _peer, _message: None,
-        refuse=lambda _peer, reason, _iteration: pytest.fail(reason),
+        refuse=lambda rejected, _iteration: pytest.fail(rejected.reason),
     )
     instructions.handle(MemberJoined(Rank(0)))
     gradient_D = np.full(LAYOUT.size, 1e3, np.float32)

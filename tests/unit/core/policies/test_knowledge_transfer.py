@@ -10,6 +10,7 @@ import pytest
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.codecs import ValueCodec, decode_loss, encode_loss, encode_whole
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
@@ -19,6 +20,7 @@ from dlion_core.policies.interface import (
     Layout,
     Message,
     MessageKind,
+    RejectMessage,
     SendMessage,
     SendWeights,
 )
@@ -361,3 +363,72 @@ def test_without_a_policy_nothing_is_shared() -> None:
 
 def test_alone_there_is_nobody_to_ask() -> None:
     assert Worker(peers=()).steps(1.0, 1.0) == []
+
+
+class Measured(Worker):
+    """As `Worker`, and can measure weights: the loss is what the test says for the first entry."""
+
+    def __init__(self, losses: dict[float, float]) -> None:
+        super().__init__()
+        self.losses = losses
+
+    def loss_of(self, weights_D: Flat | None) -> float | None:
+        return self.losses[float((self.weights_D if weights_D is None else weights_D)[0])]
+
+
+OWN, THEIRS = 2.0, 7.0
+"""The first entry of the weights: after two steps, and of the answer."""
+
+
+def merged(first: float, own: float, theirs: float) -> list[Instruction]:
+    """What a worker whose loss was `first` does with weights that have the loss `theirs`."""
+    worker = Measured({OWN: own, THEIRS: theirs})
+    worker.steps(first, own)
+    worker.loss(C, 2, 9.0)
+    assert asked(worker.loss(B, 2, min(0.0, 2 * own))) == [B]
+    return worker.weights(B, 2)
+
+
+@pytest.mark.parametrize("own", [0.1, 1.0, 1.9])
+def test_weights_that_lack_what_training_has_gained_are_not_merged(own: float) -> None:
+    """Zeros have the loss of a guess, 2.30 with ten classes; untrained weights have more."""
+    (refusal,) = merged(2.4, own, 2.303)
+    assert isinstance(refusal, RejectMessage)
+    assert (refusal.peer, refusal.kind) == (B, PeerRefusal.IMPLAUSIBLE)
+    assert "claimed a loss of 0, but its weights have 2.3 on samples held out here" in str(refusal)
+    assert not refusal.is_violation, "its samples may be others"
+
+
+@pytest.mark.parametrize(
+    ("first", "own", "theirs"), [(2.4, 1.0, 0.8), (2.4, 1.0, 1.9), (2.4, 2.5, 2.6), (-1, -5, -3)]
+)
+def test_weights_that_are_somewhat_worse_here_are_merged(
+    first: float, own: float, theirs: float
+) -> None:
+    (merge,) = merged(first, own, theirs)
+    assert isinstance(merge, AverageWeights)
+
+
+@pytest.mark.parametrize("loss", [-1e300, -1e-9])
+def test_a_loss_that_cannot_be_is_refused(loss: float) -> None:
+    worker = Worker()
+    worker.steps(2.0, 1.0)
+    with pytest.raises(CallerError, match=r"loss -1e.*; allowed: 0 on") as error:
+        worker.loss(B, 2, loss)
+    assert error.value.kind is PeerRefusal.IMPLAUSIBLE
+
+
+def test_a_loss_that_cannot_be_and_came_before_the_first_step_does_not_count() -> None:
+    worker = Worker()
+    worker.loss(B, 2, -1e300)
+    worker.loss(C, 2, 3.0)
+    assert asked(worker.steps(2.0, 1.0)) == []
+
+
+def test_where_losses_are_negative_so_may_be_a_peers() -> None:
+    worker = Worker()
+    worker.steps(-3.0, -4.0)
+    worker.loss(C, 2, -3.0)
+    assert asked(worker.loss(B, 2, -40.0)) == [B]
+    with pytest.raises(CallerError, match="allowed: -4000 on"):
+        worker.loss(B, 2, -1e300)

@@ -22,7 +22,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import GradientPart, decode_gradient, decode_weights
+from dlion_core.codecs import GradientPart, decode_gradient
 from dlion_core.policies.aggregation import divisor
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.gradient_selectors import OutgoingPayloads
@@ -231,7 +231,7 @@ class DelayedGradientMachine(PeerMachine):
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if not self._is_client or sender != self._server:
             raise ContractError(f"weights from worker {sender}, which is not the server")
-        weights_D = decode_weights(message.payload, self.size)
+        weights_D = self.peer_weights(message.payload)
         self._awaits_weights = False  # the server also answers a gradient that it rejected
         if message.iteration <= self._taken:
             return []

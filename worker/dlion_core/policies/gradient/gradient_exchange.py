@@ -17,6 +17,7 @@ import numpy as np
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.protocol.refusals import CallerError
 from dlion_core.codecs import GradientPart, decode_gradient
 from dlion_core.policies.aggregation import (
     MAX_ITERATIONS_AHEAD,
@@ -25,6 +26,7 @@ from dlion_core.policies.aggregation import (
     divisor,
     plus,
 )
+from dlion_core.policies.claims.magnitudes import peaks_of
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.gradient_selectors import GradientSelector, Payload
 from dlion_core.policies.interface import (
@@ -67,6 +69,8 @@ class GradientMachine(PeerMachine):
         self._is_open = False
         """Whether the update of the last iteration waits at the barrier."""
         self._updates = 0
+        self._own_peak = 0.0
+        """The largest magnitude of this worker's last gradient; 0: none yet."""
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -82,6 +86,7 @@ class GradientMachine(PeerMachine):
         instructions = self.step_messages(outgoing.payloads, self._updates)
         instructions += self._transfer.step_done(step.iteration, step.loss, self.synchronizer)
         own = Contribution(step.local_batch_size, outgoing.own)
+        self._own_peak = outgoing.own.peak
         if self.synchronizer.rule.barrier:
             self._rounds[step.iteration][self.rank] = own
             self._is_open = True
@@ -147,12 +152,17 @@ class GradientMachine(PeerMachine):
         return decode_gradient(payload, self.size)
 
     def _keep(self, sender: Rank, iteration: int, contribution: Contribution) -> None:
-        """Store the contribution for its barrier if it is in time, else for the next update."""
+        """Store the contribution for its barrier if it is in time, else for the next update.
+        Raises ContractError if it is added at once and too large."""
         rule = self.synchronizer.rule
         next_update = self._next_update()
         if rule.barrier and next_update <= iteration <= next_update + MAX_ITERATIONS_AHEAD:
             self._rounds[iteration][sender] = contribution
         elif not rule.barrier or rule.spare:
+            if contribution.part is not None:
+                peaks = {sender: contribution.part.peak, self.rank: self._own_peak}
+                for refused in self.excessive(peaks):
+                    raise CallerError(refused.kind, refused.reason)
             self._add(contribution)
 
     def _add(self, late: Contribution) -> None:
@@ -179,6 +189,11 @@ class GradientMachine(PeerMachine):
             sizes = self.batch_sizes() | sizes
             for contribution in chain.from_iterable(each.values() for each in skipped):
                 self._add(contribution)
+        peaks = peaks_of(contributions)
+        refused = self.excessive(peaks)
+        for one in refused:
+            del contributions[one.peer], peaks[one.peer], sizes[one.peer]
+        instructions += [*refused, *self.unusual(peaks)]
         if not contributions:  # this worker skips it, and all contributors have left
             return instructions
         return [*instructions, self.combined_update(contributions.values(), sizes)]

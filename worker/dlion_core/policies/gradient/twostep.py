@@ -41,7 +41,6 @@ from dlion_api.names import Rank
 from dlion_core.codecs import (
     AnyCoding,
     GradientPart,
-    decode_weights,
     max_kept_entries,
     require_finite,
 )
@@ -180,7 +179,7 @@ class TwoStep(DelayedGradientMachine):
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         if not self._every or self._site_of(sender) == self._site_of(self.rank):
             raise ContractError(f"weights of worker {sender}: its model is not combined here")
-        weights_D = decode_weights(message.payload, self.size)
+        weights_D = self.peer_weights(message.payload)
         if message.iteration <= self._combined.get(sender, 0):
             return []
         self._combined[sender] = message.iteration

@@ -13,6 +13,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import decode_gradient
 from dlion_core.policies.aggregation import Contribution
+from dlion_core.policies.claims.samples import check_samples
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.hierarchical.site_gateways import from_version
 from dlion_core.policies.interface import Message, MessageKind
@@ -70,10 +71,8 @@ def check_source(
 def decode_contribution(message: Message, context: PolicyContext) -> Contribution:
     """Return the contribution of a checked message. Raises ContractError if it is invalid."""
     workers = 1 if message.weights_version == PART else len(context.ranks)
-    most = workers * context.max_samples
     samples = message.local_batch_size
-    if not 1 <= samples <= most:
-        raise ContractError(f"gradient of {samples} samples; allowed: 1 to {most}")
+    check_samples("gradient", samples, workers * context.max_batch_at(message.iteration))
     if message.kind is MessageKind.GRADIENT:
         return Contribution(samples, decode_gradient(message.payload, context.layout.size))
     if message.payload:

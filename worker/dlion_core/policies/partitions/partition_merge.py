@@ -36,6 +36,8 @@ from collections.abc import Callable, Mapping
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import decode_weights, encode_weights
+from dlion_core.policies.claims.magnitudes import check_weights
+from dlion_core.policies.claims.samples import check_vector
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     STEP_KINDS,
@@ -79,6 +81,8 @@ _KINDS = frozenset(
 )
 # Limits between two steps: queries and version vectors per peer, and weights per peer.
 MAX_VECTORS_PER_STEP, MAX_WEIGHTS_PER_STEP = 8, 2
+MAX_UNBOUNDED_LEAD = 100_000
+"""Iterations between two workers of a side that never wait for each other."""
 
 
 class PartitionMerge:
@@ -99,7 +103,7 @@ class PartitionMerge:
         the merge is done or has failed."""
         self._machine, self._replica = machine, replica
         self._rank, self._size, self._coding = context.rank, context.layout.size, context.coding
-        self._ranks = context.possible_ranks
+        self._ranks, self._spec = context.possible_ranks, context.spec
         self._min_samples = min_samples
         self._slack = slack
         self._on_merging = on_merging
@@ -270,12 +274,13 @@ class PartitionMerge:
                 case _:
                     return self._weights_arrived(sender, message)
         except ContractError as error:
-            return [RejectMessage(sender, str(error)), *self._request_missing()]
+            return [RejectMessage.of(sender, error), *self._request_missing()]
 
     def _vector_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         vector, rest = decode_version_vector(message.payload, self._ranks)
         if rest.nbytes:
             raise ContractError(f"HELD with {rest.nbytes} extra bytes; allowed: none")
+        self._check_vector(vector, message.iteration)
         if not self._stepped:  # it starts from initial weights or those of a peer
             self._samples.include(vector)
             return []
@@ -287,6 +292,13 @@ class PartitionMerge:
         if self._query is not None:
             self._query.awaited.discard(sender)
         return self._request_missing()
+
+    def _check_vector(self, vector: VersionVector, iteration: int) -> None:
+        """Raise CallerError if it has more samples than workers can have made until then."""
+        # A worker of the sender's side may be ahead of it.
+        lead = MAX_UNBOUNDED_LEAD if self._slack is None else 2 * (self._slack + 1)
+        until = max(iteration, self._iteration) + lead
+        check_vector(vector, self._samples.most(vector, until, self._spec))
 
     def _vector_requested(self, sender: Rank) -> list[Instruction]:
         answers = self._stepped and sender in self._linked
@@ -338,7 +350,8 @@ class PartitionMerge:
         self._vectors.pop(sender, None)
         self._end_pull()
         theirs, coded = decode_version_vector(message.payload, self._ranks)
-        others_D = decode_weights(coded, self._size)
+        self._check_vector(theirs, message.iteration)
+        others_D = check_weights(decode_weights(coded, self._size), self._replica.weights_D)
         snapshot = pull.snapshot_after(message.iteration)
         then, then_D = snapshot.held, snapshot.resting_D
         if not missing_samples(then, theirs):

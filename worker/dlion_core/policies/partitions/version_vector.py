@@ -6,10 +6,12 @@ Source: Parker et al., Detection of Mutual Inconsistency in Distributed Systems 
 """
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_api.spec import Spec
+from dlion_core.policies.claims.samples import max_batch_at
 from dlion_core.policies.interface import Value
 from dlion_core.policies.state_values import ints_by_rank
 
@@ -46,6 +48,19 @@ class SampleCounter:
         if samples and iteration > self._iterations.get(rank, 0):
             self._iterations[rank] = iteration
             self.held[rank] = min(self.held.get(rank, 0) + samples, MAX_WORKER_SAMPLES)
+
+    def most(self, ranks: Iterable[Rank], until: int, spec: Spec) -> dict[Rank, int]:
+        """Return the most samples that each worker can have made until that iteration.
+
+        That is what is counted here, and a whole global batch for each iteration. A worker of whom
+        nothing is counted may have trained before a resume, with a larger batch.
+        """
+        sizes = spec.batching.global_batch_size
+        batch, largest = max_batch_at(spec, until), max(sizes.initial, sizes.max)
+        return {
+            rank: self.held.get(rank, 0) + until * (batch if rank in self.held else largest)
+            for rank in ranks
+        }
 
     def include(self, others: Mapping[Rank, int]) -> None:
         """Take the larger count of each worker."""

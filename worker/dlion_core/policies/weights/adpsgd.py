@@ -130,7 +130,7 @@ class AdPsgd(PeerMachine):
             return self._answer_arrived(sender, message)
         if message.iteration > self._answered.get(sender, 0):
             self._answered[sender] = message.iteration
-            theirs_D = decode_weights(message.payload, self.size)
+            theirs_D = self.peer_weights(message.payload)
             self._requests[sender] = (message.iteration, theirs_D)
         return []
 
@@ -138,7 +138,7 @@ class AdPsgd(PeerMachine):
         if (self._asked, self._asked_at) != (sender, message.iteration):
             return []  # of an abandoned exchange
         self._asked = None
-        theirs_D = decode_weights(message.payload, self.size)
+        theirs_D = self.peer_weights(message.payload)
         mean_D = self._mean(theirs_D, self._sent)
         self._sent = b""
         return [ReplaceWeights(mean_D)]

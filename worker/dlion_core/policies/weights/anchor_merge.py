@@ -16,19 +16,54 @@ round, where a merged anchor contains what the unmerged ones have, so that those
 Source: the project's definition, as `partition_merge` for policies that exchange gradients.
 """
 
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dlion_api.errors import ContractError
 from dlion_api.names import Rank
+from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.interface import Flat
 from dlion_core.policies.partitions.version_vector import (
     VersionVector,
     merge_text,
     missing_samples,
 )
+
+CONTRIBUTION, ANCHOR = 0, 1
+HEAD = struct.Struct("<BIIH")
+"""Of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of its
+round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector, the
+anchor, and the outer velocity if there is one."""
+
+
+def parse_head(
+    payload: bytes | memoryview, allowed_steps: range
+) -> tuple[tuple[int, int, int, int], memoryview]:
+    """Return the fields of a message's head, and what follows. Raises ContractError."""
+    whole = memoryview(payload)
+    if len(whole) < HEAD.size:
+        raise ContractError(f"WEIGHTS of {len(whole)} bytes; allowed: {HEAD.size} on")
+    form, checksum, samples, steps = HEAD.unpack_from(whole)
+    if form not in (CONTRIBUTION, ANCHOR) or steps not in allowed_steps:
+        raise ContractError(
+            f"WEIGHTS of form {form} for {steps} local steps; allowed: form 0 or 1,"
+            f" {allowed_steps[0]} to {allowed_steps[-1]} steps"
+        )
+    return (form, checksum, samples, steps), whole[HEAD.size :]
+
+
+@dataclass(frozen=True)
+class PseudoGradient(Contribution):
+    """A worker's contribution to a round."""
+
+    checksum: int
+    """Of its anchor."""
+    local_steps: int
+    """Its proposal for H."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ the largest H that a worker of the last round has proposed.
 because a worker has just joined or some were cut off, `anchor_merge` decides which all go on from.
 """
 
-import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +30,9 @@ from dlion_core.codecs import (
     decode_weights,
     encode_weights,
 )
-from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.aggregation import sample_mean
+from dlion_core.policies.claims.magnitudes import peaks_of
+from dlion_core.policies.claims.samples import check_samples, check_vector
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
@@ -50,32 +50,27 @@ from dlion_core.policies.interface import (
 from dlion_core.policies.partitions.version_vector import (
     MERGE_ITERATIONS,
     SampleCounter,
+    VersionVector,
     decode_version_vector,
     encode_version_vector,
 )
 from dlion_core.policies.state_values import vector_or_none
-from dlion_core.policies.weights.anchor_merge import Anchor, AnchorMerge, group_by_anchor
+from dlion_core.policies.weights.anchor_merge import (
+    ANCHOR,
+    CONTRIBUTION,
+    HEAD,
+    Anchor,
+    AnchorMerge,
+    PseudoGradient,
+    group_by_anchor,
+    parse_head,
+)
 from dlion_core.policies.weights.local_rounds import LocalRounds
 
-_CONTRIBUTION, _ANCHOR = 0, 1
 _ANSWERED = (MessageKind.HELD_REQUEST, MessageKind.WEIGHTS_REQUEST)
 MAX_ANSWERS = 3
 """Of each kind to a peer, until the next round closes. A peer that is behind asks for each of the
 rounds of which it has this worker's contribution (`local_rounds` keeps two)."""
-_HEAD = struct.Struct("<BIIH")
-"""Of a `WEIGHTS` message: which of the two it is, checksum of the sender's anchor, samples of its
-round, and its proposal for H (anchor: the H in use). A gradient follows; or the version vector, the
-anchor, and the outer velocity if there is one."""
-
-
-@dataclass(frozen=True)
-class PseudoGradient(Contribution):
-    """A worker's contribution to a round."""
-
-    checksum: int
-    """Of its anchor."""
-    local_steps: int
-    """Its proposal for H."""
 
 
 class AnchoredRounds(LocalRounds[PseudoGradient]):
@@ -157,11 +152,10 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         self.residual.value_D -= self.weights_D
         sent = self.residual.send(self.chosen(), self.coding)
         self.residual.value_D *= self._feedback
-        samples, proposal = min(self.samples, self.max_samples), self.proposal()
+        samples, proposal = min(self.samples, self.max_samples(self._end)), self.proposal()
         checksum = _checksum(self.anchor_D)
         own = PseudoGradient(samples, sent.part, checksum, proposal)
-        head = _HEAD.pack(_CONTRIBUTION, checksum, samples, proposal)
-        payload = b"".join((head, sent.payload or b""))
+        payload = HEAD.pack(CONTRIBUTION, checksum, samples, proposal) + bytes(sent.payload or b"")
         message = Message(MessageKind.WEIGHTS, self._end, self.local_batch_size, payload=payload)
         return self.open_round(self._end, own, message)
 
@@ -175,7 +169,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
                 if self.open is not None and self.open.end <= message.iteration:
                     # It closed there, maybe before the link was up: no contribution follows.
                     self.open.expected.discard(sender)
-                return self._vector_arrived(sender, message.payload)
+                return self._vector_arrived(sender, message)
         return super().received(sender, message)
 
     def progress_arrived(self, sender: Rank, message: Message) -> None:
@@ -189,20 +183,10 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
 
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         """Store a contribution until its round closes here, or take over an anchor."""
-        whole = memoryview(message.payload)
-        if len(whole) < _HEAD.size:
-            raise ContractError(f"WEIGHTS of {len(whole)} bytes; allowed: {_HEAD.size} on")
-        kind, checksum, samples, steps = _HEAD.unpack_from(whole)
-        rest = whole[_HEAD.size :]
-        if kind not in (_CONTRIBUTION, _ANCHOR) or steps not in self._allowed_steps:
-            raise ContractError(
-                f"WEIGHTS of form {kind} for {steps} local steps; allowed: form 0 or 1,"
-                f" {self._allowed_steps[0]} to {self._allowed_steps[-1]} steps"
-            )
-        if kind == _ANCHOR:
+        (form, checksum, samples, steps), rest = parse_head(message.payload, self._allowed_steps)
+        if form == ANCHOR:
             return self._anchor_arrived(sender, message.iteration, steps, rest)
-        if not 1 <= samples <= self.max_samples:
-            raise ContractError(f"{samples} samples of a round; allowed: 1 to {self.max_samples}")
+        check_samples("round", samples, self.max_samples(message.iteration, sender))
         if message.iteration >= self.first_wanted:
             part = decode_gradient(rest, self.size) if rest else None
             contribution = PseudoGradient(samples, part, checksum, steps)
@@ -272,13 +256,21 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         """Make the outer step. Begin a repair if some workers have another anchor."""
         assert self.anchor_D is not None
         self._has_closed = True
+        contributions, peaks = dict(contributions), peaks_of(contributions)
+        refused = self.excessive(peaks)
+        for one in refused:
+            del contributions[one.peer], peaks[one.peer]
         mean_D = sample_mean(contributions.values(), self.size)
         self.anchor_D = self.anchor_D - self.outer_step(mean_D)
         own, before = contributions[self.rank], self.local_steps
         self._follow(end, max(one.local_steps for one in contributions.values()))
-        for rank, one in contributions.items():
-            self._trained.count(rank, end, one.samples)
-        instructions = self.steps_changed(own.local_steps, before)
+        for rank, contribution in contributions.items():
+            self._trained.count(rank, end, contribution.samples)
+        instructions = [
+            *refused,
+            *self.unusual(peaks),
+            *self.steps_changed(own.local_steps, before),
+        ]
         present = {self.rank, *self.synchronizer.active} - self._gone
         checksums = {rank: contributions[rank].checksum for rank in present & contributions.keys()}
         groups = group_by_anchor(checksums)
@@ -328,7 +320,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
             return []
         if kind is MessageKind.HELD_REQUEST:
             return [SendMessage(peer, self._vector())]
-        head = _HEAD.pack(_ANCHOR, 0, 0, self.local_steps)
+        head = HEAD.pack(ANCHOR, 0, 0, self.local_steps)
         # Exact, so that both have the same checksums from now on.
         vectors = [self.anchor_D, *([] if self.velocity_D is None else [self.velocity_D])]
         coded = [encode_weights(vector_D, ValueCodec.FLOAT32) for vector_D in vectors]
@@ -340,14 +332,20 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
         payload = encode_version_vector(self._trained.held)
         return Message(MessageKind.HELD, self.closed, payload=payload)
 
-    def _vector_arrived(self, sender: Rank, payload: bytes | memoryview) -> list[Instruction]:
+    def _check_vector(self, held: VersionVector, iteration: int) -> None:
+        """Raise CallerError if it has more samples than workers can have made until then."""
+        until = max(iteration, self.synchronizer.own) + 2 * self._allowed_steps[-1]
+        check_vector(held, self._trained.most(held, until, self.context.spec))
+
+    def _vector_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         merge = self._merge
         is_answer = merge is not None and merge.wanted is None and sender in merge.awaited()
         if not (is_answer or self._is_taken_over):
             return []
-        held, rest = decode_version_vector(payload, self.context.possible_ranks)
+        held, rest = decode_version_vector(message.payload, self.context.possible_ranks)
         if rest.nbytes:
             raise ContractError(f"HELD with {rest.nbytes} extra bytes; allowed: none")
+        self._check_vector(held, message.iteration)
         if is_answer and merge is not None:
             merge.vectors[sender] = held
         else:
@@ -363,8 +361,9 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
             if iteration > known + self._allowed_steps[-1]:
                 raise ContractError(f"anchor of iteration {iteration}; allowed: up to {known}")
             held, coded = decode_version_vector(payload, self.context.possible_ranks)
+            self._check_vector(held, iteration)
             length = HEADER_BYTES + ValueCodec.FLOAT32.bytes_of(self.size)
-            anchor_D = decode_weights(coded[:length], self.size)
+            anchor_D = self.peer_weights(coded[:length])
             rest = coded[length:]
             velocity_D = decode_weights(rest, self.size) if rest else None
             merge.anchors[sender] = Anchor(held, iteration, local_steps, anchor_D, velocity_D)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import AnyCoding, decode_weights, encode_weights
+from dlion_core.policies.claims.magnitudes import check_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.gradient_selectors import Payload
 from dlion_core.policies.interface import (
@@ -269,7 +270,9 @@ class EventGrad(PeerMachine):
         if message.iteration <= self._arrived.get(sender, 0):
             return []
         self._arrived[sender] = message.iteration
-        self._early[message.iteration, sender] = self._variables.decoded(message.payload)
+        chosen_L, value_K = self._variables.decoded(message.payload)
+        check_weights(value_K, self.weights_D)
+        self._early[message.iteration, sender] = (chosen_L, value_K)
         waiting = sorted(key for key in self._early if key[1] == sender)
         for key in waiting[:-_EARLY_EACH]:
             self._take(key)

@@ -28,6 +28,8 @@ from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, require_finite
 from dlion_core.codecs.polyline import decode_polyline, encode_polyline
 from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.claims.magnitudes import check_weights
+from dlion_core.policies.claims.samples import check_samples
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     Flat,
@@ -102,6 +104,9 @@ class FedatWorker(PeerMachine):
     def _decoded(self, payload: bytes | memoryview) -> Flat:
         return decode_polyline(payload, self.size, self._parameters.decimals)
 
+    def _received(self, payload: bytes | memoryview) -> Flat:
+        return check_weights(self._decoded(payload), self.weights_D)
+
     def state(self) -> dict[str, Value]:
         state = super().state()
         open_ = not self._has_answered  # a restart repeats an answered round
@@ -140,7 +145,7 @@ class FedatClient(FedatWorker):
         if sender != self._server:
             raise ContractError(f"weights of worker {sender}; the server is {self._server}")
         try:
-            weights_D = self._decoded(message.payload)
+            weights_D = self._received(message.payload)
         except ContractError:
             self._go_on_alone()
             raise
@@ -198,10 +203,9 @@ class FedatServer(FedatWorker):
         self._answers.pop(sender, None)
         self._answers[sender] = None
         samples = message.weights_version
-        most = self._parameters.local_steps * self.context.max_samples
-        if not 1 <= samples <= most:
-            raise ContractError(f"weights after {samples} samples; allowed: 1 to {most}")
-        weights = GradientPart(self._decoded(message.payload))
+        most = self._parameters.local_steps * self.context.max_batch_at(message.iteration)
+        check_samples("weights", samples, most)
+        weights = GradientPart(self._received(message.payload))
         self._answers[sender] = Contribution(samples, weights)
         return []
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, decode_gradient, require_finite
+from dlion_core.policies.claims.magnitudes import check_peak
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.gradient.entries import Residual
 from dlion_core.policies.interface import (
@@ -151,7 +152,9 @@ class Gaia(PeerMachine):
         if message.iteration <= self._arrived.get(sender, 0):
             return []
         self._arrived[sender] = message.iteration
-        self._early[message.iteration, sender] = decode_gradient(message.payload, self.size)
+        part = decode_gradient(message.payload, self.size)
+        check_peak(part.peak, self.weights_D)  # a change of the weights
+        self._early[message.iteration, sender] = part
         return []
 
     def advance(self) -> list[Instruction]:

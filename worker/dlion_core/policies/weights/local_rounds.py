@@ -53,8 +53,7 @@ class LocalRounds(PeerMachine, Generic[C]):
 
     def __init__(self, context: PolicyContext, *, max_local_steps: int) -> None:
         super().__init__(context, SyncRule(slack=max_local_steps))
-        self.max_samples = max_local_steps * context.max_samples
-        """The largest number of samples that a contribution may report."""
+        self._max_local_steps = max_local_steps
         self.anchor_D: Flat | None = None
         self.velocity_D: Flat | None = None
         """Of the outer momentum; None: not used yet."""
@@ -65,6 +64,8 @@ class LocalRounds(PeerMachine, Generic[C]):
         self.open: OpenRound[C] | None = None
         self._newcomers: set[Rank] = set()
         self._received: dict[Rank, dict[int, C]] = {}
+        self._contributed: dict[Rank, int] = {}
+        """End of the last round to which each linked peer has contributed."""
 
     def close_round(self, contributions: Mapping[Rank, C], end: int) -> list[Instruction]:
         """Combine the contributions, this worker's included, in rank order."""
@@ -103,8 +104,23 @@ class LocalRounds(PeerMachine, Generic[C]):
         """Whether that peer's contribution to the round of that end has arrived."""
         return end in self._received.get(sender, ())
 
+    def max_samples(self, end: int, sender: Rank | None = None) -> int:
+        """The largest number of samples that a contribution to the round of that end may report.
+
+        A worker counts them anew after each round, so a linked peer has made no more steps than
+        there are iterations since its last contribution.
+        """
+        steps = self._max_local_steps
+        if sender in self._contributed:
+            steps = max(1, min(steps, end - self._contributed[sender]))
+        return steps * self.context.max_batch_at(end)
+
     def keep(self, sender: Rank, end: int, contribution: C) -> None:
-        """Store a peer's contribution until its round closes here."""
+        """Store a peer's contribution until its round closes here. Over one link, the first for
+        each round counts."""
+        if end <= self._contributed.get(sender, 0):
+            return
+        self._contributed[sender] = end
         rounds = self._received.setdefault(sender, {})
         rounds[end] = contribution
         if len(rounds) > _KEPT_ROUNDS:
@@ -132,6 +148,7 @@ class LocalRounds(PeerMachine, Generic[C]):
     def left(self, rank: Rank) -> None:
         """Do not wait for it. Its contribution to the open round counts."""
         self._newcomers.discard(rank)
+        self._contributed.pop(rank, None)
         if self.open is None:
             self._received.pop(rank, None)
         else:

@@ -24,6 +24,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_core.codecs import GradientPart, decode_weights, encode_weights
 from dlion_core.policies.aggregation import Contribution, sample_mean
+from dlion_core.policies.claims.samples import check_samples
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     Flat,
@@ -59,9 +60,9 @@ class LocalSteps(LocalRounds[Contribution]):
             return []
         self._round = now
         payload = encode_weights(self.weights_D, self._codec)
-        samples = min(self.samples, self.max_samples)
-        own = Contribution(samples, GradientPart(decode_weights(payload, self.size).copy()))
         due = now * self._parameters.local_steps
+        samples = min(self.samples, self.max_samples(due))
+        own = Contribution(samples, GradientPart(decode_weights(payload, self.size).copy()))
         message = Message(MessageKind.WEIGHTS, due, self.local_batch_size, samples, payload)
         return self.open_round(due, own, message)
 
@@ -71,12 +72,12 @@ class LocalSteps(LocalRounds[Contribution]):
         if message.iteration % steps:
             msg = f"weights of iteration {message.iteration}; allowed: multiples of {steps}"
             raise ContractError(msg)
-        if not 1 <= samples <= self.max_samples:
-            reason = f"weights after {samples} samples; allowed: 1 to {self.max_samples}"
-            raise ContractError(reason)
         end = message.iteration
-        if end >= self.first_wanted and not self.has(sender, end):
-            weights_D = decode_weights(message.payload, self.size).copy()
+        if self.has(sender, end):
+            return []
+        check_samples("weights", samples, self.max_samples(end, sender))
+        if end >= self.first_wanted:
+            weights_D = self.peer_weights(message.payload).copy()
             self.keep(sender, end, Contribution(samples, GradientPart(weights_D)))
         return []
 

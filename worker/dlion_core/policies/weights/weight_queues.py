@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from dlion_api.errors import ContractError
 from dlion_api.names import Rank
-from dlion_core.codecs import decode_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import Flat, Instruction, Message, Value
 from dlion_core.policies.peer_machine import PeerMachine
@@ -59,7 +58,7 @@ class QueuedWeightsMachine(PeerMachine):
     def weights_arrived(self, sender: Rank, message: Message) -> list[Instruction]:
         """Queue the weights. Do not wait for a replacement of invalid ones."""
         try:
-            weights_D = decode_weights(message.payload, self.size)
+            weights_D = self.peer_weights(message.payload)
         except ContractError:
             self.give_up(sender, message.iteration)
             raise

@@ -1,0 +1,151 @@
+"""A peer ends the run only where this worker, others or a whole site bear it out.
+
+Facts: a stop at step 5 of 1,000 by one of three peers ends nothing; after ten seconds its sender
+counts as gone and is named, whatever name it signed with; a stop rule that this worker is near is
+believed at once; so is what most peers say, and a deadline of all linked workers of a site; a
+worker that runs ahead is believed by its steps; a reason is signed by who sent it.
+
+Left out: that the trainer asks, and stops by this worker's own coordinator (tests/local).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dlion_api.endings import stop_rule_met
+from dlion_api.names import Rank
+from dlion_api.protocol.refusals import PeerRefusal
+from dlion_api.spec import load_job
+from dlion_core.lifecycle.inbox import EventInbox, StopKind, stop_message
+from dlion_core.lifecycle.stop_claims import CONFIRM_WITHIN_S, StopDoubts
+from dlion_core.lifecycle.stopping import JobProgress
+from dlion_core.links.events import LinkDown, LinkUp
+from dlion_core.policies.interface import Event, MemberLeft, Message, MessageArrived, MessageKind
+from local_run import job_document
+
+A, B, C = Rank(1), Rank(2), Rank(3)
+"""Worker 0 and A are of site a, B and C of site b."""
+DEADLINE = "the run took longer than activeDeadlineSeconds (5 s)"
+MAX_STEPS = stop_rule_met("maxSteps", 1000)
+
+
+class Inbox:
+    """Worker 0 of four, training, all linked."""
+
+    def __init__(self, iteration: int = 5, *, linked: tuple[Rank, ...] = (A, B, C)) -> None:
+        document = job_document({"a": 2, "b": 2})
+        document["spec"]["trainer"]["stop"] = {
+            "maxSteps": 1000, "maxSeconds": 600, "maxEpochs": 10, "targetAccuracy": 0.9,
+        }  # fmt: skip
+        self.now_s = self.elapsed_s = 0.0
+        self.progress = JobProgress(iteration=iteration, job_samples=iteration * 192)
+        self.inbox = EventInbox(lambda *_: None, clock_s=lambda: self.now_s)
+        self.inbox.doubt = StopDoubts(
+            load_job(document),
+            self.progress,
+            elapsed_s=lambda: self.elapsed_s,
+            training_set_samples=lambda: 1920,
+        )
+        self.inbox.start(0)
+        for rank in linked:
+            self.inbox.put(LinkUp(rank, 1, 0))
+        self.inbox.drain()
+
+    def stop(self, sender: Rank, reason: str, iteration: int = 1000) -> list[Event]:
+        self.inbox.put(MessageArrived(sender, stop_message(reason, iteration)))
+        return self.inbox.drain()
+
+    def later(self, seconds: float) -> list[Event]:
+        self.now_s += seconds
+        return self.inbox.drain()
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (MAX_STEPS, "this worker has reached 5 of 1,000"),
+        (stop_rule_met("maxSeconds", 600), "this worker has reached 0 of 600"),
+        (stop_rule_met("maxEpochs", 10), "this worker has reached 960 of 19,200"),
+        (stop_rule_met("targetAccuracy", 0.9), "nobody confirms it"),
+        ("worker 0: all is done", "nobody confirms it"),
+    ],
+)
+def test_a_stop_by_one_peer_that_nothing_bears_out_ends_nothing(reason: str, words: str) -> None:
+    inbox = Inbox()
+    assert inbox.stop(B, reason) == []
+    assert inbox.later(CONFIRM_WITHIN_S - 0.1) == []
+    assert inbox.later(0.1) == [MemberLeft(B)], "it has ended, and is not waited for"
+    assert inbox.inbox.stop_reason is inbox.inbox.stop_iteration is None
+    (refused,) = inbox.inbox.take_refusals()
+    assert (refused.peer, refused.kind) == (B, PeerRefusal.IMPLAUSIBLE)
+    assert words in refused.reason
+    step = MessageArrived(B, Message(MessageKind.PROGRESS, 6, 4))
+    inbox.inbox.put(step)
+    assert inbox.inbox.drain() == [], "it has ended"
+    inbox.inbox.put(LinkDown(B, 1, "gone"))
+    assert inbox.inbox.drain() == [], "known already"
+    inbox.inbox.put(LinkUp(B, 2, 6))
+    inbox.inbox.put(step)
+    assert inbox.inbox.drain()[-1] == step, "another process of it takes part again"
+
+
+@pytest.mark.parametrize(
+    ("iteration", "elapsed_s", "reason"),
+    [
+        (999, 0, MAX_STEPS),
+        (5, 590, stop_rule_met("maxSeconds", 600)),
+        (90, 0, stop_rule_met("maxEpochs", 10)),
+    ],
+)
+def test_a_rule_that_this_worker_is_near_is_believed_at_once(
+    iteration: int, elapsed_s: float, reason: str
+) -> None:
+    inbox = Inbox(iteration)
+    inbox.elapsed_s = elapsed_s
+    assert inbox.stop(B, reason) == []
+    assert inbox.inbox.stop_reason == f"worker 2: {reason}"
+    assert inbox.inbox.stop_iteration == 1000
+
+
+def test_what_most_peers_say_is_believed() -> None:
+    inbox = Inbox()
+    inbox.stop(A, "worker 2: targetAccuracy 0.9 reached")
+    assert inbox.inbox.stop_reason is None
+    inbox.stop(B, "targetAccuracy 0.9 reached")
+    assert inbox.inbox.stop_reason == "worker 1: targetAccuracy 0.9 reached"
+    inbox.later(CONFIRM_WITHIN_S)
+    assert inbox.inbox.take_refusals() == []
+
+
+def test_the_only_peer_is_no_majority() -> None:
+    inbox = Inbox(linked=(B,))
+    inbox.stop(B, MAX_STEPS)
+    assert inbox.later(CONFIRM_WITHIN_S) == [MemberLeft(B)]
+
+
+def test_a_deadline_is_believed_of_a_whole_site() -> None:
+    inbox = Inbox()
+    inbox.stop(B, DEADLINE)
+    assert inbox.inbox.stop_reason is None
+    inbox.stop(C, DEADLINE)
+    assert inbox.inbox.stop_reason == f"worker 2: {DEADLINE}"
+
+
+def test_a_worker_that_runs_ahead_is_believed_by_its_steps() -> None:
+    inbox = Inbox()
+    for iteration in range(1, 251):
+        inbox.inbox.put(MessageArrived(B, Message(MessageKind.PROGRESS, iteration, 4)))
+    inbox.stop(B, MAX_STEPS)
+    assert inbox.inbox.stop_reason == f"worker 2: {MAX_STEPS}"
+
+
+def test_a_reason_is_signed_by_who_sent_it_or_by_who_has_said_so_itself() -> None:
+    """Only the link proves a name."""
+    for first, expected in ((False, "worker 2: "), (True, "worker 1: ")):
+        inbox = Inbox(iteration=1000)
+        if first:
+            inbox.inbox.put(MessageArrived(A, stop_message("SIGTERM", 3, StopKind.LEAVING)))
+            inbox.stop(A, "not a rule")
+        inbox.stop(B, f"worker 1: {MAX_STEPS}")
+        assert inbox.inbox.stop_reason is not None
+        assert inbox.inbox.stop_reason.startswith(expected)

@@ -1,0 +1,168 @@
+"""Gradients and weights that would destroy a model are refused, and their sender is named; honest
+ones of any kind are not.
+
+Facts: one of three workers that sends 1e37 changes nothing under a barrier, in rounds and without a
+barrier; of two workers it is the same; a worker whose data are learnt still takes others'
+gradients; weights are compared with the own ones; the peak of a message is that of its values in
+every codec; a hundredfold gradient is reported once.
+
+Left out: gradients that are wrong and plausible (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlion_api.errors import ContractError
+from dlion_api.names import Rank
+from dlion_api.protocol.refusals import CallerError, PeerRefusal
+from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
+from dlion_core.policies.claims.magnitudes import UnusualPeaks, check_weights, excessive
+from dlion_core.policies.factory import build
+from dlion_core.policies.interface import (
+    ApplyGradient,
+    Instruction,
+    Layout,
+    LocalStepDone,
+    MemberJoined,
+    Message,
+    MessageArrived,
+    MessageKind,
+    PolicyMachine,
+    RejectMessage,
+)
+from dlion_core.policies.weights.anchor_merge import HEAD
+from example_counts import examples
+from policy_cluster import spec
+from weighing_cluster import View, WeighingCluster
+
+ME, ONE, TWO = Rank(0), Rank(1), Rank(2)
+SIZE = 4
+LAYOUT = Layout(("w",), (SIZE,))
+
+
+def machine(mode: str, ranks: list[Rank]) -> PolicyMachine:
+    """Worker 0, whose weights are 0.1, with the policy `full`."""
+    job = spec(exchange={"policy": "full", "codec": "float32"}, synchronization={"mode": mode})
+    built = build(job, ME, LAYOUT, ranks, replica=View(np.full(SIZE, 0.1, np.float32)))
+    for rank in ranks[1:]:
+        built.handle(MemberJoined(rank))
+    return built
+
+
+def gradient(value: float) -> Message:
+    payload = encode_whole(np.full(SIZE, value, np.float32), ValueCodec.FLOAT32)
+    return Message(MessageKind.GRADIENT, 1, 4, 0, payload)
+
+
+def step(value: float) -> LocalStepDone:
+    return LocalStepDone(1, np.full(SIZE, value, np.float32), 4, 1.0)
+
+
+def updates(told: list[Instruction]) -> list[float]:
+    return [float(one.gradient_D[0]) for one in told if isinstance(one, ApplyGradient)]
+
+
+def refused(told: list[Instruction]) -> list[tuple[Rank, PeerRefusal]]:
+    return [(one.peer, one.kind) for one in told if isinstance(one, RejectMessage)]
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+@pytest.mark.parametrize("ranks", [[ME, ONE], [ME, ONE, TWO]])
+def test_an_enormous_gradient_counts_nowhere_and_names_its_sender(
+    ranks: list[Rank], comes_first: bool
+) -> None:
+    worker = machine("synchronous", ranks)
+    told: list[Instruction] = []
+    events = [step(0.5), MessageArrived(ONE, gradient(1e37))]
+    for event in reversed(events) if comes_first else events:
+        told += worker.handle(event)  # type: ignore[arg-type]
+    if TWO in ranks:
+        told += worker.handle(MessageArrived(TWO, gradient(0.3)))
+    assert updates(told) == [pytest.approx(0.4 if TWO in ranks else 0.5)]
+    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+
+
+def test_without_a_barrier_it_is_refused_on_arrival() -> None:
+    worker = machine("asynchronous", [ME, ONE])
+    worker.handle(step(0.5))
+    told = worker.handle(MessageArrived(ONE, gradient(1e37)))
+    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+    told = worker.handle(LocalStepDone(2, np.full(SIZE, 0.5, np.float32), 4, 1.0))
+    assert updates(told) == [pytest.approx(0.25)], (
+        "half of the batch is the peer's, which sent none"
+    )
+
+
+@pytest.mark.parametrize("theirs", [1e-8, 1.0, 0.99])
+def test_a_worker_whose_data_are_learnt_takes_the_gradients_of_others(theirs: float) -> None:
+    worker = machine("synchronous", [ME, ONE])
+    worker.handle(step(1e-9))
+    told = worker.handle(MessageArrived(ONE, gradient(theirs)))
+    assert refused(told) == []
+    assert updates(told) == [pytest.approx(theirs / 2, rel=0.2)]
+
+
+def test_in_a_round_an_enormous_contribution_counts_nowhere() -> None:
+    job = spec(exchange={"policy": "adaptive", "parameters": {"codec": "float32", "density": 1}})
+    cluster, calm = (WeighingCluster(job, [2, 2, 2]) for _ in "ab")
+    for one in (cluster, calm):
+        for rank in (ME, ONE):
+            one.step(rank)
+        for source, target in ((ME, ONE), (ONE, ME)):
+            while one.links[source, target]:
+                one.deliver(source, target)
+    huge_D = np.full(cluster.layout.size, 1e37, np.float32)
+    payload = HEAD.pack(0, 0, 2, 1) + bytes(encode_whole(huge_D, ValueCodec.FLOAT32))
+    for rank in (ME, ONE):
+        said = cluster.replicas[rank].machine.handle(
+            MessageArrived(TWO, Message(MessageKind.WEIGHTS, 1, 2, payload=payload))
+        )
+        assert refused(said) == [(TWO, PeerRefusal.IMPLAUSIBLE)]
+
+
+def test_of_three_contributions_the_middle_of_the_others_counts() -> None:
+    """One bad worker among three can neither hide behind its own value nor accuse the others."""
+    assert [one.peer for one in excessive({ME: 1.0, ONE: 1e9, TWO: 1.0}, ME, lambda: 1.0)] == [ONE]
+    assert excessive({ME: 1.0, ONE: 1e-9, TWO: 1.0}, ME, lambda: 1.0) == []
+
+
+def test_without_anything_to_compare_with_a_bound_remains() -> None:
+    assert excessive({ONE: 1e14}, ME, lambda: 0.0) == []
+    assert excessive({ONE: 1e16}, ME, lambda: 0.0)
+
+
+def test_weights_are_compared_with_the_own_ones() -> None:
+    own_D = np.full(SIZE, 0.1, np.float32)
+    assert check_weights(own_D * 999, own_D) is not None
+    with pytest.raises(CallerError, match=r"weights up to 1e\+37; allowed: up to 1e\+02") as error:
+        check_weights(np.full(SIZE, -1e37, np.float32), own_D)
+    assert error.value.kind is PeerRefusal.IMPLAUSIBLE
+    with pytest.raises(ContractError):
+        check_weights(np.full(SIZE, 1e16, np.float32), None)
+
+
+@given(
+    values=st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=600),
+    codec=st.sampled_from(ValueCodec),
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_the_peak_is_that_of_the_values(values: list[float], codec: ValueCodec) -> None:
+    value_D = np.array(values, np.float32)
+    part = decode_gradient(encode_whole(value_D, codec), value_D.size)
+    found = float(np.abs(part.value_K).max())
+    assert found <= part.peak * (1 + 1e-6)
+    is_bound = codec in (ValueCodec.INT8, ValueCodec.INT4, ValueCodec.INT2)
+    assert part.peak <= found * (3 if is_bound else 1 + 1e-6)
+
+
+def test_a_hundredfold_gradient_is_reported_once() -> None:
+    peaks = UnusualPeaks()
+    assert [peaks.add(ONE, 200.0), *(peaks.add(ONE, 1.0) for _ in range(20))] == [""] * 21
+    assert peaks.add(ONE, 90.0) == ""
+    assert peaks.add(ONE, 101.0) == "worker 1 sent values up to 1e+02; its median is 1"
+    assert peaks.add(ONE, 101.0) == ""
+    assert peaks.add(TWO, 1e9) == "", "nothing is known of it yet"

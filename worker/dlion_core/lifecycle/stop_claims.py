@@ -1,0 +1,93 @@
+"""Whether a peer's announcement that the run is over can be true. Pure.
+
+Owned by the trainer, which knows its own progress; `inbox` asks. A stop rule that this worker is
+near itself is believed at once. Everything else, such as an accuracy or another site's deadline,
+needs the word of others: more than half of the linked peers, at least two, or for a deadline every
+linked worker of the site that has it. This worker's own coordinator stops it by itself.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlion_api.endings import is_stop_rule, own_reason
+from dlion_api.names import Rank
+from dlion_api.spec import Job
+from dlion_core.lifecycle.stopping import JobProgress
+
+CONFIRM_WITHIN_S = 10.0
+"""How long a stop is awaited that this worker cannot check: a coordinator hears of other sites
+every five seconds."""
+
+MIN_DONE_FRACTION = 0.5
+"""Of a stop rule that this worker must have reached to believe that a peer has met it. Workers
+count alike, but for those that were away."""
+
+MIN_HEARD_FRACTION = 0.25
+"""Of `maxSteps`: steps of the peer that must have arrived, where it runs ahead of this worker."""
+
+_DEADLINE = re.compile(r"\bactiveDeadlineSeconds\b")
+
+
+@dataclass(frozen=True)
+class StopClaim:
+    """A peer's announcement."""
+
+    sender: Rank
+    reason: str
+    iteration: int
+    arrived_s: float
+    """By the inbox's clock."""
+    heard_steps: int
+    """Steps of the sender that have arrived over this link."""
+
+
+class StopDoubts:
+    """Why a worker does not believe a stop."""
+
+    def __init__(
+        self,
+        job: Job,
+        progress: JobProgress,
+        *,
+        elapsed_s: Callable[[], float],
+        training_set_samples: Callable[[], int],
+    ) -> None:
+        """`elapsed_s`: since the run began. `training_set_samples` is that of `stop_reason`."""
+        self._job, self._progress = job, progress
+        self._elapsed_s, self._samples = elapsed_s, training_set_samples
+
+    def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:
+        """Return what speaks against it; empty: nothing. `stopped`: peers that announced a stop."""
+        if len(stopped) > 1 and 2 * len(stopped) > len(linked):
+            return ""
+        reason = own_reason(claim.reason)
+        if not is_stop_rule(reason):
+            return "" if self._is_deadline_of_site(claim, stopped, linked) else "nobody confirms it"
+        rule = reason.partition(" ")[0]
+        if rule == "targetAccuracy":
+            return "nobody confirms it"
+        done, wanted = self._reached(rule)
+        if wanted is None:
+            return f"the manifest has no {rule}"
+        is_heard = rule == "maxSteps" and claim.heard_steps >= wanted * MIN_HEARD_FRACTION
+        if done >= wanted * MIN_DONE_FRACTION or is_heard:
+            return ""
+        return f"this worker has reached {done:,.6g} of {wanted:,.6g}"
+
+    def _reached(self, rule: str) -> tuple[float, float | None]:
+        stop, progress = self._job.spec.trainer.stop, self._progress
+        if rule == "maxSteps":
+            return progress.iteration, stop.max_steps
+        if rule == "maxSeconds":
+            return max(progress.trained_s, self._elapsed_s()), stop.max_seconds
+        samples = self._samples()
+        if stop.max_epochs is None or not samples:
+            return 0.0, stop.max_epochs
+        return progress.job_samples, stop.max_epochs * samples
+
+    def _is_deadline_of_site(self, claim: StopClaim, stopped: set[Rank], linked: set[Rank]) -> bool:
+        if not _DEADLINE.search(claim.reason):
+            return False
+        site = self._job.worker(claim.sender).site
+        return all(rank in stopped for rank in linked if self._job.worker(rank).site == site)
