@@ -33,6 +33,10 @@ class EventReason(StrEnum):
         "PeersUnreached",
         "for a minute a waiting worker has had no link to joined peers",
     )
+    PEERS_AWAITED = (
+        "PeersAwaited",
+        "for a minute a step has waited for peers that are linked and silent",
+    )
     TRAINING_STARTED = "TrainingStarted", "a worker started to train"
     TRAINING_STOPPED = "TrainingStopped", "a worker stopped, and by which condition"
     WORKER_LOST = "WorkerLost", "a worker's stream broke; it may return"

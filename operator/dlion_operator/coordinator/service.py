@@ -71,7 +71,7 @@ class CoordinationService:
         """
 
     def handler(self) -> grpc.GenericRpcHandler:
-        # As streams of one request: gRPC would wait for the request itself, and for ever.
+        # As streams of one request: gRPC would wait for the request itself, without limit.
         answer: tuple[Any, Any] = (grpc.stream_unary_rpc_method_handler, self._answer)
         stream: tuple[Any, Any] = (grpc.stream_stream_rpc_method_handler, self._stream)
         wire = coordination_pb2
@@ -100,7 +100,7 @@ class CoordinationService:
         context: Context,
     ) -> Any:
         """Read the request and serve it. A caller has a few seconds to send it, and each address a
-        limited number of calls that wait for theirs: nobody has shown a token yet."""
+        limited number of calls that wait for theirs: no token has been shown yet."""
         host = str(context.peer()).rpartition(":")[0]
         if self._unread[host] >= MAX_UNREAD_CALLS:
             text = f"{MAX_UNREAD_CALLS} calls of this address wait for their request"

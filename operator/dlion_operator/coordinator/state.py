@@ -30,7 +30,7 @@ MAX_CLOCK_INCARNATION = 2**40
 the worker's later starts."""
 
 MAX_NEW_STARTS = 1000
-"""Starts of a worker that this coordinator has not seen, where its numbers are larger."""
+"""Starts of a worker that are unknown to this coordinator, where its numbers are larger."""
 
 
 @dataclass

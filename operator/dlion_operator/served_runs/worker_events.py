@@ -40,6 +40,7 @@ FORWARDED_REASONS = frozenset(
         EventReason.MESSAGE_REFUSED,
         EventReason.MODEL_KEPT,
         EventReason.MODEL_PUBLISHED,
+        EventReason.PEERS_AWAITED,
         EventReason.PEERS_UNREACHED,
         EventReason.PUBLISH_FAILED,
         EventReason.QUORUM_BACK,
@@ -48,6 +49,7 @@ FORWARDED_REASONS = frozenset(
         EventReason.REPLICA_MISSING,
         EventReason.RESUMED,
         EventReason.ROUNDS_PLANNED,
+        EventReason.UNUSUAL_VALUES,
         EventReason.WORKER_LOST,
         EventReason.WORKER_REJOINED,
     }

@@ -33,6 +33,7 @@ from dlion_core.links.events import Refused
 from dlion_core.phase_clock import PhaseClock, measured_by
 from dlion_core.policies.interface import RejectMessage
 from dlion_core.policies.iteration_guard import IterationGuard
+from dlion_worker.trainer.awaited_peers import AwaitedPeers
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
@@ -150,7 +151,6 @@ class TrainingLoop:
             parts,
             progress,
             send=parts.exchange.send,
-            # The exchange then reports it (`PeerRefusalReporter.filtered`).
             refuse=lambda rejected, _: self._refuse(rejected),
             cpu_s=time.thread_time,
         )
@@ -166,7 +166,7 @@ class TrainingLoop:
             elapsed_s=parts.reporter.now_s,
             training_set_samples=self._training_set_samples,
         )
-        self._quota = QuotaWatch()
+        self._quota, self._awaited = QuotaWatch(), AwaitedPeers(parts.reporter)
         self._silent_s = 0.0
         """How long nothing came while only stopped peers were awaited."""
         self._finish_round_by_s: float | None = None
@@ -249,6 +249,7 @@ class TrainingLoop:
         self._silent_s = 0.0
         self._callbacks.step_begins()
         self._clock = self._new_clock()
+        self._awaited.step_begins()
         with self._clock.own():
             x_B, y_B = parts.stream.next(batch_size)
             result = parts.replica.model.step(x_B, y_B)
@@ -259,13 +260,13 @@ class TrainingLoop:
 
     def _wait(self) -> None:
         """Wait for the next events, and process them."""
-        inbox = self._parts.inbox
-        awaited = self._parts.machine.waiting_for()
+        inbox, awaited = self._parts.inbox, self._parts.machine.waiting_for()
         began_s = time.monotonic()
         events = inbox.wait(WAIT_SLICE_S)
         waited_s = time.monotonic() - began_s
         if self._cycle.phase is StepPhase.OPEN:
             self._clock.waited_s += waited_s
+            self._awaited.waited(awaited, waited_s, iteration=self.progress.iteration)
             is_over = inbox.stop_reason is not None
             is_silent = is_over and awaited <= inbox.stopped and not events
             self._silent_s = self._silent_s + waited_s if is_silent else 0.0
@@ -275,7 +276,8 @@ class TrainingLoop:
             self._after_step(self.progress)  # a checkpoint may be due
 
     def _refuse(self, rejected: RejectMessage) -> None:
-        """Report a rejected message, and count what breaks the protocol against its sender."""
+        """Report a rejected message. The exchange counts what breaks the protocol against its
+        sender, and reports it (`PeerRefusalReporter.filtered`)."""
         peer, reason, kind = rejected.peer, rejected.reason, rejected.kind
         if rejected.is_violation:
             self._parts.exchange.record_violation(peer, reason, kind)

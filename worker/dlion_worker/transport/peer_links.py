@@ -22,6 +22,7 @@ from dlion_core.links.framing import PROTOCOL
 from dlion_core.links.handshake import Handshake, HandshakeAction, HandshakeActions
 from dlion_core.links.incarnations import MAX_VIOLATIONS, PeerIncarnations
 from dlion_core.links.link_budget import QueueRule
+from dlion_core.links.message_rate import MESSAGES_PER_S, MessageRate
 from dlion_core.links.send_queue import MAX_QUEUED_MESSAGES, SendQueue
 from dlion_core.policies.interface import Message, MessageArrived
 from dlion_worker.security.credentials import WorkerCredentials
@@ -77,6 +78,7 @@ class PeerLink:
         self._changed = asyncio.Event()
         self._hello_due = False
         self._incarnations = PeerIncarnations()
+        self._message_rate = MessageRate(time.monotonic())
 
     @property
     def rank(self) -> Rank:
@@ -210,7 +212,11 @@ class PeerLink:
         return False
 
     def deliver(self, message: Message) -> None:
-        """Pass a complete message to the trainer."""
+        """Pass a complete message to the trainer. Raises: ContractError (there are too many)."""
+        if not self._message_rate.allows(time.monotonic()):
+            raise CallerError(
+                PeerRefusal.MALFORMED, f"more than {MESSAGES_PER_S:,.0f} messages a second"
+            )
         self._shared.emit(MessageArrived(self.rank, message))
 
     def record_violation(self, reason: str, kind: PeerRefusal = PeerRefusal.MALFORMED) -> None:
