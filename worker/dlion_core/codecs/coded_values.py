@@ -39,15 +39,17 @@ class CodedValues:
     coded: NDArray[np.uint8]
     size: int
     """Number of values."""
-    top: int = 0
-    """With float16: bits of the largest magnitude."""
+    top: int | None = None
+    """With float16 and float32: bits of the largest magnitude, if known from the check."""
 
     @property
     def peak(self) -> float:
         """The largest magnitude, or with integers and float16 a bound of at most twice that."""
         match self.codec:
-            case ValueCodec.FLOAT16:
+            case ValueCodec.FLOAT16 if self.top is not None:
                 return float(np.uint16(self.top).view(np.float16)) * 2.0**self.exponent
+            case ValueCodec.FLOAT32 if self.top is not None:
+                return float(np.uint32(self.top).view(np.float32))
             case ValueCodec.INT8 | ValueCodec.INT4 | ValueCodec.INT2:
                 scale_B, _ = _scales_and_codes(self.coded, self.size)
                 most = np.array([int(scale_B.max()) << 16], np.uint32).view(np.float32)
@@ -155,7 +157,8 @@ def check_values(
         raise ContractError(f"payload of {codec} with scale exponent {exponent}; allowed: 0")
     match codec:
         case ValueCodec.FLOAT32:
-            check_float32(coded.view(np.float32))
+            top = check_float32(coded.view(np.float32))
+            return CodedValues(codec, exponent, coded, kept, top)
         case ValueCodec.FLOAT16:
             top = check_float16(coded.view(np.uint16), exponent)
             return CodedValues(codec, exponent, coded, kept, top)

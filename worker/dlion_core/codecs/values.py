@@ -33,6 +33,7 @@ EXPONENT_LIMIT = 113
 
 _HALF_BIAS = 112  # float32's exponent bias less float16's: 127 - 15
 _HALF_INFINITY = 0x7C00
+_SINGLE_INFINITY = 0x7F80_0000
 _LARGEST_BELOW_TOP = np.float32(32752)  # the largest float16 below 2^15
 
 
@@ -186,7 +187,10 @@ def from_float16(half_K: NDArray[np.uint16], exponent: int) -> NDArray[np.float3
     return value_K
 
 
-def check_float32(value_K: NDArray[np.float32]) -> None:
-    """Raise ContractError if a value is NaN or infinite."""
-    if not np.isfinite(value_K).all():
+def check_float32(value_K: NDArray[np.float32]) -> int:
+    """Return the bits of the largest magnitude. Raise ContractError if a value is NaN or
+    infinite."""
+    top = int(kernels.peak_bits(value_K.view(np.uint32)))
+    if top >= _SINGLE_INFINITY:
         raise ContractError("coded values: NaN or infinite float32; allowed: finite numbers")
+    return top

@@ -306,7 +306,7 @@ class EventInbox:
         named = _FORWARDED.match(reason)
         if named is None or Rank(int(named[1])) not in self.stopped:
             # Only the sender has proved who it is. A forwarded reason keeps the name of the first
-            # worker if that one has said so itself.
+            # worker if that one has announced it itself.
             reason = f"worker {sender}: {own_reason(reason)}"
         self._doubted[sender] = StopClaim(
             sender,
@@ -317,7 +317,7 @@ class EventInbox:
         )
 
     def confirm_stops(self) -> None:
-        """This worker is told to stop itself: what peers say is true."""
+        """This worker must stop itself: what peers announce is true."""
         for claim in self._doubted.values():
             self.stop_reason, self.stop_iteration = claim.reason, claim.iteration
             break
@@ -334,7 +334,7 @@ class EventInbox:
             elif now_s >= claim.arrived_s + CONFIRM_WITHIN_S:
                 del self._doubted[sender]
                 self._alone.add(sender)
-                text = f"says that the run is over ({own_reason(claim.reason)}), but {why}"
+                text = f"claims that the run is over ({own_reason(claim.reason)}), but {why}"
                 self.refusals.append(Refused(sender, text, kind=PeerRefusal.IMPLAUSIBLE))
                 events += [MemberLeft(sender)] if self._started else []
         return events

@@ -63,10 +63,12 @@ class StopDoubts:
             return ""
         reason = own_reason(claim.reason)
         if not is_stop_rule(reason):
-            return "" if self._is_deadline_of_site(claim, stopped, linked) else "nobody confirms it"
+            return (
+                "" if self._is_deadline_of_site(claim, stopped, linked) else "it is not confirmed"
+            )
         rule = reason.partition(" ")[0]
         if rule == "targetAccuracy":
-            return "nobody confirms it"
+            return "it is not confirmed"
         done, wanted = self._reached(rule)
         if wanted is None:
             return f"the manifest has no {rule}"

@@ -283,7 +283,7 @@ class RejectMessage:
     reason: str
     kind: PeerRefusal = PeerRefusal.MALFORMED
     is_violation: bool = True
-    """False: the message may be honest. It is reported and counted, and shuts nobody out."""
+    """False: the message may be honest. It is reported and counted, and shuts no peer out."""
 
     @classmethod
     def of(cls, peer: Rank, error: ContractError) -> "RejectMessage":

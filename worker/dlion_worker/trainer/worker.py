@@ -26,6 +26,7 @@ from dlion_core.policies.catalogue import has_barrier, local_optimizer, messages
 from dlion_worker.coordination import CoordinationClient, next_incarnation
 from dlion_worker.evaluator import snapshot_files
 from dlion_worker.evaluator.final_evaluations import ask_evaluator
+from dlion_worker.once_per_key import OncePerKey
 from dlion_worker.security.credentials import WorkerCredentials
 from dlion_worker.trainer.admission import JoinWaitReporter, join_run
 from dlion_worker.trainer.background.background_tasks import BackgroundTasks
@@ -54,9 +55,6 @@ from dlion_worker.training.site_model import CollectedReplica
 from dlion_worker.training.snapshot import TrainingState
 from dlion_worker.transport import PeerExchange, PeerExchangeConfig
 
-EVALUATION_REPORT_S = 60.0
-"""Between two reports of evaluations that failed."""
-
 
 class Worker:
     """Holds the parts of one incarnation. `run` trains to the end; `close` releases them."""
@@ -66,9 +64,7 @@ class Worker:
         self._rank = Rank(config.rank)
         self._identity = job.worker(self._rank)
         self._progress, self._closing = JobProgress(), ExitStack()
-        self._saved_ranks: tuple[Rank, ...] = ()
-        self._evaluation_report_s = 0.0
-        """Before that time no further failed evaluation is reported."""
+        self._saved_ranks, self._evaluation_failures = tuple[Rank, ...](), OncePerKey()
         self._incarnation = next_incarnation(config.state_dir)
         self._sidecar = SidecarClient(config.socket_path)
         self._coordination = CoordinationClient(
@@ -363,10 +359,7 @@ class Worker:
         self._reporter.event(reason, message, iteration=self._progress.iteration, warning=warning)
 
     def _evaluation_failed(self, error: Exception) -> None:
-        """Report it, but seldom: on a full disk every evaluation fails."""
-        now_s = time.monotonic()
-        if now_s >= self._evaluation_report_s:
-            self._evaluation_report_s = now_s + EVALUATION_REPORT_S
+        if self._evaluation_failures.is_new("", str(error)):  # on a full disk every one fails
             self._reporter.event(EventReason.EVALUATION_FAILED, str(error), warning=True)
 
     def _finish(self, reason: str) -> None:

@@ -118,10 +118,10 @@ def load_checkpoint(path: Path, *, max_bytes: int) -> dict[str, NDArray[np.gener
 
 
 def _check_sizes(file: BinaryIO, max_bytes: int) -> None:
-    """Raise ValueError if the archive's members, together, say that they are longer, or if one
-    has no end where it says.
+    """Raise ValueError if the archive's members are longer together, or an array is longer than its
+    member.
 
-    `zipfile` reads no more of a member than the directory says, so that a false length ends in a
+    `zipfile` reads no more of a member than its directory has, so that a false length ends in a
     wrong checksum.
     """
     with zipfile.ZipFile(file) as archive:

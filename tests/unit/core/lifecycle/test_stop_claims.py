@@ -66,8 +66,8 @@ class Inbox:
         (MAX_STEPS, "this worker has reached 5 of 1,000"),
         (stop_rule_met("maxSeconds", 600), "this worker has reached 0 of 600"),
         (stop_rule_met("maxEpochs", 10), "this worker has reached 960 of 19,200"),
-        (stop_rule_met("targetAccuracy", 0.9), "nobody confirms it"),
-        ("worker 0: all is done", "nobody confirms it"),
+        (stop_rule_met("targetAccuracy", 0.9), "it is not confirmed"),
+        ("worker 0: all is done", "it is not confirmed"),
     ],
 )
 def test_a_stop_by_one_peer_that_nothing_bears_out_ends_nothing(reason: str, words: str) -> None:

@@ -56,7 +56,7 @@ def check_samples(what: str, samples: int, most: int, *, least: int = 1) -> None
 
 
 def check_vector(claimed: Mapping[Rank, int], most: Mapping[Rank, int]) -> None:
-    """Raise CallerError if a worker is said to have trained on more samples than it can have.
+    """Raise CallerError if a worker is claimed to have trained on more samples than it can have.
 
     `most`: by worker, what this worker has counted and all that may have followed.
     """

@@ -52,8 +52,8 @@ class SampleCounter:
     def most(self, ranks: Iterable[Rank], until: int, spec: Spec) -> dict[Rank, int]:
         """Return the most samples that each worker can have made until that iteration.
 
-        That is what is counted here, and a whole global batch for each iteration. A worker of whom
-        nothing is counted may have trained before a resume, with a larger batch.
+        That is what is counted here, and a whole global batch for each iteration. A worker without
+        a count may have trained before a resume, with a larger batch.
         """
         sizes = spec.batching.global_batch_size
         batch, largest = max_batch_at(spec, until), max(sizes.initial, sizes.max)

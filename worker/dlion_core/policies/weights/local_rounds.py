@@ -107,8 +107,8 @@ class LocalRounds(PeerMachine, Generic[C]):
     def max_samples(self, end: int, sender: Rank | None = None) -> int:
         """The largest number of samples that a contribution to the round of that end may report.
 
-        A worker counts them anew after each round, so a linked peer has made no more steps than
-        there are iterations since its last contribution.
+        A worker counts them from zero after each round. So a linked peer has made no more steps
+        than there are iterations since its last contribution.
         """
         steps = self._max_local_steps
         if sender in self._contributed:

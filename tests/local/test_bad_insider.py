@@ -1,0 +1,104 @@
+"""One of three workers attacks the others from its own trainer, with its own valid certificate.
+
+Facts: contributions that claim more samples than the run has are refused, their sender is named and
+shut out, and the others learn as without it; a stop that a worker announces at its fifth step, in
+the name of another one, ends nothing.
+
+Left out: each bound (tests/unit/core, tests/property); what cannot be known (docs/federation.md).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlion_api.exit_codes import ExitCode
+from dlion_api.reasons import EventReason
+from local_run import LocalRun, blobs, job_document
+
+pytestmark = pytest.mark.patient
+
+MAX_STEPS = 60
+ATTACKED = """
+_load = load_data
+
+
+def load_data(split, site, worker_index):
+    if worker_index == 2 and not hasattr(attack, "done"):
+        attack.done = True
+        attack()
+    return _load(split, site, worker_index)
+"""
+
+MANY_SAMPLES = """
+
+def attack():
+    from dlion_core.policies.weights.anchored_rounds import AnchoredRounds
+
+    count = AnchoredRounds.count_step
+
+    def count_step(self, step):
+        count(self, step)
+        self.samples = 64 * 5000
+        self.residual.value_D += self.weights_D  # as if zeros were the best weights
+
+    AnchoredRounds.count_step = count_step
+    AnchoredRounds.max_samples = lambda self, end, sender=None: 2**31
+"""
+
+EARLY_STOP = """
+
+def attack():
+    from dlion_worker.trainer import loop
+
+    rule = loop.stop_reason
+
+    def stop_reason(stop, progress, **samples):
+        is_early = progress.iteration >= 5
+        return "worker 0: maxSteps 60 reached" if is_early else rule(stop, progress, **samples)
+
+    loop.stop_reason = stop_reason
+"""
+
+
+def finished(tmp_path: Path, attack: str) -> tuple[LocalRun, int]:
+    trainer = {
+        "program": blobs(tmp_path, more=ATTACKED + attack),
+        "stop": {"maxSteps": MAX_STEPS},
+    }
+    document = job_document(3, trainer=trainer)
+    document["spec"]["exchange"] = {"policy": "adaptive"}
+    with LocalRun(tmp_path, document) as run:
+        return run, run.finish()
+
+
+def refusals(run: LocalRun) -> set[str]:
+    return {
+        record.message
+        for rank in (0, 1)
+        for record in run.events(EventReason.MESSAGE_REFUSED, rank)
+    }
+
+
+@pytest.mark.timeout(300)
+def test_who_claims_all_samples_is_named_and_shut_out(tmp_path: Path) -> None:
+    run, code = finished(tmp_path, MANY_SAMPLES)
+    assert code == ExitCode.PARTIAL, run.terminal()
+    summary = run.summary()
+    assert summary["ending"]["missing"] == [2]
+    assert summary["ending"]["iteration"] >= MAX_STEPS
+    told = refusals(run)
+    assert any("worker 2: round of 320000 samples; allowed: 1 to " in text for text in told), told
+    assert any("is quarantined" in text for text in told), told
+    about = json.loads((run.folder / "models" / "plant-a" / "model.json").read_text())
+    assert (about["ranks"], about["accuracy"] > 0.8) == ([0, 1], True)
+
+
+@pytest.mark.timeout(300)
+def test_a_stop_at_the_fifth_step_ends_nothing(tmp_path: Path) -> None:
+    run, _ = finished(tmp_path, EARLY_STOP)
+    assert run.summary()["ending"]["iteration"] >= MAX_STEPS, run.terminal()
+    (text,) = {text for text in refusals(run) if "is over" in text}
+    assert text.startswith("worker 2: claims that the run is over (maxSteps 60 reached), but this")
