@@ -288,7 +288,7 @@ def test_a_restart_further_ahead_than_a_neighbour_can_know_of_is_passed_over() -
 
 
 @kinds
-@pytest.mark.parametrize("iteration", [0, 10**9])
+@pytest.mark.parametrize("iteration", [0, 10**5])
 def test_made_up_restarts_hold_nobody_and_keep_no_true_one_from_coming(
     kind: str, iteration: int
 ) -> None:
