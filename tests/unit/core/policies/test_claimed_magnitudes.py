@@ -125,9 +125,12 @@ def test_in_a_round_an_enormous_contribution_counts_nowhere() -> None:
 
 
 def test_of_three_contributions_the_middle_of_the_others_counts() -> None:
-    """One bad worker among three can neither hide behind its own value nor accuse the others."""
+    """One bad worker among three can neither hide behind its own value nor accuse the others, and
+    two among four cannot hide behind each other."""
     assert [one.peer for one in excessive({ME: 1.0, ONE: 1e9, TWO: 1.0}, ME, lambda: 1.0)] == [ONE]
     assert excessive({ME: 1.0, ONE: 1e-9, TWO: 1.0}, ME, lambda: 1.0) == []
+    four = {ME: 1.0, ONE: 1e9, TWO: 1.0, Rank(3): 1e9}
+    assert [one.peer for one in excessive(four, ME, lambda: 1.0)] == [ONE, 3]
 
 
 def test_without_anything_to_compare_with_a_bound_remains() -> None:
