@@ -1,12 +1,12 @@
 """Whether a peer's announcement that the run is over can be true. Pure.
 
 Owned by the trainer, which knows its own progress; `inbox` asks. A stop rule that this worker is
-near itself is believed at once. Everything else, such as an accuracy or another site's deadline,
-needs the word of others: more than half of the linked peers, at least two, or for a deadline every
-linked worker of the site that has it. This worker's own coordinator stops it by itself.
+near itself is believed at once. Everything else needs the word of others: more than half of the
+linked peers, at least two. Another site may end the run for a reason of its own, such as a
+deadline, if every linked worker of it announces that; such a run has not succeeded. This worker's
+own coordinator stops it by itself.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,8 +25,6 @@ count alike, but for those that were away."""
 
 MIN_HEARD_FRACTION = 0.25
 """Of `maxSteps`: steps of the peer that must have arrived, where it runs ahead of this worker."""
-
-_DEADLINE = re.compile(r"\bactiveDeadlineSeconds\b")
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,14 @@ class StopDoubts:
     def __init__(
         self,
         job: Job,
+        rank: Rank,
         progress: JobProgress,
         *,
         elapsed_s: Callable[[], float],
         training_set_samples: Callable[[], int],
     ) -> None:
         """`elapsed_s`: since the run began. `training_set_samples` is that of `stop_reason`."""
-        self._job, self._progress = job, progress
+        self._job, self._rank, self._progress = job, rank, progress
         self._elapsed_s, self._samples = elapsed_s, training_set_samples
 
     def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:
@@ -63,9 +62,7 @@ class StopDoubts:
             return ""
         reason = own_reason(claim.reason)
         if not is_stop_rule(reason):
-            return (
-                "" if self._is_deadline_of_site(claim, stopped, linked) else "it is not confirmed"
-            )
+            return "" if self._is_end_by_site(claim, stopped, linked) else "it is not confirmed"
         rule = reason.partition(" ")[0]
         if rule == "targetAccuracy":
             return "it is not confirmed"
@@ -88,8 +85,9 @@ class StopDoubts:
             return 0.0, stop.max_epochs
         return progress.job_samples, stop.max_epochs * samples
 
-    def _is_deadline_of_site(self, claim: StopClaim, stopped: set[Rank], linked: set[Rank]) -> bool:
-        if not _DEADLINE.search(claim.reason):
-            return False
+    def _is_end_by_site(self, claim: StopClaim, stopped: set[Rank], linked: set[Rank]) -> bool:
+        """Whether all linked workers of another site have stopped, as their coordinator asks. That
+        of this worker's site asks this worker, too."""
         site = self._job.worker(claim.sender).site
-        return all(rank in stopped for rank in linked if self._job.worker(rank).site == site)
+        workers = {rank for rank in linked if self._job.worker(rank).site == site}
+        return site != self._job.worker(self._rank).site and workers <= stopped

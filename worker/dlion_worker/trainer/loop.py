@@ -162,13 +162,13 @@ class TrainingLoop:
         self._phases = PhaseClock(time.monotonic)
         parts.inbox.doubt = StopDoubts(
             parts.job,
+            parts.rank,
             progress,
             elapsed_s=parts.reporter.now_s,
             training_set_samples=self._training_set_samples,
         )
         self._quota, self._awaited = QuotaWatch(), AwaitedPeers(parts.reporter)
-        self._silent_s = 0.0
-        """How long nothing came while only stopped peers were awaited."""
+        self._silent_s = 0.0  # for how long only stopped peers were awaited
         self._finish_round_by_s: float | None = None
         self._trained_before_s = progress.trained_s
         self._began_s = time.monotonic()

@@ -42,6 +42,7 @@ class Inbox:
         self.inbox = EventInbox(lambda *_: None, clock_s=lambda: self.now_s)
         self.inbox.doubt = StopDoubts(
             load_job(document),
+            Rank(0),
             self.progress,
             elapsed_s=lambda: self.elapsed_s,
             training_set_samples=lambda: 1920,
@@ -123,7 +124,13 @@ def test_the_only_peer_is_no_majority() -> None:
     assert inbox.later(CONFIRM_WITHIN_S) == [MemberLeft(B)]
 
 
-def test_a_deadline_is_believed_of_a_whole_site() -> None:
+def test_a_worker_of_this_site_does_not_speak_for_the_coordinator_that_they_share() -> None:
+    inbox = Inbox(linked=(A,))
+    inbox.stop(A, DEADLINE)
+    assert inbox.inbox.stop_reason is None
+
+
+def test_a_deadline_is_believed_of_a_whole_other_site() -> None:
     inbox = Inbox()
     inbox.stop(B, DEADLINE)
     assert inbox.inbox.stop_reason is None
