@@ -397,6 +397,16 @@ def test_a_contribution_of_more_samples_than_the_round_has_is_refused() -> None:
         assert cluster.replicas[ME].machine.waiting_for() == frozenset()
 
 
+def test_a_contribution_that_is_refused_before_its_round_opens_here_holds_nobody() -> None:
+    """No other one follows, so that this worker and its peer would wait for each other."""
+    cluster, told = attacked_round(64 * 5000)
+    assert len(told) == 1
+    for _ in range(3):
+        cluster.step(ME)
+    assert cluster.replicas[ME].iteration == 4
+    assert cluster.replicas[ME].machine.waiting_for() == frozenset()
+
+
 def test_a_second_contribution_to_a_round_does_not_replace_the_first() -> None:
     cluster, _ = attacked_round(3)
     machine = cluster.replicas[ME].machine

@@ -196,8 +196,7 @@ class AnchoredRounds(LocalRounds[PseudoGradient]):
 
     def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
         """Do not wait for a replacement of an invalid contribution or anchor."""
-        if message.kind is MessageKind.WEIGHTS and self.open is not None:
-            self.open.expected.discard(sender)
+        super().passed_over(sender, message)
         if message.kind in (MessageKind.WEIGHTS, MessageKind.HELD) and self._merge is not None:
             self._merge.lost(sender)
         return []

@@ -22,6 +22,7 @@ from dlion_core.policies.interface import (
     Instruction,
     LocalStepDone,
     Message,
+    MessageKind,
     SendMessage,
     Value,
 )
@@ -66,6 +67,8 @@ class LocalRounds(PeerMachine, Generic[C]):
         self._received: dict[Rank, dict[int, C]] = {}
         self._contributed: dict[Rank, int] = {}
         """End of the last round to which each linked peer has contributed."""
+        self._refused: dict[Rank, int] = {}
+        """The same of contributions that were invalid: no other one follows."""
 
     def close_round(self, contributions: Mapping[Rank, C], end: int) -> list[Instruction]:
         """Combine the contributions, this worker's included, in rank order."""
@@ -85,6 +88,7 @@ class LocalRounds(PeerMachine, Generic[C]):
             rank
             for rank in self.synchronizer.in_step()
             if self.synchronizer.finished(rank) <= self.synchronizer.own
+            and self._refused.get(rank, 0) < end
         }
         self.open = OpenRound(end, own, message, expected)
         return [SendMessage(peer, message) for peer in self.synchronizer.active]
@@ -140,6 +144,15 @@ class LocalRounds(PeerMachine, Generic[C]):
             and not any(at >= end for at in self._received.get(rank, ()))
         )
 
+    def passed_over(self, sender: Rank, message: Message) -> list[Instruction]:
+        """Do not wait for a replacement of an invalid contribution, also if its round opens later
+        here."""
+        if message.kind is MessageKind.WEIGHTS:
+            self._refused[sender] = max(self._refused.get(sender, 0), message.iteration)
+            if self.open is not None:
+                self.open.expected.discard(sender)
+        return []
+
     def joined(self, rank: Rank, iteration: int) -> None:  # noqa: ARG002 - the hook's
         """Wait for it from the next round on. Send it this round: it may take part."""
         if self.open is not None:
@@ -149,6 +162,7 @@ class LocalRounds(PeerMachine, Generic[C]):
         """Do not wait for it. Its contribution to the open round counts."""
         self._newcomers.discard(rank)
         self._contributed.pop(rank, None)
+        self._refused.pop(rank, None)
         if self.open is None:
             self._received.pop(rank, None)
         else:
