@@ -26,7 +26,7 @@ _load = load_data
 
 
 def load_data(split, site, worker_index):
-    if worker_index == 2 and not hasattr(attack, "done"):
+    if site == "plant-b" and not hasattr(attack, "done"):
         attack.done = True
         attack()
     return _load(split, site, worker_index)
@@ -68,7 +68,7 @@ def finished(tmp_path: Path, attack: str) -> tuple[LocalRun, int]:
         "program": blobs(tmp_path, more=ATTACKED + attack),
         "stop": {"maxSteps": MAX_STEPS},
     }
-    document = job_document(3, trainer=trainer)
+    document = job_document({"plant-a": 2, "plant-b": 1}, trainer=trainer)
     document["spec"]["exchange"] = {"policy": "adaptive"}
     with LocalRun(tmp_path, document) as run:
         return run, run.finish()
@@ -87,7 +87,7 @@ def test_who_claims_all_samples_is_named_and_shut_out(tmp_path: Path) -> None:
     run, code = finished(tmp_path, MANY_SAMPLES)
     assert code == ExitCode.PARTIAL, run.terminal()
     summary = run.summary()
-    assert summary["ending"]["missing"] == [2]
+    assert 2 in summary["ending"]["missing"]
     assert summary["ending"]["iteration"] >= MAX_STEPS
     told = refusals(run)
     assert any("worker 2: round of 320000 samples; allowed: 1 to " in text for text in told), told
