@@ -364,6 +364,7 @@ class Node:
         nothing = lambda *_, **__: None  # noqa: E731
         exchange = SimpleNamespace(
             send=self._send, set_iteration=nothing, cpu_s=float, wire_bytes=int, link_counters=dict,
+            framing_s=lambda: (0.0, 0.0),
             take_deliveries=list, sendable_bytes=self.sendable_bytes, one_way_delays_s=dict,
             record_violation=nothing, set_budgets=nothing,
         )  # fmt: skip
@@ -376,7 +377,7 @@ class Node:
             rank=self.rank,
             incarnation=self.incarnation,
         )
-        refusals = PeerRefusalReporter(reporter, sidecar, lambda: self.progress.iteration)
+        refusals = PeerRefusalReporter(reporter, sidecar, self.progress)
         callbacks = TrainingCallbacks(
             TrainingProgram("none", nothing),
             contextlib.nullcontext,

@@ -4,9 +4,8 @@ Runs on the main thread and drives `lifecycle.step_cycle`. Only waiting for peer
 errors, such as a loss that is not finite, raise; peers' faults do not.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from dlion_api.names import Rank
@@ -37,6 +36,7 @@ from dlion_worker.trainer.awaited_peers import AwaitedPeers
 from dlion_worker.trainer.background.peer_refusals import PeerRefusalReporter
 from dlion_worker.trainer.background.quota_watch import QuotaWatch
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
+from dlion_worker.trainer.step_clock import StepClock
 from dlion_worker.trainer.waiting_inbox import WaitingInbox
 from dlion_worker.training.checkpointing import Checkpointer
 from dlion_worker.training.datasets import BatchStream
@@ -44,35 +44,6 @@ from dlion_worker.training.evaluation import weights_hash
 from dlion_worker.training.programs.callbacks import TrainingCallbacks
 from dlion_worker.training.replica import LocalReplica
 from dlion_worker.transport import PeerExchange
-
-
-@dataclass
-class StepClock:
-    """Wall, CPU and waiting times of the current iteration, in seconds."""
-
-    began_s: float
-    began_cpu_s: float
-    exchange_thread_began_s: float
-    exchange_began_bytes: int
-    update_began_cpu_s: float
-    began_thread_s: float
-    """The main thread's CPU clock."""
-    link_began_s: tuple[float, float]
-    """The exchange's seconds of sending and receiving."""
-    compute_s: float = 0.0
-    own_thread_s: float = 0.0
-    """CPU of the main thread that it would have spent without peers, except the update."""
-    waited_s: float = 0.0
-
-    @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """Count the CPU of the block as work that needs no peers."""
-        began_s = time.thread_time()
-        try:
-            yield
-        finally:
-            self.own_thread_s += time.thread_time() - began_s
-
 
 WAIT_SLICE_S = 0.2
 """How often a blocked loop checks for stop requests and lost peers."""

@@ -86,9 +86,7 @@ class Worker:
             send=self._coordination.report,
             clock_s=time.monotonic,
         )
-        self._refusals = PeerRefusalReporter(
-            self._reporter, self._sidecar, lambda: self._progress.iteration
-        )
+        self._refusals = PeerRefusalReporter(self._reporter, self._sidecar, self._progress)
         text = f"incarnation {self._incarnation} has imported TensorFlow"
         self._reporter.event(EventReason.TRAINER_IMPORTED, text)
 
@@ -262,9 +260,8 @@ class Worker:
     def _start_training(self) -> None:
         snapshot = self._join_run()
         if self._inbox.stop_reason is None:
-            self._report(
-                EventReason.TRAINING_STARTED, f"linked with {len(self._inbox.linked)} workers"
-            )
+            linked = len(self._inbox.linked)
+            self._report(EventReason.TRAINING_STARTED, f"linked with {linked} workers")
         if snapshot is None:
             measure_and_share_speed(
                 self._parts, lambda: bool(self._inbox.stop_reason or self._stopped())
@@ -334,8 +331,7 @@ class Worker:
         return self._signals.reason or self._coordination.stop_reason()
 
     def _after_step(self, progress: JobProgress) -> None:
-        is_mid_round = self._machine.is_mid_round
-        if self._schedule.due(progress.job_samples, is_mid_round=is_mid_round):
+        if self._schedule.due(progress.job_samples, is_mid_round=self._machine.is_mid_round):
             self._evaluate()
         if self._saving.checkpointer.due():
             self._saving.save()

@@ -16,6 +16,7 @@ from dlion_api.names import Rank
 from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_api.wire.exchange_pb2 import Hello
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import LinkDown, Refused
 from dlion_worker.once_per_key import MAX_PER_KEY
 from dlion_worker.security.credentials import WorkerCredentials
@@ -40,7 +41,7 @@ class Worker:
         self.measuring: Any = None
         reporter: Any = SimpleNamespace(event=self._event)
         sidecar: Any = SimpleNamespace(send=self._count, on_refused=self._listen)
-        self.refusals = PeerRefusalReporter(reporter, sidecar, lambda: 7)
+        self.refusals = PeerRefusalReporter(reporter, sidecar, JobProgress(iteration=7))
         me = PeerExchangeConfig(JOB, identity(0), 1, WorkerCredentials.insecure())
         take = self.refusals.filtered(lambda _: None)
         self.link = PeerLink(identity(PEER), PeerLinks(me, take))

@@ -14,6 +14,7 @@ from dlion_api.protocol.measurements import RefusalCount, StreamRefusals
 from dlion_api.protocol.refusals import PeerRefusal
 from dlion_api.reasons import EventReason
 from dlion_core.lifecycle.reporting import Reporter
+from dlion_core.lifecycle.stopping import JobProgress
 from dlion_core.links.events import ExchangeEvent, Refused
 from dlion_worker.once_per_key import OncePerKey
 from dlion_worker.trainer.background.sidecar_client import SidecarClient
@@ -26,8 +27,7 @@ MAX_SIDECAR_MESSAGES = 1000
 class PeerRefusalReporter:
     reporter: Reporter
     sidecar: SidecarClient
-    iteration: Callable[[], int]
-    """Returns the last finished iteration."""
+    progress: JobProgress
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,5 +72,5 @@ class PeerRefusalReporter:
             self.sidecar.send(StreamRefusals(tuple(counts)))
 
     def _send_event(self, message: str) -> None:
-        at = self.iteration()
+        at = self.progress.iteration
         self.reporter.event(EventReason.MESSAGE_REFUSED, message, iteration=at, warning=True)
