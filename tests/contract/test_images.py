@@ -8,9 +8,12 @@ message. Leaves out: the images themselves (tests/cluster/test_images.py).
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -133,6 +136,30 @@ def test_all_stages_start_from_one_argument_which_each_image_has_as_label() -> N
     for target in ("operator", "sidecar", "worker"):
         assert stages[target].startswith("ARG BASE\n")
         assert 'org.opencontainers.image.base.name="${BASE}"' in stages[target]
+
+
+def test_the_stage_that_compiles_kernels_has_all_that_they_import(tmp_path: Path) -> None:
+    stage = (ROOT / "Dockerfile").read_text().partition(" AS kernels\n")[2].partition("\nFROM ")[0]
+    copies = re.findall(
+        r"^COPY (.*) /opt/dlion/lib/python3.11/site-packages/(\S+)/$", stage, re.MULTILINE
+    )
+    assert len(copies) == 3
+    for sources, target in copies:
+        for source in map(ROOT.joinpath, sources.split()):
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / target)
+            else:
+                (tmp_path / target).mkdir(exist_ok=True)
+                shutil.copy(source, tmp_path / target)
+    # Without site's files, by which an editable install finds what is missing here.
+    packages = sysconfig.get_path("purelib")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import dlion_core.codecs as it; print(it.__file__)"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{packages}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
 
 
 def test_the_lock_for_gpus_agrees_with_the_lock() -> None:
