@@ -131,22 +131,26 @@ def require_named(path: Path, error: DataError) -> None:
     assert path.name in str(error)
 
 
+MAX_CHECKPOINT_BYTES = 1 << 20
+
+
 @numpys_warnings_apart()
 def attack_checkpoint(chance: random.Random, folder: Path) -> str | None:
     """One damaged checkpoint; a new one then replaces it."""
     path = folder / "checkpoint.npz"
     path.write_bytes(bent_archive(chance, right_members()))
     try:
-        values = load_checkpoint(path)
+        values = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES)
         assert values is not None
         assert all(isinstance(value, np.ndarray) for value in values.values())
+        assert sum(value.nbytes for value in values.values()) <= MAX_CHECKPOINT_BYTES
         word = "taken"
     except DataError as error:
         require_named(path, error)
         word = "refused"
     if chance.random() < 0.02:  # it waits for the disk
         save_checkpoint(path, {"iteration": 4})
-        again = load_checkpoint(path)
+        again = load_checkpoint(path, max_bytes=MAX_CHECKPOINT_BYTES)
         assert again is not None
         assert int(again["iteration"]) == 4
     return word

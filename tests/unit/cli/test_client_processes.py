@@ -276,7 +276,11 @@ def sleeping_command(tmp_path: Path) -> Iterator[Path]:
     package = tmp_path / "path" / "dlion_cli"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text("import time; time.sleep(600)")
+    (package / "__main__.py").write_text(
+        "import signal, time\n"
+        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"  # as `dlion` does once it handles them
+        "time.sleep(600)"
+    )
     yield package.parent
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
