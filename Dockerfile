@@ -111,8 +111,8 @@ RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash \
 
 FROM python AS operator
 ARG BASE
-LABEL org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site" \
-      org.opencontainers.image.base.name="${BASE}"
+LABEL org.opencontainers.image.base.name="${BASE}" \
+      org.opencontainers.image.description="DLion's operator: runs DLionJobs of one site"
 COPY --from=operator-packages /opt/dlion/ /opt/dlion/
 COPY --from=operator-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
@@ -122,8 +122,8 @@ CMD ["--config", "/etc/dlion-operator/config.yaml"]
 
 FROM python AS sidecar
 ARG BASE
-LABEL org.opencontainers.image.description="DLion's sidecar: steers one worker, without TensorFlow" \
-      org.opencontainers.image.base.name="${BASE}"
+LABEL org.opencontainers.image.base.name="${BASE}" \
+      org.opencontainers.image.description="DLion's sidecar: steers one worker, without TensorFlow"
 COPY --from=sidecar-packages /opt/dlion/ /opt/dlion/
 COPY --from=worker-sources /sources/ /opt/dlion/lib/python3.11/site-packages/
 USER 65532:65532
@@ -133,8 +133,8 @@ CMD ["sidecar"]
 
 FROM worker-packages AS worker
 ARG BASE
-LABEL org.opencontainers.image.description="DLion's worker: trains, and keeps a site's models" \
-      org.opencontainers.image.base.name="${BASE}"
+LABEL org.opencontainers.image.base.name="${BASE}" \
+      org.opencontainers.image.description="DLion's worker: trains, and keeps a site's models"
 ENV KERAS_HOME=/tmp/.keras \
     MPLCONFIGDIR=/tmp/.matplotlib \
     NUMBA_CPU_NAME=generic \

@@ -52,6 +52,7 @@ def write_layout(folder: Path, platform: str, content: bytes = b"one", images: i
         "architecture": platform.partition("/")[2],
         "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [diff]},
+        "config": {"Labels": {"org.opencontainers.image.base.name": BASE}},
     }
     settings = _blob(folder, json.dumps(config).encode())
     image = "application/vnd.oci.image"

@@ -16,6 +16,7 @@ from bundle.errors import BundleError
 
 _CHUNK_BYTES = 1 << 20
 _IMAGE_NAME = "io.containerd.image.name"
+_BASE_NAME = "org.opencontainers.image.base.name"
 _REF_NAME = "org.opencontainers.image.ref.name"
 
 
@@ -29,6 +30,8 @@ class ImageFacts:
     architecture: str
     unpacked_bytes: int
     """Size of its layers as a node keeps them, uncompressed."""
+    base: str
+    """What its label calls the image that it is built on."""
 
 
 def write_tar(archive: Path, entries: Iterable[tuple[str, Path]], epoch_s: int) -> None:
@@ -75,11 +78,13 @@ def write_image(layout: Path, reference: str, archive: Path, epoch_s: int) -> Im
     blobs |= {layer["digest"] for layer in manifest["layers"]}
     paths = [layout / "index.json", layout / "oci-layout", *(_blob(layout, b) for b in blobs)]
     write_tar(archive, [(str(path.relative_to(layout)), path) for path in paths], epoch_s)
+    settings = _document(layout, manifest["config"]["digest"])
     return ImageFacts(
         reference,
         found["digest"],
-        _document(layout, manifest["config"]["digest"])["architecture"],
+        settings["architecture"],
         sum(_uncompressed_bytes(layer) for layer in layers),
+        (settings.get("config", {}).get("Labels") or {}).get(_BASE_NAME, ""),
     )
 
 

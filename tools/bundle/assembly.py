@@ -91,6 +91,12 @@ def _image(plan: BundlePlan, target: str, root: Path, scratch: Path) -> ImageFac
     if f"linux/{facts.architecture}" != plan.platform:
         raise BundleError(f"{reference} is for {facts.architecture}, not for {plan.platform}: "
                           f"does the base {plan.base} exist for it?")  # fmt: skip
+    # buildah takes a label from its cache if the same image was a base by another name.
+    if facts.base != plan.base:
+        raise BundleError(
+            f"{reference} names {facts.base!r} as its base, not {plan.base!r}: the builder's cache "
+            "holds a build with that name. Remove it, and build again"
+        )
     write_sbom(archive, reference, root / "sbom" / f"{target}.cdx.json")
     return facts
 

@@ -42,9 +42,6 @@ class BuildRequest:
         return [
             f"--target={self.target}", f"--tag={self.reference}", f"--platform={self.platform}",
             f"--build-arg=BASE={self.base}",
-            # The Dockerfile has this label, too, but buildah takes its layer from the cache if the
-            # same image was a base by another name.
-            f"--label=org.opencontainers.image.base.name={self.base}",
         ]  # fmt: skip
 
 
@@ -111,13 +108,12 @@ def testbed_base() -> str:
     """
     _use_testbed()
     from dlion_api.errors import UnavailableError
-    from testbed.base_image import machine_settings, make_base_image
+    from testbed.base_image import make_base_image
     from testbed.project_images import alone
 
     try:
         with alone():
-            make_base_image()
-        return f"localhost/testbed-base:{machine_settings().key}"
+            return make_base_image()
     except UnavailableError as error:
         raise BundleError(str(error)) from None
 

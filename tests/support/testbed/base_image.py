@@ -20,7 +20,6 @@ from dlion_api.errors import UnavailableError
 from testbed.binaries import cache_folder
 from testbed.buildah import buildah, has_image
 
-BASE_IMAGE = "docker.io/library/debian:bookworm-slim"
 _SUITE = "bookworm"
 _CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 _LEFT_OUT = ("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man",
@@ -51,8 +50,11 @@ class MachineSettings:
         return hashlib.sha256(told + self.certificates).hexdigest()[:12]
 
 
-def make_base_image() -> None:
-    """Make it, unless it is there with this machine's settings. Raises: UnavailableError."""
+def make_base_image() -> str:
+    """Make it, unless it is there with this machine's settings; return its name.
+
+    Raises: UnavailableError.
+    """
     settings = machine_settings()
     reference = f"localhost/testbed-base:{settings.key}"
     if not has_image(reference):
@@ -63,13 +65,13 @@ def make_base_image() -> None:
             _run("tar", "--create", f"--file={folder}/root.tar", f"--directory={folder}/root", ".")
             (folder / "Dockerfile").write_text('FROM scratch\nADD root.tar /\nCMD ["bash"]\n')
             buildah("bud", f"--tag={reference}", str(folder))
-    buildah("tag", reference, BASE_IMAGE)
+    return reference
 
 
 def machine_settings() -> MachineSettings:
     """Found from apt, pip and the environment. Raises: UnavailableError where there is no apt."""
     if shutil.which("apt-get") is None:
-        raise UnavailableError(f"no apt-get: {BASE_IMAGE} can only be made on Debian and its kin")
+        raise UnavailableError("no apt-get: the base image can only be made on Debian and its kin")
     form = "deb $(SITE) $(CODENAME) $(COMPONENT)"
     listed = _run("apt-get", "indextargets", "--format", form, "Created-By: Packages")
     sources = sorted({line for line in listed.splitlines() if f" {_SUITE}" in line})

@@ -95,19 +95,20 @@ def build_images(targets: Iterable[Target] = tuple(Target)) -> list[ProjectImage
         return images
     with alone():
         _bound_storage()
-        make_base_image()
+        base = make_base_image()
         for image in images:
             if not image.archive.exists():
-                _build(image)
+                _build(image, base)
                 _drop_older(image)
     return images
 
 
-def _build(image: ProjectImage) -> None:
+def _build(image: ProjectImage, base: str) -> None:
     log.warning("building %s", image.reference)
     buildah(
         "bud", "--layers", "--pull-never", "--network=host", "--format=docker",
-        f"--target={image.target}", f"--tag={image.reference}", str(ROOT),
+        f"--target={image.target}", f"--tag={image.reference}", f"--build-arg=BASE={base}",
+        str(ROOT),
     )  # fmt: skip
     new = image.archive.with_suffix(f".{os.getpid()}")
     try:

@@ -63,6 +63,7 @@ def test_an_image_keeps_its_blobs_and_gets_its_name(tmp_path: Path) -> None:
     (layout / "blobs/sha256" / ("0" * 64)).write_bytes(b"of another image")
     before = json.loads((layout / "index.json").read_text())["manifests"][0]
     facts = write_image(layout, REFERENCE, tmp_path / "image.tar", EPOCH_S)
+    assert facts.base == BASE
     assert facts.digest == before["digest"]
     assert facts.architecture == "arm64"
     assert 100_000 < facts.unpacked_bytes < 120_000
