@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from testbed.project_images import ProjectImage
     from testbed.sites import Testbed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "keeper.md"
 WORKERS = f"{names.COMPONENT_LABEL}={names.WORKER}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from testbed.project_images import ProjectImage
     from testbed.sites import Testbed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 POOL = "dlion.test/pool"
 POOLS = ("edge", "gpu")
 OWN_IMAGE = "dlion.test/worker-gpu:1"

@@ -57,12 +57,9 @@ moments cause have decayed by then (0.9 to the 30th: 4 %)."""
 MAX_LOSS_RATIO = 1000.0
 """Of a peer's negative loss to the least of this worker's recent ones."""
 
-MAX_LOST_PROGRESS = 0.75
-"""Part of what training has gained that weights may lack and still be merged. Untrained weights, or
-zeros, lack nearly all."""
-
-OWN_LOSS_TOLERANCE = 0.1
-"""The same, as part of the own loss, before training has gained anything."""
+MAX_MEASURED_RATIO = 2.0
+"""Of the loss of best weights on this worker's samples to its own, or to its first one if that is
+larger. Honest weights of few steps were as bad as untrained ones on another worker's samples."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +260,7 @@ class DirectKnowledgeTransfer:
         own, theirs = self._measured.loss_of(None), self._measured.loss_of(weights_D)
         if own is None or theirs is None:
             return None
-        most = own + abs(own) * OWN_LOSS_TOLERANCE
-        most = max(most, own + MAX_LOST_PROGRESS * (self._first_loss - own))
+        most = MAX_MEASURED_RATIO * max(abs(own), abs(self._first_loss))
         if theirs <= most:
             return None
         return f"its weights have {theirs:.3g} on samples held out here; allowed: up to {most:.3g}"

@@ -390,17 +390,23 @@ def merged(first: float, own: float, theirs: float) -> list[Instruction]:
 
 
 @pytest.mark.parametrize("own", [0.1, 1.0, 1.9])
-def test_weights_that_lack_what_training_has_gained_are_not_merged(own: float) -> None:
-    """Zeros have the loss of a guess, 2.30 with ten classes; untrained weights have more."""
-    (refusal,) = merged(2.4, own, 2.303)
+def test_weights_that_are_far_worse_than_untrained_ones_are_not_merged(own: float) -> None:
+    (refusal,) = merged(2.4, own, 4.9)
     assert isinstance(refusal, RejectMessage)
     assert (refusal.peer, refusal.kind) == (B, PeerRefusal.IMPLAUSIBLE)
-    assert "claimed a loss of 0, but its weights have 2.3 on samples held out here" in str(refusal)
+    assert "claimed a loss of 0, but its weights have 4.9 on samples held out here" in str(refusal)
     assert not refusal.is_violation, "its samples may be others"
 
 
 @pytest.mark.parametrize(
-    ("first", "own", "theirs"), [(2.4, 1.0, 0.8), (2.4, 1.0, 1.9), (2.4, 2.5, 2.6), (-1, -5, -3)]
+    ("first", "own", "theirs"),
+    [
+        (2.4, 1.0, 0.8),
+        (2.4, 1.0, 1.9),
+        (2.4, 2.5, 2.6),
+        (-1, -5, -3),
+        (1.6, 1.1, 1.62),  # of an honest worker, after 21 steps
+    ],
 )
 def test_weights_that_are_somewhat_worse_here_are_merged(
     first: float, own: float, theirs: float
