@@ -41,6 +41,9 @@ DEPARTURE_S = 1.0
 Often many peers end at once. The wait is skipped where the manifest no longer has the peer.
 """
 
+MAX_SUPERSEDED_STEPS = 16
+"""Steps of a peer that count where one has arrived."""
+
 
 class StopKind(IntEnum):
     """The meaning of a `STOP` message; sent as its weights version."""
@@ -125,7 +128,9 @@ class EventInbox:
         self._alone: set[Rank] = set()
         """Linked peers whose stop was not believed: they have ended, and the run has not."""
         self._heard_steps: Counter[Rank] = Counter()
-        """Own steps of each linked peer."""
+        """Own steps of each peer, over all links: a broken link undoes none."""
+        self._last_steps: dict[Rank, int] = {}
+        """The iteration of the last one."""
         self.refusals: list[Refused] = []
         self._leaving: set[Rank] = set()
         self._departed: dict[Rank, float] = {}
@@ -250,7 +255,6 @@ class EventInbox:
         for known in (self.stopped, self.served):
             known.discard(peer)
         self._doubted.pop(peer, None)
-        self._heard_steps.pop(peer, None)
         self.early_messages = [message for message in self.early_messages if message.sender != peer]
         if not self._started or self._is_alone_no_more(peer):
             return []
@@ -285,7 +289,7 @@ class EventInbox:
         if arrival.sender in self._alone:
             return []
         if arrival.message.is_own_step:
-            self._heard_steps[arrival.sender] += 1
+            self._count_step(arrival.sender, arrival.message.iteration)
         if not self._started:
             self.early_messages.append(arrival)
             return []
@@ -316,6 +320,16 @@ class EventInbox:
             self._heard_steps[sender],
         )
 
+    def _count_step(self, peer: Rank, iteration: int) -> None:
+        """Count a peer's own step, and some that a newer one has superseded on a narrow link."""
+        passed = iteration - self._last_steps.get(peer, iteration - 1)
+        self._heard_steps[peer] += max(0, min(passed, MAX_SUPERSEDED_STEPS))
+        self._last_steps[peer] = max(iteration, self._last_steps.get(peer, 0))
+
+    def heard_steps(self, peer: Rank) -> int:
+        """How many own steps of that peer this worker knows of."""
+        return self._heard_steps[peer]
+
     def confirm_stops(self) -> None:
         """This worker must stop itself: what peers announce is true."""
         for claim in self._doubted.values():
@@ -326,7 +340,7 @@ class EventInbox:
         """Believe what is confirmed. A peer whose stop is not has left the run, which goes on."""
         events: list[Event] = []
         for sender, claim in list(self._doubted.items()):
-            if self.stop_iteration is not None:
+            if self.stop_iteration is not None or self.stop_message is not None:
                 break
             why = self.doubt(claim, stopped=self.stopped, linked=self.linked)
             if not why:

@@ -24,7 +24,11 @@ MIN_DONE_FRACTION = 0.5
 count alike, but for those that were away."""
 
 MIN_HEARD_FRACTION = 0.25
-"""Of `maxSteps`: steps of the peer that must have arrived, where it runs ahead of this worker."""
+"""Of a count of steps or samples: what the peer's own steps that have arrived make of it, where it
+runs ahead of this worker."""
+
+MIN_OWN_STEPS = 4
+"""That the pace of another worker is measured by."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class StopClaim:
     arrived_s: float
     """By the inbox's clock."""
     heard_steps: int
-    """Steps of the sender that have arrived over this link."""
+    """Steps of the sender that have arrived at this process."""
 
 
 class StopDoubts:
@@ -51,14 +55,19 @@ class StopDoubts:
         *,
         elapsed_s: Callable[[], float],
         training_set_samples: Callable[[], int],
+        stops_itself: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`elapsed_s`: since the run began. `training_set_samples` is that of `stop_reason`."""
+        """`elapsed_s`: since the run began. `training_set_samples` is that of `stop_reason`.
+        `stops_itself`: whether this worker was asked to end, so that nothing needs to be checked.
+        """
         self._job, self._rank, self._progress = job, rank, progress
         self._elapsed_s, self._samples = elapsed_s, training_set_samples
+        self._stops_itself = stops_itself
+        self._first_iteration = progress.iteration
 
     def __call__(self, claim: StopClaim, *, stopped: set[Rank], linked: set[Rank]) -> str:
         """Return what speaks against it; empty: nothing. `stopped`: peers that announced a stop."""
-        if len(stopped) > 1 and 2 * len(stopped) > len(linked):
+        if self._stops_itself() or (len(stopped) > 1 and 2 * len(stopped) > len(linked)):
             return ""
         reason = own_reason(claim.reason)
         if not is_stop_rule(reason):
@@ -69,10 +78,25 @@ class StopDoubts:
         done, wanted = self._reached(rule)
         if wanted is None:
             return f"the manifest has no {rule}"
-        is_heard = rule == "maxSteps" and claim.heard_steps >= wanted * MIN_HEARD_FRACTION
-        if done >= wanted * MIN_DONE_FRACTION or is_heard:
+        if max(done, self._likely(rule, done, claim)) >= wanted * MIN_DONE_FRACTION:
+            return ""
+        if self._heard(rule, done, claim) >= wanted * MIN_HEARD_FRACTION:
             return ""
         return f"this worker has reached {done:,.6g} of {wanted:,.6g}"
+
+    def _heard(self, rule: str, done: float, claim: StopClaim) -> float:
+        """What the sender has reached by its steps that have arrived."""
+        if rule == "maxSeconds":
+            return 0.0
+        return done / max(1, self._progress.iteration) * claim.heard_steps
+
+    def _likely(self, rule: str, done: float, claim: StopClaim) -> float:
+        """What the sender has reached if it has always been as much faster as in this process.
+        Workers that do not wait for each other resume from different iterations."""
+        if rule == "maxSeconds":
+            return 0.0
+        own_steps = self._progress.iteration - self._first_iteration
+        return done * claim.heard_steps / max(MIN_OWN_STEPS, own_steps)
 
     def _reached(self, rule: str) -> tuple[float, float | None]:
         stop, progress = self._job.spec.trainer.stop, self._progress

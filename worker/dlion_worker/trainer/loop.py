@@ -137,6 +137,7 @@ class TrainingLoop:
             progress,
             elapsed_s=parts.reporter.now_s,
             training_set_samples=self._training_set_samples,
+            stops_itself=lambda: external_stop() is not None,
         )
         self._quota, self._awaited = QuotaWatch(), AwaitedPeers(parts.reporter)
         self._silent_s = 0.0  # for how long only stopped peers were awaited

@@ -156,3 +156,64 @@ def test_a_reason_is_signed_by_who_sent_it_or_by_who_has_said_so_itself() -> Non
         inbox.stop(B, f"worker 1: {MAX_STEPS}")
         assert inbox.inbox.stop_reason is not None
         assert inbox.inbox.stop_reason.startswith(expected)
+
+
+def heard(inbox: Inbox, sender: Rank, *iterations: int) -> None:
+    for iteration in iterations:
+        inbox.inbox.put(MessageArrived(sender, Message(MessageKind.PROGRESS, iteration, 4)))
+    inbox.inbox.drain()
+
+
+@pytest.mark.parametrize("rule", [MAX_STEPS, stop_rule_met("maxEpochs", 10)])
+def test_a_worker_that_runs_ahead_is_believed_over_all_its_links(rule: str) -> None:
+    """Without a barrier a worker counts its own iterations only."""
+    inbox = Inbox(30, linked=(B,))  # 30 % of maxEpochs
+    heard(inbox, B, *range(1, 40))
+    inbox.inbox.put(LinkDown(B, 1, "broken"))
+    inbox.inbox.put(LinkUp(B, 2, 39))
+    heard(inbox, B, *range(40, 101), *range(110, 900, 10))  # superseded ones are known of
+    assert inbox.stop(B, rule) == []
+    assert inbox.inbox.stop_reason == f"worker 2: {rule}"
+
+
+@pytest.mark.parametrize("rule", [MAX_STEPS, stop_rule_met("maxEpochs", 10)])
+def test_a_faster_worker_is_believed_after_a_resume(rule: str) -> None:
+    """It goes on from iteration 900 of its own checkpoint, this worker from 360."""
+    inbox = Inbox(360, linked=(B,))
+    inbox.progress.job_samples = 360 * 19  # of 19,200
+    heard(inbox, B, *range(901, 1001))
+    inbox.progress.advance(400, local_batch_size=4, global_batch_size=19)
+    assert inbox.stop(B, rule) == []
+    assert inbox.inbox.stop_reason == f"worker 2: {rule}"
+
+
+def test_one_message_does_not_stand_for_all_steps_before_it() -> None:
+    inbox = Inbox(5, linked=(B,))
+    heard(inbox, B, 1, 1000, 1000, 1000)
+    assert inbox.stop(B, MAX_STEPS) == []
+    assert inbox.inbox.stop_reason is None
+
+
+def test_what_the_own_coordinator_has_asked_meanwhile_bears_a_stop_out() -> None:
+    """A step of more than ten seconds lies between the two."""
+    inbox = Inbox(linked=(B,))
+    is_asked = False
+    inbox.inbox.doubt = StopDoubts(
+        load_job(job_document({"a": 2, "b": 2})),
+        Rank(0),
+        inbox.progress,
+        elapsed_s=lambda: 0.0,
+        training_set_samples=lambda: 1920,
+        stops_itself=lambda: is_asked,
+    )
+    assert inbox.stop(B, "targetAccuracy 0.9 reached") == []
+    is_asked = True
+    assert inbox.later(CONFIRM_WITHIN_S + 5) == []
+    assert inbox.inbox.stop_reason == "worker 2: targetAccuracy 0.9 reached"
+
+
+def test_who_has_stopped_itself_doubts_nobody() -> None:
+    inbox = Inbox(linked=(B,))
+    inbox.inbox.stop_message = stop_message("targetAccuracy 0.9 reached", 5)
+    assert inbox.stop(B, "targetAccuracy 0.9 reached") == inbox.later(CONFIRM_WITHIN_S) == []
+    assert inbox.inbox.take_refusals() == []
