@@ -55,7 +55,7 @@ SETTLING_STEPS = 30
 moments cause have decayed by then (0.9 to the 30th: 4 %)."""
 
 MAX_LOSS_RATIO = 1000.0
-"""Of a peer's negative loss to the least of this worker's recent ones."""
+"""Of a peer's negative loss to the largest magnitude of this worker's recent ones, or to 1."""
 
 MAX_MEASURED_RATIO = 2.0
 """Of the loss of best weights on this worker's samples to its own, or to its first one if that is
@@ -210,10 +210,10 @@ class DirectKnowledgeTransfer:
         return not self._recent or loss >= self._least_loss()
 
     def _least_loss(self) -> float:
-        """The least loss that is believed. Most losses are never negative, and a program's own that
-        is has been negative here, too."""
-        least = min(self._recent)
-        return 0.0 if least >= 0 else MAX_LOSS_RATIO * min(least, -1.0)
+        """The least loss that is believed. A program's own loss, such as a likelihood of densities,
+        becomes negative at one worker before the others. Where losses are never negative, such a
+        claim wins no more than one of zero."""
+        return -MAX_LOSS_RATIO * max(1.0, *map(abs, self._recent))
 
     def weights_requested(self, sender: Rank, message: Message) -> list[Instruction]:
         """Answer a request, once per peer and period, and only for periods reached here. Raises

@@ -415,13 +415,21 @@ def test_weights_that_are_somewhat_worse_here_are_merged(
     assert isinstance(merge, AverageWeights)
 
 
-@pytest.mark.parametrize("loss", [-1e300, -1e-9])
+@pytest.mark.parametrize("loss", [-1e300, -2001.0])
 def test_a_loss_that_cannot_be_is_refused(loss: float) -> None:
     worker = Worker()
     worker.steps(2.0, 1.0)
-    with pytest.raises(CallerError, match=r"loss -1e.*; allowed: 0 on") as error:
+    with pytest.raises(CallerError, match=r"loss -.*; allowed: -2000 on") as error:
         worker.loss(B, 2, loss)
     assert error.value.kind is PeerRefusal.IMPLAUSIBLE
+
+
+@pytest.mark.parametrize("losses", [(0.02, 0.01), (0.5, -0.4), (3000.0, 800.0), (0.0, 0.0)])
+def test_a_loss_that_becomes_negative_there_first_is_taken(losses: tuple[float, float]) -> None:
+    worker = Worker()
+    worker.steps(*losses)
+    worker.loss(C, 2, 9.0)
+    assert asked(worker.loss(B, 2, -0.6)) == [B]
 
 
 def test_a_loss_that_cannot_be_and_came_before_the_first_step_does_not_count() -> None:
