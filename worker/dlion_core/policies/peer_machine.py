@@ -14,7 +14,7 @@ from dlion_api.reasons import EventReason
 from dlion_core.codecs import decode_weights
 from dlion_core.codecs.payload import Payload
 from dlion_core.policies.claims.magnitudes import (
-    UnusualPeaks,
+    RecentPeaks,
     check_weights,
     excessive,
     peak_of_weights,
@@ -59,7 +59,7 @@ class PeerMachine:
         self.reported_batch_size = 0
         """Global batch size that the driver reported; 0: unknown."""
         self._batch_of: dict[Rank, int] = {}
-        self._peaks = UnusualPeaks()
+        self._peaks = RecentPeaks()
         self._finished: dict[Rank, int] = {}
         """Last iteration that each peer reported, member or not."""
 
@@ -202,16 +202,19 @@ class PeerMachine:
 
     def excessive(self, peaks: Mapping[Rank, float]) -> list[RejectMessage]:
         """Return the rejections of contributions to one update that would destroy the weights."""
-        return excessive(peaks, self.rank, self._largest_weight)
+        return excessive(peaks, self.rank, self.largest_weight, self._peaks.largest)
 
-    def _largest_weight(self) -> float:
+    def largest_weight(self) -> float:
+        """Return the largest magnitude of the weights that updates are made to; 0: unknown."""
         replica = self.context.replica
         return 0.0 if replica is None else peak_of_weights(replica.weights_D)
 
     def unusual(self, peaks: Mapping[Rank, float]) -> list[Instruction]:
-        """Report peers whose values are far larger than their earlier ones."""
-        texts = [self._peaks.add(rank, peak) for rank, peak in peaks.items() if rank != self.rank]
-        return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts if text]
+        """Record the peaks of accepted contributions. Report peers whose values are far larger than
+        their earlier ones."""
+        texts = {rank: self._peaks.add(rank, peak) for rank, peak in peaks.items()}
+        texts.pop(self.rank, None)
+        return [ReportEvent(EventReason.UNUSUAL_VALUES, text) for text in texts.values() if text]
 
     @property
     def weights_D(self) -> Flat:  # noqa: N802 - the shape's suffix

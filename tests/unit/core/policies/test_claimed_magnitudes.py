@@ -11,6 +11,8 @@ Left out: gradients that are wrong and plausible (SECURITY.md).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.refusals import CallerError, PeerRefusal
 from dlion_core.codecs import ValueCodec, decode_gradient, encode_whole
-from dlion_core.policies.claims.magnitudes import UnusualPeaks, check_weights, excessive
+from dlion_core.policies.claims.magnitudes import RecentPeaks, check_weights, excessive
 from dlion_core.policies.factory import build
 from dlion_core.policies.interface import (
     ApplyGradient,
@@ -34,7 +36,9 @@ from dlion_core.policies.interface import (
     PolicyMachine,
     RejectMessage,
 )
+from dlion_core.policies.iteration_guard import IterationGuard
 from dlion_core.policies.weights.anchor_merge import HEAD
+from dlion_core.policies.weights.local_rounds import LocalRounds
 from example_counts import examples
 from policy_cluster import spec
 from weighing_cluster import View, WeighingCluster
@@ -97,6 +101,53 @@ def test_without_a_barrier_it_is_refused_on_arrival() -> None:
     )
 
 
+def test_what_came_before_the_first_step_is_compared_with_it() -> None:
+    worker = machine("asynchronous", [ME, ONE, TWO])
+    assert refused(worker.handle(MessageArrived(ONE, gradient(1e14)))) == []
+    assert refused(worker.handle(MessageArrived(TWO, gradient(0.4)))) == []
+    told = worker.handle(step(0.5))
+    assert refused(told) == [(ONE, PeerRefusal.IMPLAUSIBLE)]
+    assert abs(updates(told)[0]) < 0.5, "nothing of it is left"
+
+
+def test_large_gradients_of_raw_targets_are_taken_before_the_first_step() -> None:
+    """A regression on prices: a worker with a large batch is the last to come to its first step."""
+    worker = machine("asynchronous", [ME, ONE])
+    for iteration in range(1, 5):
+        message = replace(gradient(2e5), iteration=iteration)
+        assert refused(worker.handle(MessageArrived(ONE, message))) == []
+    told = worker.handle(step(1.9e5))
+    assert refused(told) == []
+    assert updates(told)[0] > 1e5
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "bounded"])
+@pytest.mark.parametrize("tiny", [0.0, 1e-3])
+def test_one_sample_that_is_learnt_refuses_nobody(mode: str, tiny: float) -> None:
+    """The gradient of a batch of one may be nearly or exactly zero at any step, such as behind dead
+    units; those of a regression on raw targets are large."""
+    worker = machine(mode, [ME, ONE])
+    told: list[Instruction] = []
+    for iteration, own in enumerate([2e5, 3e4, tiny, 1e5, tiny], 1):
+        own_D = np.full(SIZE, own, np.float32)
+        told += worker.handle(LocalStepDone(iteration, own_D, 1, 1.0))
+        message = replace(gradient(1.5e5), iteration=iteration)
+        told += worker.handle(MessageArrived(ONE, message))
+    assert refused(told) == []
+
+
+def test_a_worker_that_never_had_a_gradient_refuses_no_large_one() -> None:
+    assert excessive({ME: 0.0, ONE: 1e9}, ME, lambda: 0.5) == []
+    assert [one.peer for one in excessive({ME: 0.0, ONE: 1e16}, ME, lambda: 0.5)] == [ONE]
+
+
+def test_weights_that_begin_at_zero_refuse_no_gradient_and_no_weights() -> None:
+    """With a warm-up the first steps are tiny."""
+    assert excessive({ME: 1e-6, ONE: 1.0}, ME, lambda: 0.0) == []
+    small_D = np.full(SIZE, 1e-6, np.float32)
+    assert check_weights(small_D * 1e6, small_D) is not None
+
+
 @pytest.mark.parametrize("theirs", [1e-8, 1.0, 0.99])
 def test_a_worker_whose_data_are_learnt_takes_the_gradients_of_others(theirs: float) -> None:
     worker = machine("synchronous", [ME, ONE])
@@ -141,7 +192,7 @@ def test_without_anything_to_compare_with_a_bound_remains() -> None:
 def test_weights_are_compared_with_the_own_ones() -> None:
     own_D = np.full(SIZE, 0.1, np.float32)
     assert check_weights(own_D * 999, own_D) is not None
-    with pytest.raises(CallerError, match=r"weights up to 1e\+37; allowed: up to 1e\+02") as error:
+    with pytest.raises(CallerError, match=r"weights up to 1e\+37; allowed: up to 1e\+03") as error:
         check_weights(np.full(SIZE, -1e37, np.float32), own_D)
     assert error.value.kind is PeerRefusal.IMPLAUSIBLE
     with pytest.raises(ContractError):
@@ -163,9 +214,23 @@ def test_the_peak_is_that_of_the_values(values: list[float], codec: ValueCodec) 
 
 
 def test_a_hundredfold_gradient_is_reported_once() -> None:
-    peaks = UnusualPeaks()
+    peaks = RecentPeaks()
     assert [peaks.add(ONE, 200.0), *(peaks.add(ONE, 1.0) for _ in range(20))] == [""] * 21
     assert peaks.add(ONE, 90.0) == ""
     assert peaks.add(ONE, 101.0) == "worker 1 sent values up to 1e+02; its median is 1"
     assert peaks.add(ONE, 101.0) == ""
     assert peaks.add(TWO, 1e9) == "", "nothing is known of it yet"
+
+
+def test_all_measure_a_contribution_to_a_round_by_the_same_weights() -> None:
+    """Their own differ within a round, so that some would refuse what others take."""
+    job = spec(exchange={"policy": "adaptive"})
+    cluster = WeighingCluster(job, [2, 2])
+    for rank in (ME, ONE):
+        cluster.step(rank)
+        machine = cluster.replicas[rank].machine
+        assert isinstance(machine, IterationGuard)
+        rounds = machine.machine
+        assert isinstance(rounds, LocalRounds)
+        assert rounds.anchor_D is not None
+        assert rounds.largest_weight() == float(np.abs(rounds.anchor_D).max())

@@ -1,16 +1,18 @@
 """How large a peer's gradients and weights may be, measured by those of the others.
 
 The codecs refuse what is not finite. But 1e37 is finite, and one such update makes the receiver's
-next loss infinite. So a contribution is compared with the other contributions to the same update,
-and weights with the own ones. The bounds are wide: a gradient that explodes honestly is refused
-too, and one that is merely unusual is reported (`UnusualPeaks`).
+next loss infinite. So a contribution is compared with the other contributions to the same update
+and recent ones of the same workers, and weights with the own ones. A single gradient is nothing to
+compare with: of one sample that is learnt, or behind dead units, it is nearly or exactly zero. The
+bounds are wide: a gradient that explodes honestly is refused too, and one that is merely unusual is
+reported (`RecentPeaks`).
 
 Called by the policies with the peaks, the largest magnitudes of messages. At a barrier all workers
 compare the same contributions, so that they refuse the same ones. Source: ours.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 
 from dlion_api.names import Rank
@@ -19,14 +21,15 @@ from dlion_core.policies.aggregation import Contribution
 from dlion_core.policies.interface import Flat, RejectMessage
 
 MAX_GRADIENT_RATIO = 1e4
-"""Of a gradient's peak to the lower median of the others'. A worker whose data are learnt has much
-smaller gradients than others, so that `MAX_STEP_RATIO` must be exceeded as well."""
+"""Of a gradient's peak to the lower median of the others', each the largest of the recent ones. A
+worker whose data are learnt has much smaller gradients than others, so that `MAX_STEP_RATIO` must
+be exceeded as well."""
 
 MAX_STEP_RATIO = 10.0
-"""Of a gradient's peak to the largest weight; without other gradients, `MAX_GRADIENT_RATIO`."""
+"""Of a gradient's peak to the largest weight, or to 1: weights may begin at zero."""
 
 MAX_WEIGHTS_RATIO = 1000.0
-"""Of the largest weight of a peer to that of this worker."""
+"""Of the largest weight of a peer to that of this worker, or to 1."""
 
 MAX_MAGNITUDE = 1e15
 """Of any value, where nothing else is known."""
@@ -43,34 +46,47 @@ def peak_of_weights(weights_D: Flat) -> float:
 
 
 def excessive(
-    peaks: Mapping[Rank, float], own: Rank, largest_weight: Callable[[], float]
+    peaks: Mapping[Rank, float],
+    own: Rank,
+    largest_weight: Callable[[], float],
+    recent: Callable[[Rank], float] = lambda _: 0.0,
 ) -> list[RejectMessage]:
     """Return a rejection for each peer whose contribution would destroy the weights.
 
     `peaks`: of all contributions to one update, this worker's included; contributions without
-    entries are left out. `largest_weight` is called only for a suspicious one; 0: unknown.
+    entries are left out. `recent`: the largest of a worker's recent ones; 0: none. Both functions
+    are called only for a suspicious one.
     """
     return [
         RejectMessage(rank, reason, PeerRefusal.IMPLAUSIBLE)
         for rank, peak in peaks.items()
-        if rank != own and (reason := _reason(rank, peak, peaks, largest_weight))
+        if rank != own and (reason := _reason(rank, peak, peaks, largest_weight, recent))
     ]
 
 
 def _reason(
-    rank: Rank, peak: float, peaks: Mapping[Rank, float], largest_weight: Callable[[], float]
+    rank: Rank,
+    peak: float,
+    peaks: Mapping[Rank, float],
+    largest_weight: Callable[[], float],
+    recent: Callable[[Rank], float],
 ) -> str:
-    others = sorted(one for at, one in peaks.items() if at != rank and one > 0)
-    usual = others[(len(others) - 1) // 2] if others else 0.0
-    if peak <= usual * MAX_GRADIENT_RATIO:
+    others = {at: one for at, one in peaks.items() if at != rank}
+    if peak <= _usual(others.values()) * MAX_GRADIENT_RATIO:
         return ""
-    # Others without any gradient, such as one whose data are learnt, are nothing to compare with.
-    weight = largest_weight() * (MAX_STEP_RATIO if usual else MAX_GRADIENT_RATIO)
-    most = max(usual * MAX_GRADIENT_RATIO, weight)
-    most = min(most or MAX_MAGNITUDE, MAX_MAGNITUDE)
+    most = MAX_MAGNITUDE  # others that never had a gradient are nothing to compare with
+    if usual := _usual(max(one, recent(at)) for at, one in others.items()):
+        step = MAX_STEP_RATIO * max(1.0, largest_weight())
+        most = min(max(usual * MAX_GRADIENT_RATIO, step), MAX_MAGNITUDE)
     if peak <= most:
         return ""
     return f"gradient with values up to {peak:.2g}; allowed: up to {most:.2g}"
+
+
+def _usual(peaks: Iterable[float]) -> float:
+    """Return the lower median of those that are not zero; 0: there are none."""
+    known = sorted(one for one in peaks if one > 0)
+    return known[(len(known) - 1) // 2] if known else 0.0
 
 
 def check_weights(theirs_D: Flat, own_D: Flat | None) -> Flat:
@@ -82,20 +98,26 @@ def check_weights(theirs_D: Flat, own_D: Flat | None) -> Flat:
 def check_peak(peak: float, own_D: Flat | None) -> None:
     """Raise CallerError if a peer's largest weight, or change of one, is far above this worker's
     largest weight."""
-    own = 0.0 if own_D is None else peak_of_weights(own_D)
-    most = min(own * MAX_WEIGHTS_RATIO or MAX_MAGNITUDE, MAX_MAGNITUDE)
+    most = MAX_MAGNITUDE
+    if own_D is not None and (own := peak_of_weights(own_D)):
+        most = min(max(1.0, own) * MAX_WEIGHTS_RATIO, MAX_MAGNITUDE)
     if peak > most:
         raise CallerError(
             PeerRefusal.IMPLAUSIBLE, f"weights up to {peak:.2g}; allowed: up to {most:.2g}"
         )
 
 
-class UnusualPeaks:
-    """Finds gradients that are far larger than the same peer's earlier ones, once per peer."""
+class RecentPeaks:
+    """The recent peaks of each worker. Finds gradients that are far larger than the same worker's
+    earlier ones, once per worker."""
 
     def __init__(self) -> None:
         self._recent: defaultdict[Rank, deque[float]] = defaultdict(lambda: deque(maxlen=_HISTORY))
         self._reported: set[Rank] = set()
+
+    def largest(self, rank: Rank) -> float:
+        """Return the largest recent peak; 0: none."""
+        return max(self._recent.get(rank, ()), default=0.0)
 
     def add(self, rank: Rank, peak: float) -> str:
         """Record a peak; return what is unusual about it, or nothing."""

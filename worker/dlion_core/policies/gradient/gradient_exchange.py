@@ -11,7 +11,6 @@ zero samples only reports the sender's iteration and contributes nothing.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -69,8 +68,10 @@ class GradientMachine(PeerMachine):
         self._is_open = False
         """Whether the update of the last iteration waits at the barrier."""
         self._updates = 0
-        self._own_peak = 0.0
-        """The largest magnitude of this worker's last gradient; 0: none yet."""
+        self._own_peak: float | None = None
+        """The largest magnitude of this worker's last gradient; None: none yet."""
+        self._early_peaks: dict[Rank, float] = {}
+        """The largest of what each peer sent before, where it was added at once."""
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -86,11 +87,16 @@ class GradientMachine(PeerMachine):
         instructions = self.step_messages(outgoing.payloads, self._updates)
         instructions += self._transfer.step_done(step.iteration, step.loss, self.synchronizer)
         own = Contribution(step.local_batch_size, outgoing.own)
-        self._own_peak = outgoing.own.peak
+        self._own_peak, peaks = outgoing.own.peak, {self.rank: outgoing.own.peak}
+        if refused := self.excessive({**self._early_peaks, **peaks}):
+            self._arrived_D = None
+        self._early_peaks.clear()
+        instructions += refused
         if self.synchronizer.rule.barrier:
             self._rounds[step.iteration][self.rank] = own
             self._is_open = True
             return instructions
+        instructions += self.unusual(peaks)
         return [*instructions, self.combined_update([own], self.batch_sizes())]
 
     def left(self, rank: Rank) -> None:
@@ -112,9 +118,11 @@ class GradientMachine(PeerMachine):
         match message.kind:
             case MessageKind.GRADIENT | MessageKind.PROGRESS:
                 self.check_header(message)
+                instructions: list[Instruction] = []
                 if (contribution := self._contribution(sender, message)) is not None:
-                    self._keep(sender, message.iteration, contribution)
+                    instructions = self._keep(sender, message.iteration, contribution)
                 self.record_step(sender, message)
+                return instructions
             case MessageKind.LOSS:
                 self._transfer.loss_arrived(sender, message)
             case MessageKind.WEIGHTS_REQUEST:
@@ -151,19 +159,25 @@ class GradientMachine(PeerMachine):
         """Decode a peer's `GRADIENT`. Raises ContractError if it is invalid."""
         return decode_gradient(payload, self.size)
 
-    def _keep(self, sender: Rank, iteration: int, contribution: Contribution) -> None:
+    def _keep(self, sender: Rank, iteration: int, contribution: Contribution) -> list[Instruction]:
         """Store the contribution for its barrier if it is in time, else for the next update.
         Raises ContractError if it is added at once and too large."""
         rule = self.synchronizer.rule
         next_update = self._next_update()
         if rule.barrier and next_update <= iteration <= next_update + MAX_ITERATIONS_AHEAD:
             self._rounds[iteration][sender] = contribution
-        elif not rule.barrier or rule.spare:
-            if contribution.part is not None:
-                peaks = {sender: contribution.part.peak, self.rank: self._own_peak}
-                for refused in self.excessive(peaks):
-                    raise CallerError(refused.kind, refused.reason)
+        elif (not rule.barrier or rule.spare) and contribution.part is not None:
+            peak = contribution.part.peak
+            for refused in self.excessive({sender: peak, **self._own_peaks()}):
+                raise CallerError(refused.kind, refused.reason)
+            if self._own_peak is None:  # compared with this worker's first gradient
+                self._early_peaks[sender] = max(peak, self._early_peaks.get(sender, 0.0))
             self._add(contribution)
+            return self.unusual({sender: peak})
+        return []
+
+    def _own_peaks(self) -> dict[Rank, float]:
+        return {} if self._own_peak is None else {self.rank: self._own_peak}
 
     def _add(self, late: Contribution) -> None:
         if late.part is not None:
@@ -187,8 +201,13 @@ class GradientMachine(PeerMachine):
         sizes = {rank: one.samples for rank, one in contributions.items()}
         if self.synchronizer.rule.spare:
             sizes = self.batch_sizes() | sizes
-            for contribution in chain.from_iterable(each.values() for each in skipped):
-                self._add(contribution)
+            for late in skipped:
+                too_large = self.excessive({**peaks_of(late), **self._own_peaks()})
+                instructions += too_large
+                for one in too_large:
+                    del late[one.peer]
+                for contribution in late.values():
+                    self._add(contribution)
         peaks = peaks_of(contributions)
         refused = self.excessive(peaks)
         for one in refused:

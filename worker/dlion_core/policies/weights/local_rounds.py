@@ -16,6 +16,7 @@ import numpy as np
 
 from dlion_api.names import Rank
 from dlion_core.codecs import require_finite
+from dlion_core.policies.claims.magnitudes import peak_of_weights
 from dlion_core.policies.context import PolicyContext
 from dlion_core.policies.interface import (
     Flat,
@@ -73,6 +74,10 @@ class LocalRounds(PeerMachine, Generic[C]):
     def close_round(self, contributions: Mapping[Rank, C], end: int) -> list[Instruction]:
         """Combine the contributions, this worker's included, in rank order."""
         raise NotImplementedError
+
+    def largest_weight(self) -> float:
+        """That of the anchor: all have the same, and take the outer step from it."""
+        return 0.0 if self.anchor_D is None else peak_of_weights(self.anchor_D)
 
     def count_step(self, step: LocalStepDone) -> None:
         """Count a local step's samples. The first one defines the anchor. Raises NotFiniteError if
