@@ -1,8 +1,10 @@
-"""One of three workers attacks the others from its own trainer, with its own valid certificate.
+"""One of three workers of a site attacks the others from its own trainer, with its own valid
+certificate.
 
 Facts: contributions that claim more samples than the run has are refused, their sender is named and
-shut out, and the others learn as without it; a stop that a worker announces at its fifth step, in
-the name of another one, ends nothing.
+shut out, and the others learn as without it; they do not wait for it at the end, and their model
+holds both; a stop that a worker announces at its fifth step, in the name of another one, ends
+nothing.
 
 Left out: each bound (tests/unit/core, tests/property); what cannot be known (docs/federation.md).
 """
@@ -26,7 +28,7 @@ _load = load_data
 
 
 def load_data(split, site, worker_index):
-    if site == "plant-b" and not hasattr(attack, "done"):
+    if worker_index == 2 and not hasattr(attack, "done"):
         attack.done = True
         attack()
     return _load(split, site, worker_index)
@@ -68,7 +70,7 @@ def finished(tmp_path: Path, attack: str) -> tuple[LocalRun, int]:
         "program": blobs(tmp_path, more=ATTACKED + attack),
         "stop": {"maxSteps": MAX_STEPS},
     }
-    document = job_document({"plant-a": 2, "plant-b": 1}, trainer=trainer)
+    document = job_document({"plant-a": 3}, trainer=trainer)
     document["spec"]["exchange"] = {"policy": "adaptive"}
     with LocalRun(tmp_path, document) as run:
         return run, run.finish()
@@ -87,7 +89,7 @@ def test_who_claims_all_samples_is_named_and_shut_out(tmp_path: Path) -> None:
     run, code = finished(tmp_path, MANY_SAMPLES)
     assert code == ExitCode.PARTIAL, run.terminal()
     summary = run.summary()
-    assert 2 in summary["ending"]["missing"]
+    assert summary["ending"]["missing"] == [2]
     assert summary["ending"]["iteration"] >= MAX_STEPS
     told = refusals(run)
     assert any("worker 2: round of 320000 samples; allowed: 1 to " in text for text in told), told

@@ -107,14 +107,14 @@ class PeerSelection:
     def missing(self, linked: set[Rank]) -> set[Rank]:
         """Ready members not linked since the stop, while it is worth waiting for them.
 
-        A link may have broken for a moment.
+        A link may have broken for a moment. From a peer in quarantine none comes.
         """
         if linked - self._linked_since_stop:
             self._last_link_s = self._clock_s()
             self._linked_since_stop |= linked
         if self._clock_s() - self._last_link_s > self._patience_s:
             return set()
-        return self._present() - self._linked_since_stop
+        return self._present() - self._linked_since_stop - self._exchange.quarantined()
 
     def _present(self) -> set[Rank]:
         membership = self._membership()

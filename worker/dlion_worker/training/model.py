@@ -264,12 +264,12 @@ class FlatModel:
     # ---- files
 
     def save_keras(self, path: Path, *, snapshot: Snapshot | None = None) -> None:
-        """Write a `.keras` file that `keras.models.load_model` reads, atomically.
+        """Write a `.keras` file atomically, also if another worker of the site does meanwhile.
 
         Raises: OSError (disk full, folder missing), ProgramError (a layer cannot be saved).
         """
         snapshot = snapshot or self.snapshot()
-        temporary = path.with_name(f".{path.stem}.partial.keras")
+        temporary = path.with_name(f".{path.stem}.partial-{self._rank}.keras")
         with self._keras_lock:
             self._variables.write(snapshot.weights_D, snapshot.state)
             try:
@@ -286,8 +286,7 @@ class FlatModel:
     def load_keras(self, path: Path) -> None:
         """Load weights and statistics from a `.keras` file of the same architecture.
 
-        A result folder means the first model saved in it. Reads only numbers, never code. Raises:
-        DataError.
+        A result folder means its first model. Reads only numbers, never code. Raises: DataError.
         """
         counters = self.get_counters()
         load_weights(self._keras, path)
@@ -303,6 +302,7 @@ class FlatModel:
         )
 
     def _become_own(self, seed: int, rank: int) -> None:
+        self._rank = rank
         # A tf.Variable would cost an assignment per step: 1.2 ms of CPU for 1.1 M parameters, more
         # than the update.
         self._weights = tensor_view(self.weights_D)

@@ -170,6 +170,10 @@ class PeerExchange:
         if (link := self._links.by_rank.get(peer)) is not None:
             self._call(link.record_violation, reason, kind)
 
+    def quarantined(self) -> set[Rank]:
+        """Return the peers that are rejected, and that no link will come from."""
+        return {rank for rank, link in list(self._links.by_rank.items()) if link.quarantined}
+
     def link_counters(self) -> dict[Rank, LinkCounters]:
         links = list(self._links.by_rank.items())
         return {rank: link.state() for rank, link in links if link.was_wanted}

@@ -30,11 +30,13 @@ class Around:
         self.job = load_job(job_document(sites, exchange=exchange))
         self.states = dict.fromkeys(range(5), READY)
         self.linked: list[Any] = []
+        self.quarantined = set[Rank]()
         self.on_topology_change: list[TopologyChanged] = []
         self.now_s = 0.0
         config: Any = SimpleNamespace(rank=0, link_address=lambda _rank, _service: None)
         told: Any = SimpleNamespace(
-            set_members=lambda _members, _dial, *, linked: self.linked.append(linked)
+            set_members=lambda _members, _dial, *, linked: self.linked.append(linked),
+            quarantined=lambda: self.quarantined,
         )
         self.near = PeerSelection(
             self.job,
@@ -79,6 +81,13 @@ def test_who_has_not_come_by_the_end_is_waited_for_but_not_for_ever() -> None:
 def test_who_is_lost_is_not_waited_for() -> None:
     around = Around()
     around.states[3] = LOST
+    around.near.connect_all(iteration_s=1.0)
+    assert around.near.missing(ranks(1, 4)) == ranks(2)
+
+
+def test_who_is_shut_out_is_not_waited_for() -> None:
+    around = Around()
+    around.quarantined = ranks(3)
     around.near.connect_all(iteration_s=1.0)
     assert around.near.missing(ranks(1, 4)) == ranks(2)
 

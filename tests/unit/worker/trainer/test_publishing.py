@@ -293,7 +293,7 @@ def test_a_full_disk_is_reported_and_the_last_model_stands(
     published.publisher.publish()
     before = {path.name: path.read_bytes() for path in published.folder.iterdir()}
     peers[0].replica.model.weights_D[:] *= 2
-    (published.folder / ".model.partial.keras").symlink_to("/dev/full")
+    (published.folder / ".model.partial-0.keras").symlink_to("/dev/full")
     published.publisher.publish()
     reason, message, warning = published.events[-1]
     assert (reason, warning) == ("PublishFailed", True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import keras
@@ -225,6 +226,14 @@ def test_a_snapshot_is_not_touched_by_later_steps() -> None:
     assert model.evaluate(x, y).loss == pytest.approx(np.log(10))
     other = model.snapshot_of(snapshot.weights_D, model.get_state())
     assert model.evaluate(x, y, snapshot=other) == expected
+
+
+def test_two_workers_that_do_not_see_each_other_may_save_a_model_at_once(tmp_path: Path) -> None:
+    models = [_model(_with_everything, rank=rank) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda at: models[at % 2].save_keras(tmp_path / "model.keras"), range(20)))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+    _model(_with_everything).load_keras(tmp_path)
 
 
 def test_a_saved_model_is_a_keras_model(tmp_path: Path) -> None:
