@@ -31,6 +31,7 @@ from dlion_core.policies.interface import (
 from dlion_core.policies.iteration_guard import (
     MAX_FOLLOWED_LEAD,
     MAX_FOLLOWED_RATIO,
+    MAX_ITERATION,
     MAX_LEAD,
     MAX_PACE_RATIO,
     IterationGuard,
@@ -135,6 +136,34 @@ def test_who_is_far_ahead_is_believed_within_what_it_can_have_done(
 def hello_refusals(machine: PolicyMachine, iteration: int) -> list[str]:
     told = machine.handle(MemberJoined(ONE, iteration))
     return [one.reason for one in told if isinstance(one, RejectMessage)]
+
+
+@pytest.mark.parametrize("policy", ["full", "adaptive", "ako"])
+def test_peers_that_trained_on_while_this_worker_was_paused_are_not_shut_out(policy: str) -> None:
+    """A laptop of 500 steps that was suspended for a night, and its peers at iteration 720,000."""
+    machine = machine_of(policy)
+    machine.take_over(500)
+    told = machine.handle(MemberJoined(ONE, 720_000))
+    own = 500
+    while refused := [one for one in told if isinstance(one, RejectMessage)]:
+        assert not any(one.is_violation for one in refused)
+        assert own < 700, "each own step makes more of it possible"
+        for peer in (ONE, TWO):
+            machine.handle(MemberLeft(peer))
+        own = machine.next_iteration()
+        machine.handle(LocalStepDone(own, np.ones(20, np.float32), 4, 1.0))
+        machine.handle(MemberJoined(ONE, 720_000))
+        told = machine.handle(MessageArrived(ONE, Message(MessageKind.PROGRESS, 720_001, 4)))
+    assert own > 600
+
+
+@pytest.mark.parametrize("iteration", [MAX_ITERATION + 1, 2**50])
+def test_what_no_worker_can_have_come_to_is_a_violation(iteration: int) -> None:
+    machine = machine_of("full")
+    messages = [MessageArrived(ONE, Message(MessageKind.PROGRESS, iteration, 4))] * 2
+    for event in (MemberJoined(ONE, iteration), *messages):
+        (refused,) = [one for one in machine.handle(event) if isinstance(one, RejectMessage)]
+        assert refused.is_violation
 
 
 def test_a_hello_of_an_absurd_iteration_is_named_and_counts_as_the_furthest_possible() -> None:

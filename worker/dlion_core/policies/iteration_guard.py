@@ -1,7 +1,9 @@
 """Reject implausible iteration numbers of peers, whatever the policy.
 
 A peer can be far ahead: it has trained apart, or never waits. But it can have made only so many
-times the steps of this worker, and this worker follows it only so far.
+times the steps of this worker, and this worker follows it only so far. Where this worker was paused
+for hours, or resumes from an old checkpoint, honest peers may be further. So that is no violation:
+with each own step the bound rises, until the peer is within it.
 
 `factory` puts an `IterationGuard` in front of every machine. A machine that accepted an absurd
 iteration could ignore everything after it. The guard also rebuilds the machine when this worker
@@ -37,6 +39,9 @@ a link that is up: each step sends one, and a queue keeps the newest."""
 
 MAX_PACE_RATIO = 1000
 """Of a peer's iterations to the steps that this worker has made or taken over."""
+
+MAX_ITERATION = 10**10
+"""Four months of steps that take a millisecond. What is beyond breaks the protocol."""
 
 MAX_FOLLOWED_RATIO, MAX_FOLLOWED_LEAD = 100, 10_000
 """The same, and iterations beyond, for a jump to where a peer is. A worker that is further ahead is
@@ -78,18 +83,16 @@ class IterationGuard:
         """Handle one event. The machine never receives an implausible iteration."""
         match event:
             case MessageArrived(sender=sender, message=message) if message.kind in _CHECKED_KINDS:
-                most = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
-                most = min(most, self._most())
-                if message.iteration > most:
-                    return [self._rejected(sender, message.kind.name, message.iteration, most)]
+                known = max(self._furthest, self._greeted.get(sender, 0)) + MAX_LEAD
+                if message.iteration > min(known, self._most()):
+                    return [self._rejected(sender, message.kind.name, message.iteration, known)]
                 if message.kind in STEP_KINDS:
                     self._furthest = max(self._furthest, message.iteration)
             case MemberJoined(rank=rank, iteration=iteration):
-                self._greeted[rank] = min(iteration, self._most())
+                self._greeted[rank] = min(iteration, MAX_ITERATION)
                 if iteration > self._most():
-                    known = MemberJoined(rank, self._greeted[rank])
-                    rejected = self._rejected(rank, "hello", iteration, self._most())
-                    return [rejected, *self.machine.handle(known)]
+                    joined = self.machine.handle(MemberJoined(rank, self._most()))
+                    return [self._rejected(rank, "hello", iteration, MAX_ITERATION), *joined]
             case LocalStepDone(iteration=iteration) | IterationReplayed(iteration=iteration):
                 self._furthest = max(self._furthest, iteration)
                 self._own, self._steps = iteration, self._steps + 1
@@ -99,10 +102,11 @@ class IterationGuard:
         """The furthest iteration that any worker can have come to."""
         return MAX_LEAD + MAX_PACE_RATIO * self._steps
 
-    @staticmethod
-    def _rejected(sender: Rank, what: str, iteration: int, most: int) -> RejectMessage:
-        reason = f"{what} of iteration {iteration}; allowed: up to {most}"
-        return RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE)
+    def _rejected(self, sender: Rank, what: str, iteration: int, known: int) -> RejectMessage:
+        """Reject an iteration. It is a violation beyond `known`, by what the peer itself reported."""
+        reason = f"{what} of iteration {iteration}; allowed: up to {min(known, self._most())}"
+        is_violation = iteration > min(known, MAX_ITERATION)
+        return RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE, is_violation=is_violation)
 
     def waiting_for(self) -> frozenset[Rank]:
         return self.machine.waiting_for()
