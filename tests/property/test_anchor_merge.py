@@ -273,6 +273,18 @@ def test_three_groups_meet_by_what_each_alone_has() -> None:
     assert found.held == {ZERO: 100, ONE: 50}
 
 
+def test_what_two_groups_share_is_not_lost_to_a_third_that_lacks_it() -> None:
+    """Neither of the two has enough that both of the others lack."""
+    merge = AnchorMerge(8, [ZERO, ONE, TWO], 0, min_samples=10)
+    own = anchor(0.0, w0=100, w3=12)
+    merge.vectors |= {ONE: {TWO: 60, Rank(3): 12, ONE: 12}, TWO: {TWO: 60, ZERO: 12, ONE: 6}}
+    assert merge.choose(own.held) == {ONE}
+    merge.anchors[ONE] = anchor(3.0, w1=12, w2=60, w3=12)
+    found = merge.merged(own)
+    np.testing.assert_allclose(found.anchor_D, 3.0 * 72 / (100 + 72))
+    assert found.held == {ZERO: 100, ONE: 12, TWO: 60, Rank(3): 12}
+
+
 @pytest.mark.parametrize(
     "payload",
     [

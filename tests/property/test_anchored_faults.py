@@ -49,7 +49,8 @@ class FragileCluster(WeighingCluster):
         self.up: set[frozenset[Rank]] | None = None
         job = spec(exchange={"policy": policy, "parameters": EXCHANGES[policy]})
         job = with_small_merges(job)
-        super().__init__(job, [1 + rank % 3 for rank in range(workers)], seed=seed % 999)
+        # Batches of fewer would diverge in workers that are alone, at this learning rate.
+        super().__init__(job, [4 + rank % 3 for rank in range(workers)], seed=seed % 999)
         self.queues: dict[tuple[Rank, Rank], deque[Message | MemberJoined | MemberLeft]]
         self.queues = defaultdict(deque)
         self.chance = np.random.default_rng(seed)
@@ -180,6 +181,7 @@ def test_once_all_is_whole_all_come_on_with_the_same_anchors(policy: str, seed: 
 
 @pytest.mark.parametrize("ahead", [0, 200])
 @given(seed=st.integers(0, 2**32))
+@example(seed=21203311)  # of three groups two share what neither has alone
 @settings(max_examples=examples(10), deadline=None)
 def test_sides_whose_links_return_one_by_one_keep_what_both_trained_on(
     ahead: int, seed: int

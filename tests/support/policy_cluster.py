@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEARNING_RATE = np.float32(0.05)
+_TRUTH = 1 << 20
 
 
 def spec(
@@ -119,7 +120,8 @@ class Cluster:
         sizes = list(local_batch_sizes)
         self.ranks = [Rank(index) for index in range(len(sizes))]
         start_D = np.random.default_rng(seed).standard_normal(self.layout.size).astype(np.float32)
-        self.truth_D = np.random.default_rng(seed + 1).standard_normal(self.layout.size)
+        truth = np.random.default_rng((seed, _TRUTH))  # never the initial weights of any seed
+        self.truth_D = truth.standard_normal(self.layout.size)
         self.replicas = {
             rank: Replica(
                 rank,

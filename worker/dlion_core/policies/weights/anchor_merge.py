@@ -18,7 +18,7 @@ Source: the project's definition, as `partition_merge` for policies that exchang
 
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -161,18 +161,24 @@ class AnchorMerge:
                 continue
             standing = [one for one in standing if not self._has_all(vectors[rank], vectors[one])]
             standing.append(rank)
-        weights = {}
-        for rank in standing:
-            others: Counter[Rank] = Counter()
-            for other in standing:
-                if other != rank:
-                    others |= Counter(vectors[other])
-            weights[rank] = missing_samples(others, vectors[rank])
-        counting = {rank: n for rank, n in weights.items() if n >= self.min_samples}
-        return counting or dict.fromkeys(standing, 1)  # each has what two others have between them
+        while True:
+            weights = {rank: _only_in(rank, standing, vectors) for rank in standing}
+            lightest = min(reversed(standing), key=weights.__getitem__)
+            if len(standing) == 1 or weights[lightest] >= self.min_samples:
+                return {rank: max(1, samples) for rank, samples in weights.items()}
+            standing.remove(lightest)  # one by one: what two share may be in no third
 
     def _has_all(self, held: VersionVector, others: VersionVector) -> bool:
         return missing_samples(held, others) < self.min_samples
+
+
+def _only_in(rank: Rank, standing: Iterable[Rank], vectors: Mapping[Rank, VersionVector]) -> int:
+    """Return how many samples no other one has."""
+    others: Counter[Rank] = Counter()
+    for other in standing:
+        if other != rank:
+            others |= Counter(vectors[other])
+    return missing_samples(others, vectors[rank])
 
 
 def group_by_anchor(checksums: Mapping[Rank, int]) -> list[list[Rank]]:
