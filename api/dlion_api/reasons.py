@@ -133,3 +133,8 @@ class EventReason(StrEnum):
         "the environment changed a worker's cores, rates or links",
     )
     ENVIRONMENT_FAILED = "EnvironmentFailed", "the environment cannot be imposed; the run ends"
+
+
+RECORDS_MISSED = "RecordsMissed"
+"""The keeper's event where the coordinator dropped records before the keeper had them. It is of no
+worker (`EventRecord.is_of_worker`)."""

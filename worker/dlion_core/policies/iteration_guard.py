@@ -103,7 +103,7 @@ class IterationGuard:
         return MAX_LEAD + MAX_PACE_RATIO * self._steps
 
     def _rejected(self, sender: Rank, what: str, iteration: int, known: int) -> RejectMessage:
-        """Reject an iteration. It is a violation beyond `known`, by what the peer itself reported."""
+        """Reject an iteration. It is a violation beyond `known`, which the peer itself reported."""
         reason = f"{what} of iteration {iteration}; allowed: up to {min(known, self._most())}"
         is_violation = iteration > min(known, MAX_ITERATION)
         return RejectMessage(sender, reason, PeerRefusal.IMPLAUSIBLE, is_violation=is_violation)

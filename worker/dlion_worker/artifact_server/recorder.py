@@ -16,7 +16,7 @@ from dlion_api.errors import ContractError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_from_json
-from dlion_api.reasons import EventReason
+from dlion_api.reasons import RECORDS_MISSED
 from dlion_api.spec import Job
 from dlion_results.run_folder.folder import ResultFolder
 from dlion_results.run_folder.layout import EVENTS, SUMMARY
@@ -112,7 +112,7 @@ class Recorder:
         text = f"{missing} records were dropped while the keeper was unavailable"
         _LOG.warning("%s", text)
         now_s = self._folder.elapsed_s
-        event = EventRecord(now_s, Rank(0), 0, EventReason.RECORDS_DROPPED, text, warning=True)
+        event = EventRecord(now_s, Rank(0), 0, RECORDS_MISSED, text, warning=True)
         self._folder.append(event)
         self._sequence = first_sequence - 1
         self._save_position()

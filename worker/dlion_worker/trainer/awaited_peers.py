@@ -12,6 +12,9 @@ from dlion_core.lifecycle.reporting import Reporter
 REPORT_AFTER_S = 60.0
 """Far longer than a step; doubled after each report."""
 
+MAX_WAIT_S = 5.0
+"""Of one wait, which is a slice. A longer one was a pause of this process, not of its peers."""
+
 
 class AwaitedPeers:
     """How long one step has waited, and when it is reported next."""
@@ -25,7 +28,7 @@ class AwaitedPeers:
 
     def waited(self, awaited: Collection[Rank], seconds: float, *, iteration: int) -> None:
         """The open step of that iteration has waited so much longer for these peers."""
-        self._waited_s += seconds
+        self._waited_s += min(seconds, MAX_WAIT_S)
         if not awaited or self._waited_s < self._report_at_s:
             return
         self._report_at_s *= 2

@@ -18,10 +18,10 @@ FOLDER = "callbacks"
 """In the folder of results: one folder for each worker, which callbacks write into."""
 
 
-def report_unused(job: Job, model: FlatModel, reporter: Reporter) -> None:
-    """Report once for the job what of the program has no effect."""
+def report_unused(job: Job, model: FlatModel, reporter: Reporter, *, is_restart: bool) -> None:
+    """Report once for the job, not at a worker's restarts, what of the program has no effect."""
     note = unused_optimizer(model.program, job.spec.trainer.optimizer)
-    if note and reporter.rank == job.workers()[0].rank:
+    if note and not is_restart and reporter.rank == job.workers()[0].rank:
         reporter.event(EventReason.PROGRAM_PART_UNUSED, note, warning=True)
 
 

@@ -148,7 +148,7 @@ class Worker:
             model.load_keras(root / trainer.start_from)
         self._stream = datasets.BatchStream(self._data, seed=trainer.seed, rank=self._rank)
         optimizer = make_optimizer(model, local_optimizer(self._job.spec))
-        report_unused(self._job, model, self._reporter)
+        report_unused(self._job, model, self._reporter, is_restart=self._is_restart)
         self._callbacks = make_callbacks(
             model, self._config, self._identity, stream=self._stream, progress=self._progress
         )

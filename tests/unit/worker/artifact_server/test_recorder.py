@@ -19,7 +19,7 @@ from dlion_api.errors import UnavailableError
 from dlion_api.names import Rank
 from dlion_api.protocol.progress import EventRecord
 from dlion_api.protocol.records import record_to_json
-from dlion_api.reasons import EventReason
+from dlion_api.reasons import RECORDS_MISSED, EventReason
 from dlion_api.spec import Job, load_job
 from dlion_results.run_folder.events import read_events
 from dlion_worker.artifact_server import recorder as module
@@ -43,7 +43,8 @@ def numbers(folder: Path) -> list[int]:
 
 def dropped(folder: Path) -> list[str]:
     events = [r for r in read_events(folder / "events.jsonl") if isinstance(r, EventRecord)]
-    return [r.message for r in events if r.reason == EventReason.RECORDS_DROPPED]
+    assert not any(r.is_of_worker for r in events if r.reason == RECORDS_MISSED)
+    return [r.message for r in events if r.reason == RECORDS_MISSED]
 
 
 def kill(it: Recorder) -> None:

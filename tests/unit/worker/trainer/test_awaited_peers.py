@@ -1,4 +1,5 @@
-"""A linked peer that holds a step is named after a minute, then ever less often."""
+"""A linked peer that holds a step is named after a minute, then ever less often; not where this
+process was paused meanwhile (SIGSTOP)."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ def test_who_holds_a_step_is_named_ever_less_often() -> None:
     awaited = AwaitedPeers(reporter)
     for _ in range(int(REPORT_AFTER_S / 0.2) - 1):
         awaited.waited({Rank(2)}, 0.2, iteration=7)
+    assert records == []
+    awaited.step_begins()
+    awaited.waited({Rank(2)}, 3600.0, iteration=7)
     assert records == []
     awaited.step_begins()
     for _ in range(int(10 * REPORT_AFTER_S)):
