@@ -503,7 +503,7 @@ def test_a_throttled_cpu(causes: Causes, training: Scene) -> None:
             time.monotonic(),
             kind="CpuThrottled",
             about=f"pod/{name}",
-            text="CPU quota of 0.02 cores holds the trainer",
+            text="CPU quota of 0.02 cores withholds",
         )
 
 

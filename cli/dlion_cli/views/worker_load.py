@@ -40,15 +40,15 @@ class WorkerLoad:
     quota_cores: float | None = None
     cpu_cores: float | None = None
     throttled_fraction: float | None = None
-    """Share of the time that the quota held the trainer; since its start, if it has reported
-    nothing between the readings."""
+    """Share of the CPU time that the trainer wanted and its quota withheld; since its start, if it
+    has reported nothing between the readings."""
     cpu_pressure_fraction: float | None = None
     memory_pressure_fraction: float | None = None
     io_pressure_fraction: float | None = None
     retransmitted_fraction: float | None = None
-    """Share of its TCP segments that it sent again."""
+    """Share of the TCP segments it sent that repeat lost ones."""
     sent_segments: float | None = None
-    """TCP segments between the readings."""
+    """TCP segments between the readings, with those that were sent again."""
     silent_seconds: float | None = None
     """Time since its trainer last sent something to the sidecar."""
     temperature_celsius: float | None = None
@@ -87,8 +87,9 @@ def worker_load(
     values = now.values
     batch, all_batches = values.get("local_batch_samples"), values.get("global_batch_samples")
     quota = values.get("trainer_quota_cores", values.get("node_quota_cores"))
-    sent = _growth("tcp_sent_segments_total", before, now)
+    new = _growth("tcp_sent_segments_total", before, now)
     again = _growth("tcp_retransmitted_segments_total", before, now)
+    sent = None if new is None or again is None else new + again  # the kernel counts them apart
     return WorkerLoad(
         pod,
         worker,
@@ -122,11 +123,11 @@ def _problem(values: Mapping[str, float]) -> str:
 
 
 def _throttled(before: WorkerMetrics | None, now: WorkerMetrics) -> float | None:
-    if _growth("trainer_cpu_seconds_total", before, now) != 0:
-        return _rate("trainer_throttled_seconds_total", before, now)
-    held_s, ran_s = (
-        now.values.get(f"trainer_{name}_seconds_total", 0.0) for name in ("throttled", "cpu")
-    )
+    """Held and used time are both sums over the processors, so their ratio is at most 1."""
+    names = "trainer_throttled_seconds_total", "trainer_cpu_seconds_total"
+    held_s, ran_s = (_growth(name, before, now) or 0.0 for name in names)
+    if not ran_s:
+        held_s, ran_s = (now.values.get(name, 0.0) for name in names)
     return held_s / (held_s + ran_s) if held_s + ran_s > 0 else None
 
 

@@ -125,11 +125,11 @@ def test_a_worker_has_the_figures_of_its_sidecar(
         "batchSamples": 48.0, "shareFraction": 0.25, "iterationSeconds": 0.125, "quotaCores": 1.5,
         "waitFraction": 0.25, "exchangeFraction": 0.25,
         "cpuPressureFraction": 0.25, "memoryPressureFraction": 0.5, "ioPressureFraction": 0.75,
-        "temperatureCelsius": 61.7, "silentSeconds": 0.5, "sentSegments": 200.0,
-        "retransmittedFraction": 0.1, "problem": "",
+        "temperatureCelsius": 61.7, "silentSeconds": 0.5, "sentSegments": 220.0,
+        "retransmittedFraction": pytest.approx(1 / 11), "problem": "",
     }  # fmt: skip
     assert rates["stepsPerSecond"] / rates["cpuCores"] == pytest.approx(10)
-    assert rates["cpuCores"] / rates["throttledFraction"] == pytest.approx(10)
+    assert rates["throttledFraction"] == pytest.approx(1 / 11)
     assert 5 < rates["stepsPerSecond"] <= 10  # 20 steps in 2 s or a little more
     assert found["sites"] == [
         {"site": "plant-a", "budgetBytesPerIteration": 1500.0, "bandwidthBytesPerSecond": None},
@@ -253,6 +253,28 @@ def test_a_silent_trainer_is_told_and_a_quota_counts_since_the_start_meanwhile()
     more = values | {"trainer_cpu_seconds_total": 3.5, "trainer_silent_seconds": 1.0}
     load = worker_load("p", "w", 0, WorkerMetrics(10.0, values), WorkerMetrics(12.0, more))
     assert (load.problem, load.throttled_fraction) == ("", 0.0)
+
+
+def test_a_quota_withholds_at_most_all_that_many_threads_want() -> None:
+    """Sixteen threads that a quota of eight cores holds for a hundredth, then for half of it."""
+    readings = [
+        WorkerMetrics(2.0 * place, {"trainer_cpu_seconds_total": ran_s,
+                                    "trainer_throttled_seconds_total": held_s})
+        for place, (ran_s, held_s) in enumerate([(0.0, 0.0), (16.0, 0.5), (24.0, 8.5)])
+    ]  # fmt: skip
+    for before, now, withheld in zip(readings, readings[1:], (0.5 / 16.5, 0.5), strict=False):
+        found = worker_load("p", "w", 0, before, now).throttled_fraction
+        assert found == pytest.approx(withheld)
+
+
+def test_segments_that_are_all_sent_again_are_at_most_all() -> None:
+    names = "tcp_sent_segments_total", "tcp_retransmitted_segments_total"
+    before, now = (
+        WorkerMetrics(time_s, dict(zip(names, values, strict=True)))
+        for time_s, values in ((0.0, (100.0, 7.0)), (2.0, (100.0, 57.0)))
+    )
+    load = worker_load("p", "w", 0, before, now)
+    assert (load.retransmitted_fraction, load.sent_segments) == (1.0, 50.0)
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,10 @@ def top(jobs: JobClient, name: str, watch: bool, output: str) -> int:
 
     A row per worker: capacity in samples/s, batch and its share of the global batch, steps/s, time
     of an iteration without waiting, shares of the steps' time that went to waiting for peers and to
-    the exchange, CPU used and its quota, share of the time that the quota held
-    it, share of the time that tasks waited for CPU or memory, temperature. A row per site: bytes
-    that the links to it may carry per iteration, and their measured rate.
+    the exchange, CPU used and its quota, share of the wanted CPU time that the quota withheld,
+    share of the time that tasks of the node waited for CPU, memory or disk, share of TCP segments
+    that repeat lost ones, temperature. A row per site: bytes that the links to it may carry per
+    iteration, and their measured rate.
 
     Reads each sidecar's metrics (docs/metrics.md) through the API server, twice within 2 seconds,
     which needs the right `get` on `pods/proxy`.
