@@ -65,7 +65,8 @@ _UNSCHEDULABLE: Final = (
     _MessagePattern(
         r"untolerated taint(?:\(s\))?(?: ?\{([^}]*)\})?",
         "UntoleratedTaint",
-        "Add a toleration to spec.podTemplate, or remove the taint {0}",
+        "Add a toleration to podTemplate of the job, or of the group if it has a list of its own; "
+        "or remove the taint {0}",
         "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
     ),
     _MessagePattern(

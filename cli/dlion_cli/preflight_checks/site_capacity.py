@@ -1,6 +1,8 @@
 """Checks a job's requirements at one site: exposure of its workers, capacity and images."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from dlion_api.cluster_names import EXCHANGE_PORT, MEASURING_PORT
@@ -13,6 +15,7 @@ from dlion_cli.cluster.node_capacity import group_capacities
 from dlion_cli.preflight_checks.checks import Check, CheckOutcome
 from dlion_cli.preflight_checks.site_checks import query_error_check
 from dlion_cli.preflight_checks.site_cluster import OperatorSnapshot, SiteCluster
+from dlion_operator.children.strategic_merge import merged
 
 _ENDPOINTS: Final = {
     "PodNetwork": ("pods", f"ports {EXCHANGE_PORT} and {MEASURING_PORT}"),
@@ -59,12 +62,10 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
     if isinstance(cluster.nodes, DLionError):
         return query_error_check(site.name, "room", cluster.nodes)
     sidecar = mapping_of(mapping_of(settings.get("sidecar")).get("resources"))
-    tolerant = [
-        group.name
-        for group in site.groups
-        if any(spec.get("tolerations") for spec in _pod_specs(job, [group]))
-    ]
-    capacities = group_capacities(site.groups, sidecar, cluster.nodes or [], tolerant=tolerant)
+    placed = [(group, _placement(job, group)) for group in site.groups]
+    tolerant = [group.name for group, spec in placed if spec.get("tolerations")]
+    groups = [replace(group, node_selector=spec["nodeSelector"]) for group, spec in placed]
+    capacities = group_capacities(groups, sidecar, cluster.nodes or [], tolerant=tolerant)
     observed = f"nodes: {len(cluster.nodes or [])}; capacity, ignoring other pods: "
     observed += ", ".join(
         f"{each.group} {each.placed} of {each.requested} workers" for each in capacities
@@ -78,6 +79,16 @@ def _capacity(cluster: SiteCluster, site: Site, job: Job, settings: Mapping[str,
         advice = "Workers without capacity stay Pending: reduce workers or requests, or add nodes"
         return Check(site.name, "room", CheckOutcome.WARN, observed, advice)
     return Check(site.name, "room", CheckOutcome.OK, observed)
+
+
+def _placement(job: Job, group: Group) -> dict[str, Any]:
+    """The node selector and tolerations of the group's pods, as its operator merges them."""
+    spec: dict[str, Any] = {"nodeSelector": group.node_selector}
+    for overlay in _pod_specs(job, [group]):
+        given = {name: overlay[name] for name in ("nodeSelector", "tolerations") if name in overlay}
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # the operator names it
+            spec = merged(spec, given)
+    return spec | {"nodeSelector": mapping_of(spec.get("nodeSelector"))}
 
 
 def _images(site: Site, job: Job, settings: Mapping[str, Any]) -> Check:

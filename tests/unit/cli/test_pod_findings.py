@@ -124,7 +124,7 @@ CASES: list[Case] = [
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node-role.kubernetes.io/control-plane: }. preemption: 0/1 nodes are available: "
                   "1 Preemption is not helpful for scheduling.")], [],
-     "error", "UntoleratedTaint", "toleration to spec.podTemplate", "kubectl get nodes"),
+     "error", "UntoleratedTaint", "podTemplate of the job, or of the group", "kubectl get nodes"),
     ("a node that is not ready",
      [unscheduled("0/1 nodes are available: 1 node(s) had untolerated taint "
                   "{node.kubernetes.io/not-ready: }.")], [],

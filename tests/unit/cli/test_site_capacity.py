@@ -9,6 +9,7 @@ Leaves out: asking for all of it (test_preflight_clusters.py).
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,29 @@ def test_a_template_with_tolerations_may_use_tainted_nodes(of: str) -> None:
     check = checked({}, [node(taints=TAINTED)], **changes)["room"]
     tainted = "g 0 of 1 workers, h 1 of 1 workers"
     assert (tainted if of == "group" else "g 1 of 1 workers, h 1 of 1 workers") in check.observed
+
+
+def test_templates_place_workers_as_the_operator_merges_them() -> None:
+    """Selectors are merged, null removes a label; of tolerations a group's list replaces the job's,
+    an empty one too."""
+    groups = [
+        {"name": "any", "workers": 1, "podTemplate": {"spec": {"nodeSelector": {"disk": None}}}},
+        {"name": "ssd", "workers": 1, "nodeSelector": {"size": "big"}},
+        {"name": "own", "workers": 1, "nodeSelector": {"disk": "hdd"},
+         "podTemplate": {"spec": {"nodeSelector": {"disk": "nvme"}, "tolerations": []}}},
+        {"name": "odd", "workers": 1, "podTemplate": {"spec": {"nodeSelector": {"$patch": 7}}}},
+    ]  # fmt: skip
+    template = {"spec": {"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}}
+    sites = [{"name": "plant-a", "groups": groups}]
+
+    def placed(labels: dict[str, str], **more: Any) -> str:
+        check = checked({}, [node(labels, **more)], sites=sites, podTemplate=template)["room"]
+        return " ".join(re.findall(r"(\w+) 1 of 1", check.observed))
+
+    assert placed({"disk": "ssd"}) == "any odd"
+    assert placed({"disk": "ssd", "size": "big"}) == "any ssd odd"
+    assert placed({"disk": "nvme"}) == "any own"
+    assert placed({"disk": "nvme"}, taints=TAINTED) == "any"
 
 
 def test_groups_share_what_is_there() -> None:
