@@ -33,6 +33,8 @@ from dlion_worker.training.programs.compiled import with_compiled
 from dlion_worker.training.programs.given_model import check_fits, check_model
 from dlion_worker.training.programs.program import TrainingProgram
 
+Shares = dict[str, NDArray[np.int64] | None]
+"""Ascending rows of the training data by name; None: the given test data."""
 _VALUE_BYTES: Final = 4
 """Of a value as a worker holds it: float32 or int32."""
 _FORMS: Final = (
@@ -72,8 +74,8 @@ class ModelProject:
         document = job_document(self.model.name, trainer, sites, workers)
         return read_manifest(with_fields(document, changes))
 
-    def shares(self, job: Job, source: str) -> dict[str, Samples]:
-        """The samples of each worker and the held-out ones, by the names of their files.
+    def shares(self, job: Job, source: str) -> Shares:
+        """The rows of `train` of each worker and the held-out ones, by the names of their files.
 
         Raises: SpecError if the manifest names other data, or a partition that these samples do
         not allow; ProgramError for an optimizer that depends on layers; DataError if there are too
@@ -104,29 +106,39 @@ class ModelProject:
             raise SpecError(problems, source=source)
         if trainer.optimizer.name == "program":  # one that no worker could use ends here
             KerasOptimizer(with_compiled(_PROGRAM, self.model), trainer.optimizer, size=1)
-        (x, y), test = self.train, self.test
-        if test is None:
+        workers, y = job.workers(), self.train[1]
+        held_out, kept = None, np.arange(len(y))
+        if self.test is None:
             held_out, kept = held_out_split(len(y), dataset.evaluation_fraction, trainer.seed)
-            test = x[held_out], y[held_out]
-            x, y = x[kept], y[kept]
-        workers, labels = job.workers(), class_labels(y)
+        labels = class_labels(y)[kept]
         parts = partition(
             labels, workers, dataset, class_count=int(labels.max()) + 1, seed=[trainer.seed]
         )
-        shares = {"test": test}
+        shares: Shares = {"test": held_out}
         for worker, part in zip(workers, parts, strict=True):
             at_site = [each for each in workers if each.site == worker.site]
-            shares[f"{worker.site}-{part_index(worker, at_site)}"] = x[part], y[part]
+            shares[f"{worker.site}-{part_index(worker, at_site)}"] = kept[part]
         return shares
 
-    def write(self, folder: Path, shares: Mapping[str, Samples]) -> None:
-        """Make the folder, with program, model and samples. Raises: StorageError."""
+    def write(self, folder: Path, shares: Shares) -> None:
+        """Make the folder, with program, model and samples. Raises: StorageError.
+
+        Copies the samples of one worker at a time.
+        """
         with writing("cannot write the model and its data", folder):
             folder.mkdir()
             shutil.copyfile(self.program, folder / self.program.name)
             self.model.save(folder / "initial.keras")
-            for name, (x, y) in shares.items():
+            for name, rows in shares.items():
+                x, y = self._samples(rows)
                 np.savez(folder / f"{name}.npz", x=x, y=y)
+
+    def _samples(self, rows: NDArray[np.int64] | None) -> Samples:
+        if rows is None:
+            assert self.test is not None
+            return self.test
+        x, y = self.train
+        return x[rows], y[rows]
 
 
 def model_project(model: object, data: object) -> ModelProject:

@@ -9,8 +9,11 @@ Leaves out: training (tests/local/test_python_client.py, tests/simulated/test_gi
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -120,6 +123,38 @@ def test_a_model_that_needs_its_code_is_refused(tmp_path: Path, make: Any, messa
     assert isinstance(error, errors.ProgramError)
     assert_matches(error, message)
     assert keras.saving.get_custom_objects() == registered
+
+
+def test_models_that_threads_check_leave_what_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second begins while the registry is empty for the first, and ends after it."""
+    registered = dict(keras.saving.get_custom_objects())
+    read, may_go_on = keras.saving.deserialize_keras_object, threading.Event()
+
+    class Slow(keras.layers.Dense):
+        def get_config(self) -> dict[str, Any]:
+            if threading.current_thread() is second:
+                may_go_on.wait(5)
+            return super().get_config()
+
+    def refuse_slow() -> None:
+        with contextlib.suppress(errors.ProgramError):
+            check_model(model_of(Slow(2)), max_bytes=2**20)
+
+    second = threading.Thread(target=refuse_slow)
+
+    def while_empty(description: Any) -> Any:
+        if second.ident is None:
+            second.start()
+            time.sleep(0.2)
+        return read(description)
+
+    monkeypatch.setattr(keras.saving, "deserialize_keras_object", while_empty)
+    check_model(model_of(), max_bytes=2**20)
+    may_go_on.set()
+    second.join()
+    assert keras.saving.get_custom_objects() == registered != {}
 
 
 def assert_matches(error: Exception, message: str) -> None:
@@ -282,7 +317,8 @@ def test_a_tenth_is_held_out_by_the_seed(data: Any) -> None:
     project = model_project(model_of(), data)
 
     def held_out(**fields: Any) -> list[float]:
-        return [*project.shares(job_of(project, **fields), "")["test"][0][:, 0].tolist()]
+        rows = project.shares(job_of(project, **fields), "")["test"]
+        return [*project.train[0][rows][:, 0].tolist()]
 
     assert len(held_out()) == 60
     assert held_out() == held_out() != held_out(seed=2)

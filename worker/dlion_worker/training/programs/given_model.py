@@ -3,7 +3,10 @@
 The Python client calls it before it starts a run (`dlion.model_project`).
 """
 
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -17,6 +20,9 @@ _OWN_CODE: Final = (
     "a file program.py with build_model(), and train that: dlion.train('program.py') "
     "(docs/own-programs.md)"
 )
+
+_emptied = threading.Lock()
+"""Held while Keras' registry is empty: it belongs to the process, and other threads restore it."""
 
 
 def check_model(model: Any, *, max_bytes: int) -> None:
@@ -49,22 +55,31 @@ def check_model(model: Any, *, max_bytes: int) -> None:
 
 def _check_restorable(model: Any, name: str) -> None:
     """Rebuild the model from its description alone, as a worker does."""
-    registered = keras.saving.get_custom_objects()
-    kept = dict(registered)  # what this process has registered, workers have not
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of lambdas, which are refused
             description = keras.saving.serialize_keras_object(model)
-            registered.clear()
-            keras.saving.deserialize_keras_object(description)
+            with _nothing_registered():
+                keras.saving.deserialize_keras_object(description)
     except Exception as error:  # Keras and get_config() raise any type
         text = str(error).rpartition("Exception encountered: ")[2].strip()
         reason = text.partition("\n")[0].partition(". ")[0][:300] or type(error).__name__
         raise ProgramError(
             f"{name}: cannot be loaded without its code: {reason}. {_OWN_CODE}"
         ) from error
-    finally:
-        registered.update(kept)
+
+
+@contextmanager
+def _nothing_registered() -> Iterator[None]:
+    """Within it Keras has no custom objects: what this process has registered, workers have not."""
+    registered = keras.saving.get_custom_objects()
+    with _emptied:
+        kept = dict(registered)
+        registered.clear()
+        try:
+            yield
+        finally:
+            registered.update(kept)
 
 
 def check_fits(model: Any, x_B: NDArray[Any], class_count: int) -> None:
