@@ -26,7 +26,8 @@ _KEEPER_FIELDS: Final[Mapping[str, type]] = {
 }
 """What a keeper takes of its job's podTemplate: where and how its pod is scheduled, and its image
 fetched. It runs the job's image beside the site's claim, so that users who may create jobs must
-never choose its service account, volumes, containers or access to its host as well."""
+never choose its service account, volumes, containers or access to its host as well. Labels and
+annotations go to it too, and what the cluster's webhooks make of those is the cluster's choice."""
 
 
 def worker_template(
