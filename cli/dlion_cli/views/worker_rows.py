@@ -49,7 +49,6 @@ class _StepSample(NamedTuple):
     end_s: float
     wall_s: float
     samples: int
-    epochs: float | None
 
 
 @dataclass
@@ -84,8 +83,6 @@ class WorkerRow:
     first_step_s: float | None = None
     links: dict[Rank, LinkRow] = field(default_factory=dict)
     spark: deque[float] = field(default_factory=lambda: deque(maxlen=_SPARK_COUNT))
-    epochs: float | None = None
-    """Passes of all workers over the job's data, as this worker counts them."""
     _steps: deque[_StepSample] = field(default_factory=deque)
     """The steps in the window."""
     _state: WorkerDisplayState = WorkerDisplayState.STARTING
@@ -129,17 +126,6 @@ class WorkerRow:
         return len(self._steps) / span_s if span_s > 0 else None
 
     @property
-    def epochs_per_s(self) -> float | None:
-        """Over the window; None if unknown, or if the data grew faster than it was processed."""
-        if len(self._steps) < 2:
-            return None
-        first, last = self._steps[0], self._steps[-1]
-        if first.epochs is None or last.epochs is None:
-            return None
-        passed, span_s = last.epochs - first.epochs, last.end_s - first.end_s
-        return passed / span_s if passed > 0 and span_s > 0 else None
-
-    @property
     def bytes_per_s(self) -> float:
         """Recent rate over all links."""
         return sum(link.bytes_per_s for link in self.links.values())
@@ -157,13 +143,11 @@ class WorkerRow:
 
     def _add_step(self, record: StepRecord) -> None:
         self.iteration, self.loss = record.iteration, record.loss
-        self.batch, self.epochs = record.local_batch_size, record.epochs
+        self.batch = record.local_batch_size
         if self.first_step_s is None:
             self.first_step_s = record.time_s - record.wall_s
         if self._state is not WorkerDisplayState.FINISHED:
             self._state = WorkerDisplayState.TRAINING
-        self._steps.append(
-            _StepSample(record.time_s, record.wall_s, record.local_batch_size, record.epochs)
-        )
+        self._steps.append(_StepSample(record.time_s, record.wall_s, record.local_batch_size))
         while len(self._steps) > 2 and self._steps[0].end_s < record.time_s - WINDOW_S:
             self._steps.popleft()
